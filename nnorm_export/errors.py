@@ -1,0 +1,37 @@
+"""Every error that this package raises on purpose. Each message names the layer or file, the cause and the remedy."""
+
+from __future__ import annotations
+
+
+class NnormExportError(Exception):
+    """Base of all of them; the command line turns it into one line on stderr and :attr:`exit_code`."""
+
+    exit_code = 2  # usage or bad input
+
+
+class FreezeError(NnormExportError):
+    """A layer cannot be turned into an eval-mode operator."""
+
+
+class ExportError(NnormExportError):
+    """A model cannot be traced, translated or written."""
+
+
+class CheckpointError(NnormExportError):
+    """A checkpoint cannot be read, or does not fit the model."""
+
+
+class ModelFileError(NnormExportError):
+    """A file is not a model that can be read."""
+
+
+class ParityError(NnormExportError):
+    """A written model does not compute what PyTorch computes."""
+
+    exit_code = 1
+
+
+class RuntimeMissingError(NnormExportError):
+    """A runtime, provider or plugin that was asked for is not installed."""
+
+    exit_code = 3

@@ -1,0 +1,135 @@
+"""The example arguments of a model: their names, their dtype, and which of their axes are dynamic."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from nnorm_export.errors import ExportError
+
+BATCH = "batch"
+
+DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp64": torch.float64,
+    "float64": torch.float64,
+}
+
+
+def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """``fp16``, ``float16`` or ``torch.float16`` -> ``torch.float16``; None stays None (the model's own)."""
+    if dtype is None or dtype in DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    raise ExportError(f"unknown dtype {dtype!r}; choose one of fp32, fp16, bf16, fp64 (or the torch dtype)")
+
+
+def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Parameter name of ``forward`` -> example value, in the order of the call."""
+    positional = (args,) if isinstance(args, Tensor) else tuple(args)
+    try:
+        bound = inspect.signature(model.forward).bind(*positional, **dict(kwargs or {}))
+    except TypeError as error:
+        raise ExportError(f"the example arguments do not fit {type(model).__name__}.forward: {error}") from error
+    return dict(bound.arguments)
+
+
+def cast(values: Any, dtype: torch.dtype | None) -> Any:
+    """Floating-point tensors among nested ``values`` in ``dtype``; everything else as it is."""
+
+    def cast_one(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return values if dtype is None else pytree.tree_map(cast_one, values)
+
+
+def leaf_names(values: Any, prefix: str = "") -> list[str]:
+    """Names for the leaves of a nested value, from the keys that lead to them: ``{"a": (x, y)}`` -> ``a_0, a_1``."""
+    names = []
+    for path, _ in pytree.tree_flatten_with_path(values)[0]:
+        parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+        names.append("_".join(([prefix] if prefix else []) + parts))
+    return names
+
+
+def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments, dynamic_shapes) with the first axis of every input dynamic where it is the batch.
+
+    The batch is the first axis of the first tensor; tensors whose first axis has another length, and scalars, are
+    taken as they are. A batch of one is repeated: ``torch.export`` specialises an axis of length one.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if not leaves:
+        return arguments, pytree.tree_map(lambda _: None, arguments)
+    length = leaves[0].shape[0]
+    axis = torch.export.Dim(BATCH, min=1)
+
+    def is_batched(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == length
+
+    def widen(value: Any) -> Any:
+        return torch.cat([value, value]) if is_batched(value) and length == 1 else value
+
+    shapes = pytree.tree_map(lambda value: {0: axis} if is_batched(value) else None, arguments)
+    return pytree.tree_map(widen, arguments), shapes
+
+
+def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
+    """``arguments`` with the batch, as :func:`dynamic_batch` finds it, cut or repeated to ``size`` rows."""
+    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    length = leaves[0].shape[0] if leaves else 0
+
+    def resize(value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == length and length > 0):
+            return value
+        return value[torch.arange(size) % length]
+
+    return dict(pytree.tree_map(resize, arguments))
+
+
+def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], str]:
+    """(input, axis) -> name, for the axes that ``dynamic_shapes`` names with a ``torch.export.Dim``."""
+    if not dynamic_shapes:
+        return {}
+    shapes = dynamic_shapes
+    if isinstance(shapes, (tuple, list)):
+        shapes = dict(zip(arguments, shapes, strict=False))
+    names = {}
+    index = 0
+    for name, value in arguments.items():
+        leaves = pytree.tree_leaves(value)
+        specs = _specs_of(shapes.get(name), len(leaves))
+        for leaf_index, spec in enumerate(specs):
+            axes = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
+            for axis, dim in axes:
+                if hasattr(dim, "__name__") and isinstance(dim.__name__, str):
+                    names[index + leaf_index, axis] = dim.__name__
+        index += len(leaves)
+    return names
+
+
+def _specs_of(spec: Any, count: int) -> list[Any]:
+    """The per-tensor entries of one argument's dynamic shapes; a nested argument has nested entries."""
+
+    def is_entry(node: Any) -> bool:
+        if node is None:
+            return True
+        if isinstance(node, dict):
+            return all(isinstance(key, int) for key in node)
+        return isinstance(node, (tuple, list)) and not any(isinstance(item, (dict, tuple, list)) for item in node)
+
+    if count == 1 and is_entry(spec):
+        return [spec]
+    entries = pytree.tree_leaves(spec, is_leaf=is_entry)
+    return entries if len(entries) == count else [None] * count

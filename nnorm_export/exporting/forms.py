@@ -1,0 +1,75 @@
+"""The three forms of one model.
+
+- ``portable``: every normalization is one node of the domain ``nnorm`` and the model carries its body as a
+  model-local function, so that any runtime runs the file and one that has a kernel or plugin uses it.
+- ``primitives``: the bodies inlined and folded; standard operators only, for runtimes that know no functions.
+- ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (TensorRT ≤ 10.6, or to prove
+  that a kernel ran).
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common
+import onnxscript.optimizer
+import onnxscript.rewriter
+from onnxscript.rewriter.rules.common import (
+    fuse_batchnorm_into_conv_rule,
+    fuse_batchnorm_into_conv_transpose_rule,
+    fuse_batchnorm_into_gemm_rule,
+)
+
+from nnorm_export.errors import ExportError
+from nnorm_export.operators import DOMAIN, OPERATORS
+
+FORMS = ("portable", "primitives", "custom")
+
+
+def check_form(form: str) -> None:
+    if form not in FORMS:
+        raise ExportError(f"unknown form {form!r}; choose one of {', '.join(FORMS)}")
+
+
+def apply_form(model: ir.Model, form: str) -> None:
+    """Brings ``model``, as :func:`nnorm_export.exporting.translate.translate` makes it (form ``custom``), into ``form``."""
+    check_form(form)
+    if form == "custom":
+        return
+    _attach_bodies(model)
+    if form == "primitives":
+        _inline_bodies(model)
+
+
+def nodes_of(model: ir.Model) -> list[ir.Node]:
+    """The normalizations of ``model`` that are nodes of the domain ``nnorm``."""
+    return [node for node in model.graph if node.domain == DOMAIN]
+
+
+def _attach_bodies(model: ir.Model) -> None:
+    nodes = nodes_of(model)
+    arithmetic = {node.inputs[1].dtype for node in nodes if node.inputs[1] is not None}
+    if arithmetic == {ir.DataType.FLOAT, ir.DataType.DOUBLE}:
+        raise ExportError(
+            "the model has float32 and float64 normalizations, and a file has one body per operator; "
+            "export with dtype='fp32' or dtype='fp64'"
+        )
+    kind = "double" if arithmetic == {ir.DataType.DOUBLE} else "float"
+    for op_type in sorted({node.op_type for node in nodes}):
+        function = ir.serde.deserialize_function(OPERATORS[op_type].function(model.opset_imports[""], kind))
+        model.functions[function.identifier()] = function
+
+
+def _inline_bodies(model: ir.Model) -> None:
+    onnx_ir.passes.common.InlinePass()(model)
+    model.opset_imports.pop(DOMAIN, None)
+    # What a body computes from parameters alone becomes a constant; the standardization folds into a layer before it.
+    onnxscript.optimizer.optimize(model)
+    onnxscript.rewriter.rewrite(
+        model,
+        [
+            fuse_batchnorm_into_conv_rule,
+            fuse_batchnorm_into_conv_transpose_rule,
+            fuse_batchnorm_into_gemm_rule,
+        ],
+    )
+    onnxscript.optimizer.optimize(model)

@@ -1,0 +1,62 @@
+"""What a written file says of itself: versions, form, the table of its normalizations, the hash of its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from nnorm_export._version import __version__
+from nnorm_export.exporting.forms import nodes_of
+from nnorm_export.exporting.translate import LAYER_PATH
+
+PREFIX = "nnorm_export."
+PRODUCER = "nnorm_export"
+
+
+def layer_table(model: ir.Model, records: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each ``nnorm`` node, in graph order; names the nodes after their layers.
+
+    ``records`` maps the path of a layer to what :attr:`FrozenOperator.record` says of it.
+    """
+    table, taken = [], set()
+    for node in nodes_of(model):
+        path = node.metadata_props[LAYER_PATH]
+        name, repeat = f"{path or 'model'}/{node.op_type}", 1
+        while name in taken:
+            repeat += 1
+            name = f"{path or 'model'}/{node.op_type}_{repeat}"
+        taken.add(name)
+        node.name = name
+        table.append({"node": name, "op_type": node.op_type, "path": path, **records.get(path, {})})
+    return table
+
+
+def weights_sha256(model: ir.Model) -> str:
+    """A hash of every weight, by name: equal for the same trained model whatever the form's node order."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None:
+            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
+            digest.update(tensor.tobytes())
+    return digest.hexdigest()
+
+
+def stamp(model: ir.Model, form: str, table: list[dict[str, Any]], weights: str) -> None:
+    model.producer_name = PRODUCER
+    model.producer_version = __version__
+    model.graph.name = "main_graph"
+    model.metadata_props.update(
+        {
+            f"{PREFIX}version": __version__,
+            f"{PREFIX}torch": torch.__version__.partition("+")[0],
+            f"{PREFIX}form": form,
+            f"{PREFIX}layers": json.dumps(table),
+            f"{PREFIX}weights_sha256": weights,
+        }
+    )

@@ -1,0 +1,237 @@
+"""export(): from a trained model to one ONNX file, checked and compared with PyTorch before it takes its place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from nnorm_export.errors import ExportError, ModelFileError, ParityError
+from nnorm_export.exporting import arguments, metadata
+from nnorm_export.exporting.files import staged
+from nnorm_export.exporting.forms import apply_form, check_form
+from nnorm_export.exporting.report import ExportReport
+from nnorm_export.exporting.trace import exporting_state, trace
+from nnorm_export.exporting.translate import check_opset, translate
+from nnorm_export.freezing import freeze
+from nnorm_export.operators import OPERATORS, FrozenOperator
+from nnorm_export.parity import ParityReport, compare_with_pytorch
+
+EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
+
+
+def export(
+    model: nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    form: str = "portable",
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int = 20,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    external_data: bool | None = None,
+    verify: bool = True,
+    passthrough: Sequence[str | type[nn.Module]] = (),
+) -> ExportReport:
+    """Writes ``model`` as one ONNX file whose normalizations are single nodes, and proves it equal to PyTorch.
+
+    Args:
+        model: a module, trained with any of the layers that :func:`nnorm_export.freeze` knows (left untouched), or
+            an exported program of a frozen one.
+        args: example inputs, a tuple or one tensor. Ignored, as ``kwargs``, for a program, which carries its own.
+        f: the file to write.
+        form: ``portable`` (default), ``primitives`` or ``custom``; see :mod:`nnorm_export.exporting.forms`.
+        kwargs: example keyword inputs.
+        input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
+            its result.
+        opset_version: 18 to the newest of the installed onnx; 20 runs on ONNX Runtime 1.18 and later.
+        dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
+            that has the first input's length there. ``{}`` fixes every axis.
+        dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
+            (float64 for fp64) whatever it is.
+        external_data: True puts the weights into ``<f>.data``; None does where they exceed 2 GiB.
+        verify: compare the written model with PyTorch, through ONNX Runtime where it is installed, else through
+            onnx's reference evaluator; with a dynamic batch, at other batch sizes too. A form ``custom`` without a
+            kernel to run it cannot be compared and is only checked.
+        passthrough: see :func:`nnorm_export.freeze`.
+
+    Raises:
+        FreezeError: a layer cannot be frozen.
+        ExportError: bad arguments, an untraceable model, a path that cannot be written.
+        ParityError: the written model computes something else.
+        In every case ``f`` is what it was before.
+    """
+    path = Path(f)
+    check_form(form)
+    check_opset(opset_version)
+    torch_dtype = arguments.resolve_dtype(dtype)
+    if isinstance(model, torch.export.ExportedProgram):
+        if torch_dtype is not None:
+            raise ExportError("an exported program has its dtype built in; give the module to export it in another")
+        source = _Source.of_program(model)
+    else:
+        source = _Source.of_module(model, args, kwargs, dynamic_shapes, torch_dtype, passthrough)
+
+    onnx_model = translate(
+        source.program,
+        opset_version,
+        _names(input_names, source.input_names, "input_names"),
+        _names(output_names, source.output_names, "output_names"),
+        source.axis_names,
+    )
+    table = metadata.layer_table(onnx_model, source.records)
+    weights = metadata.weights_sha256(onnx_model)
+    apply_form(onnx_model, form)
+    metadata.stamp(onnx_model, form, table, weights)
+
+    with staged(path) as staging:
+        _save(onnx_model, staging, external_data)
+        _check(staging, form)
+        parity = source.compare(staging) if verify and form != "custom" else None
+        if parity is not None and not parity:
+            raise ParityError(
+                f"{path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
+                "Export with verify=False (--no-verify) to keep the file for a closer look"
+            )
+    return ExportReport(path, form, opset_version, len(onnx_model.graph), table, weights, parity)
+
+
+class _Source:
+    """What is exported: the program, the names of its inputs and outputs, and how PyTorch itself computes it."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        model: nn.Module,
+        example: dict[str, Any],
+        *,
+        dynamic_batch: bool = False,
+        axis_names: dict[tuple[int, int], str] | None = None,
+        records: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.program, self.model, self.example = program, model, example
+        self.dynamic_batch = dynamic_batch
+        self.axis_names, self.records = axis_names or {}, records or {}
+        self.input_names = arguments.leaf_names(example)
+        self.output_names = _output_names(program)
+
+    @classmethod
+    def of_program(cls, program: torch.export.ExportedProgram) -> _Source:
+        _refuse_unfrozen(program)
+        args, kwargs = program.example_inputs or ((), {})
+        module = program.module()
+        example = arguments.bind(module, args, kwargs)
+        return cls(program, module, example)
+
+    @classmethod
+    def of_module(
+        cls,
+        model: nn.Module,
+        args: Sequence[Any] | Tensor,
+        kwargs: Mapping[str, Any] | None,
+        dynamic_shapes: Any,
+        dtype: torch.dtype | None,
+        passthrough: Sequence[str | type[nn.Module]],
+    ) -> _Source:
+        # Operators resolve their parameters in float64, and round them to the arithmetic of the layer that they freeze.
+        double = dtype == torch.float64
+        frozen = freeze(copy.deepcopy(model).to(torch.float64) if double else model, passthrough=passthrough)
+        example = arguments.bind(frozen, args, kwargs)
+        if dtype is not None:
+            frozen, example = frozen.to(dtype), arguments.cast(example, dtype)
+        dynamic_batch = dynamic_shapes is None
+        traced = example
+        if dynamic_batch:
+            traced, dynamic_shapes = arguments.dynamic_batch(example)
+        with exporting_state():
+            program = trace(frozen, traced, dynamic_shapes)
+        return cls(
+            program,
+            model,
+            example,
+            dynamic_batch=dynamic_batch,
+            axis_names=arguments.axis_names(traced, dynamic_shapes),
+            records={
+                path: layer.record
+                for path, layer in frozen.named_modules(remove_duplicate=False)
+                if isinstance(layer, FrozenOperator)
+            },
+        )
+
+    def compare(self, path: Path) -> ParityReport:
+        """PyTorch against the file on the example, and with a dynamic batch on other batch sizes."""
+        examples = [self.example]
+        if self.dynamic_batch:
+            examples += [arguments.resize_batch(self.example, size) for size in (1, 3)]
+        try:
+            return compare_with_pytorch(path, self.model, examples)
+        except ModelFileError as error:
+            raise ExportError(
+                f"{path.name} was not written: {error.__cause__ or error}. "
+                "Export with verify=False (--no-verify) for a runtime that can load it"
+            ) from error
+
+
+def _names(given: Sequence[str] | None, default: list[str], what: str) -> list[str]:
+    if given is None:
+        return default
+    if len(given) != len(default):
+        raise ExportError(f"{what} has {len(given)} names, the model has {len(default)}: {', '.join(default)}")
+    return list(given)
+
+
+def _output_names(program: torch.export.ExportedProgram) -> list[str]:
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    structure = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    names = arguments.leaf_names(structure)
+    if names == [""]:
+        return ["output"]
+    return [name if not name[:1].isdigit() else f"output_{name}" for name in names]
+
+
+def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
+    targets = {operator.torch_op for operator in OPERATORS.values()}
+    if any(node.target in targets for node in program.graph.nodes):
+        return
+    for node in program.graph.nodes:
+        for path, cls in (node.meta.get("nn_module_stack") or {}).values():
+            name = str(cls).rpartition(".")[2]
+            if "NormalNorm" in name:
+                raise ExportError(
+                    f"the exported program holds the training code of {path} ({name}); export a frozen model: "
+                    "torch.export.export(nnorm_export.freeze(model), args)"
+                )
+
+
+def _save(model: ir.Model, path: Path, external_data: bool | None) -> None:
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
+        ir.save(model, path, external_data=f"{path.name}.data")
+    elif size > EXTERNAL_DATA_BYTES:
+        raise ExportError(f"the weights take {size / 2**30:.1f} GiB, a file without external data at most 2")
+    else:
+        ir.save(model, path)
+
+
+def _check(path: Path, form: str) -> None:
+    """onnx's own checker, by path because of external data; nodes without a body have no types to infer."""
+    try:
+        onnx.checker.check_model(str(path), full_check=form != "custom")
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        if "unsupported type" in str(error):  # bfloat16 convolutions came with opset 22
+            raise ExportError(
+                f"an operator of the model does not take this dtype at this opset ({error}); "
+                "choose a newer opset, 22 for bf16, or another dtype"
+            ) from error
+        raise ExportError(f"the written model is not valid ONNX, which is a defect of nnorm_export: {error}") from error

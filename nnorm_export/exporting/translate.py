@@ -1,0 +1,159 @@
+"""From an exported program to an ONNX model whose normalizations are nodes of the domain ``nnorm``, without bodies."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import onnx.defs
+import onnx_ir as ir
+import torch
+
+from nnorm_export.errors import ExportError
+from nnorm_export.exporting.trace import exporting_state
+from nnorm_export.operators import DOMAIN, DOMAIN_VERSION, OPERATORS
+
+OLDEST_OPSET = 18  # the least that torch's exporter writes
+NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reaches
+IR_VERSION = 10  # the newest that ONNX Runtime 1.18 reads
+
+PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VERSION)}
+LAYER_PATH = "nnorm_export.layer"
+
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def check_opset(opset: int) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        raise ExportError(f"opset {opset} cannot be written: choose one from {OLDEST_OPSET} to {newest}")
+
+
+def translate(
+    program: torch.export.ExportedProgram,
+    opset: int,
+    input_names: list[str] | None,
+    output_names: list[str] | None,
+    axis_names: Mapping[tuple[int, int], str],
+) -> ir.Model:
+    """The ONNX model of ``program``; ``axis_names`` maps (input, axis) to the name of that dynamic axis."""
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
+        operator.torch_op: operator.translate for operator in OPERATORS.values()
+    }
+    with exporting_state(), _registered_schemas():
+        try:
+            onnx_program = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=min(opset, NEWEST_CONVERTED_OPSET),
+                custom_translation_table=table,
+                input_names=input_names,
+                output_names=output_names,
+                verbose=False,
+            )
+        except Exception as error:  # the exporter wraps whatever a translation raised
+            raise ExportError(f"torch.onnx.export cannot translate the model: {_root_cause(error)}") from error
+    assert onnx_program is not None
+    model: ir.Model = onnx_program.model
+    _restamp(model, opset)
+    model.ir_version = IR_VERSION
+    model.opset_imports[DOMAIN] = DOMAIN_VERSION
+    _name_axes(model, axis_names)
+    for node in model.graph:
+        if node.domain == DOMAIN:
+            _complete(node)
+        _drop_torch_metadata(node)
+    for value in (*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs):
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+    return model
+
+
+@contextmanager
+def _registered_schemas() -> Iterator[None]:
+    """onnxscript looks a node's schema up in onnx's registry; a user's registry is left as it was."""
+    registered = []
+    for operator in OPERATORS.values():
+        if not onnx.defs.has(operator.op_type, DOMAIN_VERSION, DOMAIN):
+            onnx.defs.register_schema(operator.schema())
+            registered.append(operator.op_type)
+    try:
+        yield
+    finally:
+        for op_type in registered:
+            onnx.defs.deregister_schema(op_type, DOMAIN_VERSION, DOMAIN)
+
+
+def _restamp(model: ir.Model, opset: int) -> None:
+    """Moves the model to ``opset`` where no operator in it has changed since the opset that it was written for.
+
+    onnxscript converts up to :data:`NEWEST_CONVERTED_OPSET`; an operator whose schema is the same in a newer opset
+    needs no conversion.
+    """
+    written = model.opset_imports[""]
+    if written == opset:
+        return
+    for node in model.graph:
+        if node.domain != "":
+            continue
+        old, new = (onnx.defs.get_schema(node.op_type, version, "").since_version for version in (written, opset))
+        if old != new:
+            raise ExportError(
+                f"opset {opset} cannot be written: {node.op_type} has changed since opset {written}, and neither "
+                f"torch nor onnxscript converts it; choose an opset up to {min(opset - 1, NEWEST_CONVERTED_OPSET)}, "
+                "20 runs everywhere"
+            )
+    model.opset_imports[""] = opset
+
+
+def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> None:
+    """Gives torch's symbols (``s77``) the names that the user, or we, gave the axes, wherever they occur."""
+    names = {}
+    for (index, axis), name in axis_names.items():
+        shape = model.graph.inputs[index].shape
+        if shape is not None and isinstance(shape[axis], ir.SymbolicDim):
+            names[str(shape[axis].value)] = name  # type: ignore[union-attr]
+    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
+    for value in values:
+        if value.shape is None:
+            continue
+        for axis, dim in enumerate(value.shape):
+            if isinstance(dim, ir.SymbolicDim) and str(dim.value) in names:
+                value.shape[axis] = names[str(dim.value)]
+
+
+def _complete(node: ir.Node) -> None:
+    """The attributes that let TensorRT choose its plugin, and the path of the layer that the node came from."""
+    for name, value in PLUGIN_ATTRIBUTES.items():
+        node.attributes.add(ir.AttrString(name, value))
+    node.metadata_props[LAYER_PATH] = _layer_path(node)
+
+
+def _layer_path(node: ir.Node) -> str:
+    scopes: list[Any] = ast.literal_eval(node.metadata_props.get(_NAME_SCOPES, "[]"))
+    if len(scopes) >= 2:  # ['', 'layer1', 'layer1.0', 'layer1.0.norm1', 'batch_normal_norm']
+        return str(scopes[-2])
+    parameter = next((value for value in node.inputs if value is not None and value.is_initializer()), None)
+    return str(parameter.name).rpartition(".")[0] if parameter is not None else ""
+
+
+def _drop_torch_metadata(node: ir.Node) -> None:
+    """torch notes the source line of every node, with paths of the user's machine; the scopes alone are kept."""
+    scopes = node.metadata_props.get(_NAME_SCOPES)
+    layer = node.metadata_props.get(LAYER_PATH)
+    node.metadata_props.clear()
+    if scopes is not None:
+        node.metadata_props[_NAME_SCOPES] = scopes
+    if layer is not None:
+        node.metadata_props[LAYER_PATH] = layer
+    for output in node.outputs:
+        output.metadata_props.clear()
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

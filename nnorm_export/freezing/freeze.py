@@ -1,0 +1,64 @@
+"""freeze(): a deep copy of a model in eval mode, in which every known normalization is its frozen operator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+from torch import nn
+
+from nnorm_export.errors import FreezeError
+from nnorm_export.freezing.table import looks_like_normalization, refuse, row_for
+from nnorm_export.operators import FrozenOperator
+
+
+def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = ()) -> nn.Module:
+    """A copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
+
+    The model itself is not touched. Layers that are shared stay shared, and references to a layer from plain lists,
+    dicts and attributes lead to its operator too. PyTorch's own layers, its norms included, are copied as they are.
+    Freezing a frozen model gives a copy of it.
+
+    Args:
+        model: any module; its normalizations are found by class name and attributes, subclasses included.
+        passthrough: classes, or names of classes, that look like an unknown normalization but are plain PyTorch
+            code, to be exported as they are.
+
+    Raises:
+        FreezeError: a layer that looks like a normalization but is unknown, that cannot be frozen (no running
+            statistics, a negative variance, a λ that is not finite, a mismatched shape), or that carries hooks which
+            the operator would drop. The message names its path in the model.
+    """
+    if not isinstance(model, nn.Module):
+        raise FreezeError(f"freeze() takes a torch.nn.Module, got {type(model).__name__}")
+    names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
+    # deepcopy asks its memo first, so an operator entered there replaces its layer wherever the model refers to it.
+    memo: dict[int, object] = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, FrozenOperator) or type(layer).__name__ in names:
+            continue
+        row = row_for(layer)
+        if row is not None:
+            _refuse_hooks(path, layer)
+            memo[id(layer)] = row.freeze(layer, path)
+        elif looks_like_normalization(layer):
+            raise refuse(
+                path,
+                layer,
+                "it looks like a normalization, but nnorm_export does not know it",
+                "register a row for it (nnorm_export.freezing.register), or, if it is plain PyTorch code, "
+                f"export it as it is with passthrough=[{type(layer).__name__!r}] (--passthrough)",
+            )
+    try:
+        frozen: nn.Module = copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as error:
+        raise FreezeError(
+            f"{type(model).__name__} cannot be deep-copied ({error}); a tensor that the model keeps from a training "
+            "step, or an open file or lock among its attributes, is the usual cause: delete it before exporting"
+        ) from error
+    return frozen.eval()
+
+
+def _refuse_hooks(path: str, layer: nn.Module) -> None:
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise refuse(path, layer, "it has forward hooks, which its operator would drop", "remove them before exporting")

@@ -1,0 +1,108 @@
+"""Rows of the table of layers: the normality-normalization layers, ours and the authors'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.freezing import state
+from nnorm_export.freezing.table import Row, refuse, register
+from nnorm_export.mathematics import resolve_exponents
+from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm, FrozenLayerNormalNorm
+
+
+def _record(layer: nn.Module, path: str, form: str, **facts: Any) -> dict[str, Any]:
+    """What metadata and ``inspect`` say of a frozen layer; JSON-able."""
+    cls = type(layer)
+    return {"path": path, "layer": cls.__name__, "form": form, "epsilon": float(layer.eps), **facts}  # type: ignore[arg-type]
+
+
+def _affine(layer: nn.Module, path: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """weight and bias, ones and zeros where the layer has none: the operators take no optional inputs."""
+    return {
+        name: state.in_arithmetic_of(layer, state.vector(layer, path, name, shape, absent=absent))
+        for name, absent in (("weight", 1.0), ("bias", 0.0))
+    }
+
+
+def _attribute(value: float) -> float:
+    """ONNX attributes are float32, so the operator's own value is the rounded one, in PyTorch too."""
+    return float(np.float32(value))
+
+
+def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
+    """scale = 1/√(σ² + ε), shift = −μ·scale, η₊ and η₋ from λ, resolved once in float64 (NN eq. 3; math.md)."""
+    if not layer.track_running_stats:
+        raise refuse(
+            path,
+            layer,
+            "it keeps no running statistics (track_running_stats=False), so there is nothing to freeze",
+            "train it with track_running_stats=True",
+        )
+    channels = (int(layer.num_features),)  # type: ignore[arg-type]
+    form, delta = state.exponent_shift(layer, path)
+    lmbda = state.vector(layer, path, "running_lmbda", channels)
+    mean = state.vector(layer, path, "running_mean", channels)
+    variance = state.variance(layer, path, "running_var", channels)
+    if layer.standardize:
+        damped = variance + state.epsilon(layer, path)
+        if bool((damped == 0).any()):
+            raise refuse(path, layer, "running_var + eps is 0", "a constant channel needs eps > 0")
+        scale = torch.rsqrt(damped)
+        shift = -mean * scale
+    else:
+        scale, shift = torch.ones_like(mean), torch.zeros_like(mean)
+    exponent_pos, exponent_neg = resolve_exponents(lmbda, delta)
+    resolved = {"scale": scale, "shift": shift, "exponent_pos": exponent_pos, "exponent_neg": exponent_neg}
+    parameters = {name: state.in_arithmetic_of(layer, value) for name, value in resolved.items()}
+    record = _record(
+        layer, path, form, channels=channels[0], lambda_min=float(lmbda.min()), lambda_max=float(lmbda.max())
+    )
+    return FrozenBatchNormalNorm({**parameters, **_affine(layer, path, channels)}, record)
+
+
+def freeze_layer(layer: nn.Module, path: str) -> FrozenLayerNormalNorm:
+    shape = tuple(int(size) for size in layer.normalized_shape)  # type: ignore[union-attr]
+    form, delta = state.exponent_shift(layer, path)
+    record = _record(layer, path, form, normalized_shape=list(shape))
+    epsilon = state.epsilon(layer, path)
+    return FrozenLayerNormalNorm(_affine(layer, path, shape), record, _attribute(epsilon), _attribute(delta))
+
+
+def freeze_group(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
+    channels, groups = int(layer.num_channels), int(layer.num_groups)  # type: ignore[arg-type]
+    if channels % groups:
+        raise refuse(path, layer, f"{groups} groups do not divide {channels} channels", "mend its arguments")
+    return _freeze_groups(layer, path, channels, groups)
+
+
+def freeze_instance(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
+    channels = int(layer.num_features)  # type: ignore[arg-type]
+    spatial_dims = next((int(d) for d in ("1", "2", "3") if _is_named(layer, f"InstanceNormalNorm{d}d")), None)
+    return _freeze_groups(layer, path, channels, channels, batch_rank=spatial_dims + 2 if spatial_dims else None)
+
+
+def _is_named(layer: nn.Module, name: str) -> bool:
+    return any(cls.__name__ == name for cls in type(layer).__mro__)
+
+
+def _freeze_groups(
+    layer: nn.Module, path: str, channels: int, groups: int, batch_rank: int | None = None
+) -> FrozenGroupNormalNorm:
+    form, delta = state.exponent_shift(layer, path)
+    record = _record(layer, path, form, channels=channels, num_groups=groups)
+    epsilon = _attribute(state.epsilon(layer, path))
+    parameters = _affine(layer, path, (channels,))
+    return FrozenGroupNormalNorm(parameters, record, groups, epsilon, _attribute(delta), batch_rank)
+
+
+_NORMAL = ("noise_train", "eps", "weight", "bias")
+_BATCH = (*_NORMAL, "num_features", "running_lmbda", "running_mean", "running_var", "standardize")
+
+register(Row(tuple(f"BatchNormalNorm{d}d" for d in (1, 2, 3)), (*_BATCH, "track_running_stats"), freeze_batch))
+register(Row(("LayerNormalNorm",), (*_NORMAL, "normalized_shape"), freeze_layer))
+register(Row(("GroupNormalNorm",), (*_NORMAL, "num_channels", "num_groups"), freeze_group))
+register(Row(tuple(f"InstanceNormalNorm{d}d" for d in (1, 2, 3)), (*_NORMAL, "num_features"), freeze_instance))

@@ -1,0 +1,101 @@
+"""The formulas of normality normalization in PyTorch; every layer and every operator of the package calls these.
+
+Source: *On the Importance of Gaussianizing Representations* (ICML 2025), cited as NN with its equation numbers.
+Everything here is shape-agnostic and differentiable, works for float32 and float64, and holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def standardize(x: Tensor, dim: Sequence[int], epsilon: float) -> Tensor:
+    r"""h = (x − mean)/√(var + ε) with the mean and the biased variance over ``dim`` (NN eq. 2)."""
+    dim = list(dim)
+    centred = x - x.mean(dim, keepdim=True)
+    variance = torch.square(centred).mean(dim, keepdim=True)
+    return centred / torch.sqrt(variance + epsilon)
+
+
+def resolve_exponents(lmbda: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    r"""η₊ = shift(λ) and η₋ = shift(2 − λ), where shift(η₀) = 0 if |η₀| ≤ δ, else η₀ + sign(η₀)·δ.
+
+    The power transform (NN eq. 3) raises 1 + |h| to η₊ where h ≥ 0 and to η₋ where h < 0. The reference
+    implementation moves exponents away from zero by the *exponent shift* δ = √ε; the paper's form has δ = 0.
+
+    Args:
+        lmbda: λ, any shape.
+        delta: the exponent shift δ ≥ 0.
+
+    Returns:
+        (η₊, η₋), each of the shape of ``lmbda``. Inside the logarithmic branch they are constants: no gradient.
+    """
+    return _shift(lmbda, delta), _shift(2.0 - lmbda, delta)
+
+
+def _shift(exponent: Tensor, delta: float) -> Tensor:
+    if delta == 0.0:
+        return exponent
+    shifted = exponent + torch.sign(exponent) * delta
+    return torch.where(exponent.abs() <= delta, torch.zeros_like(exponent), shifted)
+
+
+def power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Tensor:
+    r"""ψ(h) = s·((1 + |h|)^η − 1)/η, with s = 1 and η = η₊ where h ≥ 0, s = −1 and η = η₋ where h < 0 (NN eq. 3).
+
+    Evaluated as s·t·φ(η·t) with t = log1p|h| and φ(z) = expm1(z)/z, which keeps full relative accuracy for small
+    |h| and for exponents near zero, and whose limit φ(0) = 1 is the logarithmic branch s·log1p|h|.
+
+    Args:
+        h: standardised values, any shape.
+        exponent_pos, exponent_neg: η₊ and η₋ (see :func:`resolve_exponents`), broadcastable against ``h``.
+    """
+    magnitude = torch.log1p(h.abs())
+    exponent = torch.where(h < 0, exponent_neg, exponent_pos)
+    return torch.copysign(magnitude, h) * _expm1_over_identity(exponent * magnitude)
+
+
+def _expm1_over_identity(z: Tensor) -> Tensor:
+    """φ(z) = expm1(z)/z, φ(0) = 1; value and derivative accurate to the square root of the machine epsilon or better."""
+    small = z.abs() < torch.finfo(z.dtype).eps ** 0.5
+    # The quotient is never formed where z is small: its 0/0 would reach the gradient even though it is not selected.
+    away_from_zero = torch.where(small, torch.ones_like(z), z)
+    return torch.where(small, 1.0 + 0.5 * z, torch.expm1(away_from_zero) / away_from_zero)
+
+
+def estimate_lmbda(h: Tensor, dim: Sequence[int], delta: float, *, order: int = 2, alpha: float = 1.0) -> Tensor:
+    r"""λ̂ = 1 − α·L′/(L″ + δ) (order 2), or 1 − α·L′ (order 1): one step of Newton's method from λ = 1 (NN eq. 5–15).
+
+    With t = log1p|h|, d = (1 + |h|)·t − |h| and means over ``dim``:
+
+        L′ = mean(h·d) − mean(s·t)
+        L″ = mean(|h|·((1 + |h|)·t² − 2d)) + mean((d − mean d)²) − 2·mean(h·d)²
+
+    L is the negative log-likelihood of λ under a normal distribution; L′ and L″ are its derivatives at λ = 1.
+
+    Args:
+        h: values standardised over ``dim``.
+        dim: the axes that form one sample set.
+        delta: the damping of the Newton step, the same number as the exponent shift δ.
+        order: 2 (Newton) or 1 (gradient descent).
+        alpha: the step size α.
+
+    Returns:
+        λ̂ with ``dim`` kept as axes of length 1. A set without any spread (h = 0 throughout) gives λ̂ = 1.
+    """
+    dim = list(dim)
+    magnitude = h.abs()
+    t = torch.log1p(magnitude)
+    d = (1.0 + magnitude) * t - magnitude
+    mean_hd = (h * d).mean(dim, keepdim=True)
+    slope = mean_hd - torch.copysign(t, h).mean(dim, keepdim=True)
+    if order == 1:
+        return 1.0 - alpha * slope
+    d_spread = torch.square(d - d.mean(dim, keepdim=True))
+    curvature_terms = magnitude * ((1.0 + magnitude) * torch.square(t) - 2.0 * d) + d_spread
+    damped = curvature_terms.mean(dim, keepdim=True) - 2.0 * torch.square(mean_hd) + delta
+    # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
+    return 1.0 - alpha * slope / torch.where(damped == 0, torch.ones_like(damped), damped)

@@ -1,0 +1,94 @@
+"""BatchNormalNorm: y = weight·ψ(scale·x + shift) + bias per channel, with frozen exponents η₊ and η₋ (NN eq. 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnorm_export.mathematics import power_transform
+from nnorm_export.operators.onnx_body import MAGNITUDE, POWER_TRANSFORM
+from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator, per_channel
+
+# The channel axis is the second of any number of axes, so the body works on [N, C, extent]. BatchNormalization takes
+# any rank and folds into a convolution before it; the shape is read after it, so that it stays its only consumer.
+_BODY = f"""
+    x = CastLike (X, scale)
+    zeros = Sub (scale, scale)
+    ones = Add (zeros, one)
+    standardized = BatchNormalization <epsilon = 0.0> (x, scale, shift, zeros, ones)
+    shape = Shape (standardized)
+    batch_and_channels = Shape <start = 0, end = 2> (standardized)
+    spatial = Shape <start = 2> (standardized)
+    one_axis = Constant <value_ints = [1]> ()
+    one_and_spatial = Concat <axis = 0> (one_axis, spatial)
+    extent = ReduceProd <keepdims = 1> (one_and_spatial)
+    flat_shape = Concat <axis = 0> (batch_and_channels, extent)
+    h = Reshape <allowzero = 1> (standardized, flat_shape)
+    column = Constant <value_ints = [-1, 1]> ()
+    eta_pos = Reshape (exponent_pos, column)
+    eta_neg = Reshape (exponent_neg, column)
+    weight_column = Reshape (weight, column)
+    half_weight = Mul (weight_column, half)
+    bias_column = Reshape (bias, column)
+{MAGNITUDE}{POWER_TRANSFORM}
+    weighted = Mul (twice_psi, half_weight)
+    flat_y = Add (weighted, bias_column)
+    y = Reshape <allowzero = 1> (flat_y, shape)
+    Y = CastLike (y, X)
+"""
+
+
+@torch.library.custom_op(
+    "nnorm::batch_normal_norm",
+    mutates_args=(),
+    schema=(
+        "(Tensor x, Tensor scale, Tensor shift, Tensor exponent_pos, Tensor exponent_neg, Tensor weight, Tensor bias)"
+        " -> Tensor"
+    ),
+)
+def batch_normal_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, exponent_pos: Tensor, exponent_neg: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """y = weight·ψ(scale·x + shift) + bias per channel; ψ with exponents η₊ (h ≥ 0) and η₋ (h < 0), NN eq. 3.
+
+    Args:
+        x: [N, C, *spatial], float16, bfloat16, float32 or float64; any N, 0 included.
+        scale: 1/√(σ² + ε), [C]; ``shift``: −μ·scale, [C].
+        exponent_pos, exponent_neg: η₊ and η₋, [C]; 0 is the logarithmic branch.
+        weight, bias: [C].
+
+    Returns:
+        y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
+    """
+    h = x.to(scale.dtype) * per_channel(scale, x) + per_channel(shift, x)
+    psi = power_transform(h, per_channel(exponent_pos, x), per_channel(exponent_neg, x))
+    return (per_channel(weight, x) * psi + per_channel(bias, x)).to(x.dtype)
+
+
+@batch_normal_norm.register_fake
+def _(x: Tensor, *parameters: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _translate(X: Any, scale: Any, shift: Any, exponent_pos: Any, exponent_neg: Any, weight: Any, bias: Any) -> Any:
+    return OPSET.BatchNormalNorm(X, scale, shift, exponent_pos, exponent_neg, weight, bias)
+
+
+class FrozenBatchNormalNorm(FrozenOperator):
+    """BatchNormalNorm with frozen statistics; see :func:`batch_normal_norm` for the parameters."""
+
+    operator = Operator(
+        op_type="BatchNormalNorm",
+        torch_op=torch.ops.nnorm.batch_normal_norm.default,
+        parameters=("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias"),
+        body=_BODY,
+        translate=_translate,
+    )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.nnorm.batch_normal_norm(
+            x, self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias
+        )
+        return y

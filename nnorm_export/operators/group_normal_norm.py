@@ -1,0 +1,118 @@
+"""GroupNormalNorm: y = weight·ψ(h; λ̂) + bias, h and λ̂ from groups of channels of each sample (NN eq. 3, 5–15).
+
+InstanceNormalNorm is GroupNormalNorm with one channel a group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnorm_export.operators.onnx_body import (
+    ESTIMATE_LMBDA,
+    MAGNITUDE,
+    POWER_TRANSFORM,
+    RESOLVE_EXPONENTS,
+    STANDARDIZE_ROWS,
+)
+from nnorm_export.operators.rows import EPSILON_AND_DELTA, EPSILON_AND_DELTA_VALUES, normal_norm_over
+from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator, per_channel
+
+_BODY = f"""
+    x = CastLike (X, weight)
+    shape = Shape (x)
+    batch = Shape <start = 0, end = 1> (x)
+    channels = Shape <start = 1, end = 2> (x)
+    spatial = Shape <start = 2> (x)
+    one_axis = Constant <value_ints = [1]> ()
+    one_and_spatial = Concat <axis = 0> (one_axis, spatial)
+    extent = ReduceProd <keepdims = 1> (one_and_spatial)
+    num_groups_scalar = Constant <value_int: int = @num_groups> ()
+    groups = Reshape (num_groups_scalar, one_axis)
+    channels_per_group = Div (channels, groups)
+    group_extent = Mul (channels_per_group, extent)
+    rows_shape = Concat <axis = 0> (batch, groups, group_extent)
+    channels_shape = Concat <axis = 0> (batch, channels, extent)
+    rows = Reshape <allowzero = 1> (x, rows_shape)
+    column = Constant <value_ints = [-1, 1]> ()
+    weight_column = Reshape (weight, column)
+    half_weight = Mul (weight_column, half)
+    bias_column = Reshape (bias, column)
+{EPSILON_AND_DELTA_VALUES}{STANDARDIZE_ROWS}{MAGNITUDE}{ESTIMATE_LMBDA}{RESOLVE_EXPONENTS}{POWER_TRANSFORM}
+    twice_psi_by_channel = Reshape <allowzero = 1> (twice_psi, channels_shape)
+    weighted = Mul (twice_psi_by_channel, half_weight)
+    y_by_channel = Add (weighted, bias_column)
+    y = Reshape <allowzero = 1> (y_by_channel, shape)
+    Y = CastLike (y, X)
+"""
+
+
+@torch.library.custom_op(
+    "nnorm::group_normal_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor bias, int num_groups, float epsilon, float delta) -> Tensor",
+)
+def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
+    """y = weight·ψ(h; λ̂) + bias with h = (x − mean)/√(var + ε) over a group's channels and extent, λ̂ by NN eq. 5–15.
+
+    Args:
+        x: [N, C, *spatial], float16, bfloat16, float32 or float64; any N, 0 included.
+        weight, bias: [C], float32 or float64.
+        num_groups: a divisor of C; C itself for instance normalization.
+        epsilon: ε, added to the biased variance.
+        delta: the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's.
+
+    Returns:
+        y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
+    """
+    rows = x.to(weight.dtype).reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups)
+    psi = normal_norm_over(rows, (-1,), epsilon, delta).reshape(x.shape)
+    return (per_channel(weight, x) * psi + per_channel(bias, x)).to(x.dtype)
+
+
+@group_normal_norm.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _translate(X: Any, weight: Any, bias: Any, num_groups: int, epsilon: float, delta: float) -> Any:
+    return OPSET.GroupNormalNorm(X, weight, bias, num_groups=num_groups, epsilon=epsilon, delta=delta)
+
+
+class FrozenGroupNormalNorm(FrozenOperator):
+    """GroupNormalNorm or InstanceNormalNorm without its noise; see :func:`group_normal_norm` for the parameters.
+
+    Attributes:
+        batch_rank: the rank of a batched input where an unbatched one is allowed too (instance norms), else None.
+    """
+
+    operator = Operator(
+        op_type="GroupNormalNorm",
+        torch_op=torch.ops.nnorm.group_normal_norm.default,
+        parameters=("weight", "bias"),
+        body=_BODY,
+        translate=_translate,
+        attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
+    )
+
+    def __init__(
+        self,
+        parameters: dict[str, Tensor],
+        record: dict[str, Any],
+        num_groups: int,
+        epsilon: float,
+        delta: float,
+        batch_rank: int | None = None,
+    ) -> None:
+        super().__init__(parameters, record)
+        self.num_groups, self.epsilon, self.delta, self.batch_rank = num_groups, epsilon, delta, batch_rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        unbatched = self.batch_rank is not None and x.dim() == self.batch_rank - 1
+        batched = x.unsqueeze(0) if unbatched else x
+        y: Tensor = torch.ops.nnorm.group_normal_norm(
+            batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta
+        )
+        return y.squeeze(0) if unbatched else y

@@ -1,0 +1,94 @@
+"""LayerNormalNorm: y = weight·ψ(h; λ̂) + bias, h and λ̂ from the trailing axes of each sample (NN eq. 3, 5–15)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnorm_export.operators.onnx_body import (
+    ESTIMATE_LMBDA,
+    MAGNITUDE,
+    POWER_TRANSFORM,
+    RESOLVE_EXPONENTS,
+    STANDARDIZE_ROWS,
+)
+from nnorm_export.operators.rows import EPSILON_AND_DELTA, EPSILON_AND_DELTA_VALUES, normal_norm_over
+from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator
+
+# The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (An attribute
+# can be referred to by Constant only: onnx's reference evaluator cannot pass it on to other operators.)
+_BODY = f"""
+    x = CastLike (X, weight)
+    shape = Shape (x)
+    one_axis = Constant <value_ints = [1]> ()
+    flat = Constant <value_ints = [1, -1]> ()
+    width_scalar = Size (weight)
+    width = Reshape (width_scalar, one_axis)
+    size_scalar = Size (x)
+    size = Reshape (size_scalar, one_axis)
+    num_rows = Div (size, width)
+    rows_shape = Concat <axis = 0> (num_rows, width)
+    rows = Reshape <allowzero = 1> (x, rows_shape)
+    weight_row = Reshape (weight, flat)
+    half_weight = Mul (weight_row, half)
+    bias_row = Reshape (bias, flat)
+{EPSILON_AND_DELTA_VALUES}{STANDARDIZE_ROWS}{MAGNITUDE}{ESTIMATE_LMBDA}{RESOLVE_EXPONENTS}{POWER_TRANSFORM}
+    weighted = Mul (twice_psi, half_weight)
+    y_rows = Add (weighted, bias_row)
+    y = Reshape <allowzero = 1> (y_rows, shape)
+    Y = CastLike (y, X)
+"""
+
+
+@torch.library.custom_op(
+    "nnorm::layer_normal_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor bias, float epsilon, float delta) -> Tensor",
+)
+def layer_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
+    """y = weight·ψ(h; λ̂) + bias with h = (x − mean)/√(var + ε) over the trailing axes, λ̂ by NN eq. 5–15.
+
+    Args:
+        x: [*, *normalized_shape], float16, bfloat16, float32 or float64.
+        weight, bias: [*normalized_shape], float32 or float64.
+        epsilon: ε, added to the biased variance.
+        delta: the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's.
+
+    Returns:
+        y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
+    """
+    psi = normal_norm_over(x.to(weight.dtype), tuple(range(-weight.dim(), 0)), epsilon, delta)
+    return (weight * psi + bias).to(x.dtype)
+
+
+@layer_normal_norm.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _translate(X: Any, weight: Any, bias: Any, epsilon: float, delta: float) -> Any:
+    axis = -len(weight.shape)
+    return OPSET.LayerNormalNorm(X, weight, bias, axis=axis, epsilon=epsilon, delta=delta)
+
+
+class FrozenLayerNormalNorm(FrozenOperator):
+    """LayerNormalNorm without its noise; see :func:`layer_normal_norm` for the parameters."""
+
+    operator = Operator(
+        op_type="LayerNormalNorm",
+        torch_op=torch.ops.nnorm.layer_normal_norm.default,
+        parameters=("weight", "bias"),
+        body=_BODY,
+        translate=_translate,
+        attributes={"axis": ("int", -1), **EPSILON_AND_DELTA},
+    )
+
+    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], epsilon: float, delta: float) -> None:
+        super().__init__(parameters, record)
+        self.epsilon, self.delta = epsilon, delta
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.nnorm.layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
+        return y

@@ -1,0 +1,160 @@
+"""The formulas of normality normalization in ONNX primitives: the texts from which every operator's body is made.
+
+**Power transform.** With a = |h|, the textbook s·((1 + a)^η − 1)/η cancels twice in floating point: in 1 + a for small
+a, and in (…)^η − 1 for small exponents. ONNX has neither log1p nor expm1, and in ONNX Runtime Pow and Where are slow.
+The body evaluates
+
+    ψ(h) = h · expm1(η·log b) / (η·(b − 1)),      b = fl(1 + u + a),   u the machine epsilon of the arithmetic
+
+- h/(b − 1) replaces a by the number that the rounding of b left of it, so that log b and b − 1 belong to the same
+  argument: the quotient is a smooth function of that argument and keeps full relative accuracy (Kahan's evaluation of
+  log1p). Adding u keeps b above 1, so the quotient is never 0/0; it moves the argument by one rounding.
+- expm1(z) = tanh(z/2)·(exp z + 1) is accurate for every z, and Exp and Tanh are vectorised in ONNX Runtime.
+- The sign of h picks the exponent through p = HardSigmoid(1e30·h + ½) ∈ {0, 1} in η = η₋ + p·(η₊ − η₋): one pass
+  where Sign takes seven and Where four (ONNX Runtime 1.31). At h = 0, p = ½ is harmless: ψ(0) = 0 whatever η.
+- An exponent smaller than v = 2u·(|η₊| + |η₋|), about 5e-7, becomes v: the logarithmic branch within v·t/2 relative,
+  without a branch. A smaller one would be lost in η₋ + (η₊ − η₋), which must not be 0.
+
+**Estimate of λ** (NN eq. 5–15): the sums of :func:`nnorm_export.mathematics.estimate_lmbda` over the last axis, from
+the same b and log b.
+
+The texts are in ONNX's own syntax (``onnx.parser``); see :func:`function_proto` for how a body is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import onnx.parser
+
+DOMAIN = "nnorm"
+DOMAIN_VERSION = 1
+
+# TensorRT's parser requires the names inside a function to differ from those of the tensors outside.
+NAME_PREFIX = "nnorm__"
+
+STANDARDIZE_ROWS = """
+    # rows, epsilon_value -> h = (rows - mean) / sqrt(variance + epsilon), over the last axis, in two passes
+    mean = ReduceMean <keepdims = 1> (rows, last_axis)
+    centred = Sub (rows, mean)
+    centred_square = Mul (centred, centred)
+    variance = ReduceMean <keepdims = 1> (centred_square, last_axis)
+    variance_and_epsilon = Add (variance, epsilon_value)
+    deviation = Sqrt (variance_and_epsilon)
+    h = Div (centred, deviation)
+"""
+
+MAGNITUDE = """
+    # h -> base = 1 + |h|, log_base, excess = |h|
+    magnitude = Abs (h)
+    base = Add (magnitude, one_and_epsilon)
+    log_base = Log (base)
+    excess = Sub (base, one)
+"""
+
+ESTIMATE_LMBDA = """
+    # h, base, log_base, excess, delta_value -> lmbda = 1 - L' / (L'' + delta), over the last axis
+    base_log = Mul (base, log_base)
+    d = Sub (base_log, excess)
+    hd = Mul (h, d)
+    mean_hd = ReduceMean <keepdims = 1> (hd, last_axis)
+    signed_log_per_h = Div (log_base, excess)
+    signed_log = Mul (signed_log_per_h, h)
+    mean_signed_log = ReduceMean <keepdims = 1> (signed_log, last_axis)
+    slope = Sub (mean_hd, mean_signed_log)
+    mean_d = ReduceMean <keepdims = 1> (d, last_axis)
+    d_centred = Sub (d, mean_d)
+    d_spread = Mul (d_centred, d_centred)
+    base_log_square = Mul (base_log, log_base)
+    twice_d = Add (d, d)
+    d_derivative = Sub (base_log_square, twice_d)
+    h_d_derivative = Mul (excess, d_derivative)
+    curvature_terms = Add (h_d_derivative, d_spread)
+    mean_curvature_terms = ReduceMean <keepdims = 1> (curvature_terms, last_axis)
+    mean_hd_square = Mul (mean_hd, mean_hd)
+    twice_mean_hd_square = Add (mean_hd_square, mean_hd_square)
+    curvature = Sub (mean_curvature_terms, twice_mean_hd_square)
+    damped_curvature = Add (curvature, delta_value)
+    newton_step = Div (slope, damped_curvature)
+    lmbda = Sub (one, newton_step)
+"""
+
+RESOLVE_EXPONENTS = """
+    # lmbda, delta_value -> eta_pos, eta_neg, moved away from zero by delta
+    minus_delta = Neg (delta_value)
+    lmbda_is_negative = Less (lmbda, zero)
+    pos_shift = Where (lmbda_is_negative, minus_delta, delta_value)
+    pos_shifted = Add (lmbda, pos_shift)
+    lmbda_size = Abs (lmbda)
+    pos_is_logarithmic = LessOrEqual (lmbda_size, delta_value)
+    eta_pos = Where (pos_is_logarithmic, zero, pos_shifted)
+    mirrored = Sub (two, lmbda)
+    mirrored_is_negative = Less (mirrored, zero)
+    neg_shift = Where (mirrored_is_negative, minus_delta, delta_value)
+    neg_shifted = Add (mirrored, neg_shift)
+    mirrored_size = Abs (mirrored)
+    neg_is_logarithmic = LessOrEqual (mirrored_size, delta_value)
+    eta_neg = Where (neg_is_logarithmic, zero, neg_shifted)
+"""
+
+POWER_TRANSFORM = """
+    # h, log_base, excess, eta_pos, eta_neg (broadcast against h, and small beside it) -> twice_psi
+    pos_size = Abs (eta_pos)
+    neg_size = Abs (eta_neg)
+    exponent_sizes = Add (pos_size, neg_size)
+    vanishing = Mul (exponent_sizes, twice_epsilon)
+    pos_vanishes = Less (pos_size, vanishing)
+    pos = Where (pos_vanishes, vanishing, eta_pos)
+    neg_vanishes = Less (neg_size, vanishing)
+    neg = Where (neg_vanishes, vanishing, eta_neg)
+    half_pos = Mul (pos, half)
+    half_neg = Mul (neg, half)
+    half_difference = Sub (half_pos, half_neg)
+    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)
+    above_half_neg = Mul (is_positive, half_difference)
+    half_exponent = Add (above_half_neg, half_neg)
+    half_z = Mul (log_base, half_exponent)
+    tanh_half_z = Tanh (half_z)
+    z = Add (half_z, half_z)
+    exp_z = Exp (z)
+    exp_z_plus_one = Add (exp_z, one)
+    expm1_z = Mul (tanh_half_z, exp_z_plus_one)
+    half_exponent_excess = Mul (half_exponent, excess)
+    twice_psi_per_h = Div (expm1_z, half_exponent_excess)
+    twice_psi = Mul (twice_psi_per_h, h)
+"""
+
+
+def function_proto(
+    op_type: str, inputs: Iterable[str], attributes: Iterable[str], body: str, opset: int, arithmetic: str
+) -> onnx.FunctionProto:
+    """The model-local function of an operator.
+
+    Args:
+        op_type: the operator's name in the domain ``nnorm``.
+        inputs: formal inputs; the first is X.
+        attributes: attribute declarations in ONNX syntax, with their defaults.
+        body: statements that compute Y from the formal inputs and :func:`constants`.
+        opset: version of the standard operators, that of the model (a checker rule).
+        arithmetic: ``float`` or ``double``, the type of the parameters and of every intermediate value.
+    """
+    inputs, attributes = list(inputs), list(attributes)
+    attribute_list = f"<{', '.join(attributes)}>" if attributes else ""
+    text = (
+        f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">\n'
+        f"{op_type} {attribute_list} ({', '.join(inputs)}) => (Y) {{\n{_constants(arithmetic)}\n{body}\n}}"
+    )
+    function: onnx.FunctionProto = onnx.parser.parse_function(text)
+    for names in (function.input, function.output, *(io for node in function.node for io in (node.input, node.output))):
+        names[:] = [NAME_PREFIX + name for name in names]
+    return function
+
+
+def _constants(arithmetic: str) -> str:
+    epsilon = float(np.finfo(np.float64 if arithmetic == "double" else np.float32).eps)
+    scalars = {"zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0}
+    scalars |= {"one_and_epsilon": 1.0 + epsilon, "twice_epsilon": 2.0 * epsilon}
+    lines = [f"    {name} = Constant <value = {arithmetic} {{{value!r}}}> ()" for name, value in scalars.items()]
+    return "\n".join([*lines, "    last_axis = Constant <value_ints = [-1]> ()"])

@@ -1,0 +1,25 @@
+"""What the operators that normalize within a sample share: LayerNormalNorm and GroupNormalNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nnorm_export.mathematics import estimate_lmbda, power_transform, resolve_exponents, standardize
+
+EPSILON_AND_DELTA = {"epsilon": ("float", 1e-5), "delta": ("float", 1e-5**0.5)}
+
+# The attributes as scalars of the arithmetic's type. ONNX attributes are float32, in a float64 model too.
+EPSILON_AND_DELTA_VALUES = """
+    epsilon_f32 = Constant <value_float: float = @epsilon> ()
+    epsilon_value = CastLike (epsilon_f32, one)
+    delta_f32 = Constant <value_float: float = @delta> ()
+    delta_value = CastLike (delta_f32, one)
+"""
+
+
+def normal_norm_over(x: Tensor, dim: Sequence[int], epsilon: float, delta: float) -> Tensor:
+    """ψ(h; λ̂) with h = (x − mean)/√(var + ε) and λ̂ estimated from h, all over ``dim`` (NN eq. 3, 5–15)."""
+    h = standardize(x, dim, epsilon)
+    return power_transform(h, *resolve_exponents(estimate_lmbda(h, dim, delta), delta))

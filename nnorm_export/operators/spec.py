@@ -1,0 +1,106 @@
+"""What an operator is: its torch op, its ONNX node and its body. One instance stands beside each operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import onnx.defs
+import onnxscript
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.operators.onnx_body import DOMAIN, DOMAIN_VERSION, function_proto
+
+OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
+
+_FLOAT_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
+_ARITHMETIC_TYPES = ["tensor(float)", "tensor(double)"]
+_ATTRIBUTE_TYPES = {"int": onnx.defs.OpSchema.AttrType.INT, "float": onnx.defs.OpSchema.AttrType.FLOAT}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of the ONNX domain ``nnorm``, version 1.
+
+    Attributes:
+        op_type: name of the ONNX node.
+        torch_op: the ``torch.library`` op that stands for it in a traced model.
+        parameters: inputs after X, float32 (float64 in a float64 model).
+        attributes: name -> (``int`` or ``float``, default). The default is what a missing attribute means in every
+            implementation: body, kernel and plugin.
+        body: ONNX statements that compute Y (see :mod:`nnorm_export.operators.onnx_body`).
+        translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
+    """
+
+    op_type: str
+    torch_op: torch._ops.OpOverload
+    parameters: tuple[str, ...]
+    body: str
+    translate: Callable[..., Any]
+    attributes: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def function(self, opset: int, arithmetic: str = "float") -> onnx.FunctionProto:
+        """The body as a model-local function for a model at ``opset``; ``arithmetic`` is ``float`` or ``double``."""
+        declarations = [f"{name}: {kind} = {default!r}" for name, (kind, default) in self.attributes.items()]
+        return function_proto(self.op_type, ("X", *self.parameters), declarations, self.body, opset, arithmetic)
+
+    def schema(self) -> onnx.defs.OpSchema:
+        """The ONNX schema, which torch's exporter needs registered while it translates."""
+        parameter = onnx.defs.OpSchema.FormalParameter
+        attribute = onnx.defs.OpSchema.Attribute
+        return onnx.defs.OpSchema(
+            self.op_type,
+            DOMAIN,
+            DOMAIN_VERSION,
+            inputs=[parameter("X", "T"), *(parameter(name, "U") for name in self.parameters)],
+            outputs=[parameter("Y", "T")],
+            type_constraints=[("T", _FLOAT_TYPES, "values"), ("U", _ARITHMETIC_TYPES, "parameters")],
+            attributes=[
+                attribute(name, _ATTRIBUTE_TYPES[kind], required=False) for name, (kind, _) in self.attributes.items()
+            ],
+        )
+
+
+class FrozenOperator(nn.Module):
+    """A normalization frozen for inference: buffers that hold the operator's parameters, and a call of its torch op.
+
+    The parameters stay float32 (or float64) when the model around them is cast to float16 or bfloat16.
+
+    Attributes:
+        record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``form`` and so on.
+    """
+
+    operator: Operator
+    record: dict[str, Any]
+
+    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
+        super().__init__()
+        for name, value in parameters.items():
+            arithmetic = torch.float64 if value.dtype == torch.float64 else torch.float32
+            self.register_buffer(name, value.detach().to(arithmetic).contiguous().clone())
+        self.record = record
+        self.training = False
+
+    def train(self, mode: bool = True) -> FrozenOperator:
+        """Has no effect but the flag's: the statistics are frozen, and there is no noise."""
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenOperator:
+        def keep_arithmetic(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        super()._apply(keep_arithmetic, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.record.items())
+
+
+def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
+    """[C] viewed so that it broadcasts against x of shape [N, C, *spatial]."""
+    return parameter.view(-1, *[1] * (x.dim() - 2))

@@ -1,0 +1,49 @@
+"""load(): a model file opened in a runtime. ``RUNTIMES`` lists the runtimes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nnorm_export.errors import NnormExportError
+from nnorm_export.runtimes.base import InputError, Runner, TensorInfo
+from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
+from nnorm_export.runtimes.reference import ReferenceRunner
+
+RUNTIMES: dict[str, Callable[..., Runner]] = {
+    OnnxRuntimeRunner.runtime: OnnxRuntimeRunner,
+    ReferenceRunner.runtime: ReferenceRunner,
+}
+
+DEFAULT_RUNTIME = OnnxRuntimeRunner.runtime
+
+
+def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner:
+    """Opens a model file in a runtime: ``runner = load("model.onnx"); logits, = runner(images)``.
+
+    Args:
+        path: an ONNX file.
+        runtime: ``onnxruntime`` (default) or ``reference``.
+        options: the runtime's own, see :class:`OnnxRuntimeRunner`.
+
+    Raises:
+        ModelFileError: the file is missing, not ONNX, or refused by the runtime.
+        RuntimeMissingError: the runtime or a provider is not installed. Nothing else is tried in its stead.
+    """
+    name = runtime or DEFAULT_RUNTIME
+    if name not in RUNTIMES:
+        raise NnormExportError(f"unknown runtime {name!r}; choose one of {', '.join(RUNTIMES)}")
+    return RUNTIMES[name](path, **options)
+
+
+__all__ = [
+    "DEFAULT_RUNTIME",
+    "RUNTIMES",
+    "InputError",
+    "OnnxRuntimeRunner",
+    "ReferenceRunner",
+    "Runner",
+    "TensorInfo",
+    "load",
+]

@@ -1,0 +1,87 @@
+"""The one interface of all runtimes: open a file, take named arrays, return arrays in output order, say what ran."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nnorm_export.errors import NnormExportError
+
+Array = NDArray[Any]
+
+
+class InputError(NnormExportError, ValueError):
+    """The arrays given to a runner do not fit the model."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output: its name, NumPy dtype (``ml_dtypes.bfloat16`` for bfloat16), and axes (int, name or None)."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.shape)}]"
+
+
+class Runner(ABC):
+    """A model opened in a runtime.
+
+    Attributes:
+        runtime: the runtime's name, as ``load(path, runtime=…)`` takes it.
+        inputs, outputs: what the model takes and gives, in order.
+    """
+
+    runtime: ClassVar[str]
+    inputs: list[TensorInfo]
+    outputs: list[TensorInfo]
+
+    def __call__(self, *arrays: ArrayLike, **named_arrays: ArrayLike) -> list[Array]:
+        """Runs the model on arrays in input order, or by name, or both; returns the outputs in order.
+
+        Raises:
+            InputError: too many, too few or unknown inputs, or one of another dtype or shape than the model takes.
+        """
+        return self._run(self._feed(arrays, named_arrays))
+
+    @property
+    @abstractmethod
+    def implementations(self) -> dict[str, str]:
+        """Node name -> ``kernel``, ``body`` or ``plugin``, for every normalization that is a node of the file."""
+
+    @abstractmethod
+    def _run(self, feed: dict[str, Array]) -> list[Array]: ...
+
+    def _feed(self, arrays: tuple[ArrayLike, ...], named_arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
+        expected = ", ".join(str(info) for info in self.inputs)
+        if len(arrays) > len(self.inputs):
+            raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {expected}")
+        given = {info.name: array for info, array in zip(self.inputs, arrays, strict=False)}
+        if twice := given.keys() & named_arrays.keys():
+            raise InputError(f"{', '.join(sorted(twice))} given both by position and by name")
+        given |= named_arrays
+        names = {info.name for info in self.inputs}
+        if unknown := given.keys() - names:
+            raise InputError(f"no input named {', '.join(sorted(unknown))}; the model takes {expected}")
+        if missing := names - given.keys():
+            raise InputError(f"missing input {', '.join(sorted(missing))}; the model takes {expected}")
+        return {info.name: _fit(info, given[info.name]) for info in self.inputs}
+
+
+def _fit(info: TensorInfo, value: ArrayLike) -> Array:
+    array = np.asarray(value)
+    if array.dtype != info.dtype:
+        raise InputError(f"input {info.name} is {array.dtype}, the model takes {info}")
+    fits = array.ndim == len(info.shape) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(info.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise InputError(f"input {info.name} has shape {list(array.shape)}, the model takes {info}")
+    return array

@@ -1,0 +1,49 @@
+"""onnx's own reference evaluator: slow, complete, and independent of any runtime."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from nnorm_export.errors import ModelFileError
+from nnorm_export.runtimes import model_file
+from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+
+
+class ReferenceRunner(Runner):
+    """A model in ``onnx.reference.ReferenceEvaluator``."""
+
+    runtime = "reference"
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = model_file.read(path)
+        if not self._file.has_bodies:
+            raise ModelFileError(
+                f"{path}: the file is in the form 'custom', whose nnorm nodes have no bodies, and the reference "
+                "evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
+            )
+        self._evaluator = ReferenceEvaluator(str(path))
+        graph = self._file.proto.graph
+        initializers = {initializer.name for initializer in graph.initializer}
+        self.inputs = [_info(value) for value in graph.input if value.name not in initializers]
+        self.outputs = [_info(value) for value in graph.output]
+
+    @cached_property
+    def implementations(self) -> dict[str, str]:
+        return {node.name: "body" for node in self._file.normalizations}
+
+    def _run(self, feed: dict[str, Array]) -> list[Array]:
+        with np.errstate(all="ignore"):  # NaN and infinity pass through silently, as in every other runtime
+            results = self._evaluator.run(None, feed)
+        # The evaluator computes some operators in a wider type than the graph says (float16 in onnx 1.2x).
+        return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
+
+
+def _info(value: onnx.ValueInfoProto) -> TensorInfo:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim)
+    return TensorInfo(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape)
