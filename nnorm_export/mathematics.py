@@ -53,13 +53,20 @@ def power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Te
         h: standardised values, any shape.
         exponent_pos, exponent_neg: η₊ and η₋ (see :func:`resolve_exponents`), broadcastable against ``h``.
     """
-    magnitude = torch.log1p(h.abs())
+    sign, magnitude = _sign_and_magnitude(h)
+    t = torch.log1p(magnitude)
     exponent = torch.where(h < 0, exponent_neg, exponent_pos)
-    return torch.copysign(magnitude, h) * _expm1_over_identity(exponent * magnitude)
+    return sign * t * _expm1_over_identity(exponent * t)
+
+
+def _sign_and_magnitude(h: Tensor) -> tuple[Tensor, Tensor]:
+    """s and |h| = s·h. As a product |h| has the slope s at h = 0 too, where abs() has none and ψ would lose its 1."""
+    sign = torch.copysign(torch.ones_like(h), h.detach())
+    return sign, sign * h
 
 
 def _expm1_over_identity(z: Tensor) -> Tensor:
-    """φ(z) = expm1(z)/z, φ(0) = 1; value and derivative accurate to the square root of the machine epsilon or better."""
+    """φ(z) = expm1(z)/z, φ(0) = 1; the derivative is accurate to the root of the machine epsilon."""
     small = z.abs() < torch.finfo(z.dtype).eps ** 0.5
     # The quotient is never formed where z is small: its 0/0 would reach the gradient even though it is not selected.
     away_from_zero = torch.where(small, torch.ones_like(z), z)
@@ -87,11 +94,11 @@ def estimate_lmbda(h: Tensor, dim: Sequence[int], delta: float, *, order: int = 
         λ̂ with ``dim`` kept as axes of length 1. A set without any spread (h = 0 throughout) gives λ̂ = 1.
     """
     dim = list(dim)
-    magnitude = h.abs()
+    sign, magnitude = _sign_and_magnitude(h)
     t = torch.log1p(magnitude)
     d = (1.0 + magnitude) * t - magnitude
     mean_hd = (h * d).mean(dim, keepdim=True)
-    slope = mean_hd - torch.copysign(t, h).mean(dim, keepdim=True)
+    slope = mean_hd - (sign * t).mean(dim, keepdim=True)
     if order == 1:
         return 1.0 - alpha * slope
     d_spread = torch.square(d - d.mean(dim, keepdim=True))

@@ -31,7 +31,7 @@ def check_form(form: str) -> None:
 
 
 def apply_form(model: ir.Model, form: str) -> None:
-    """Brings ``model``, as :func:`nnorm_export.exporting.translate.translate` makes it (form ``custom``), into ``form``."""
+    """Brings ``model``, which :func:`translate` makes in the form ``custom``, into ``form``."""
     check_form(form)
     if form == "custom":
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from nnorm_export.errors import FreezeError
@@ -40,7 +41,7 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
         row = row_for(layer)
         if row is not None:
             _refuse_hooks(path, layer)
-            memo[id(layer)] = row.freeze(layer, path)
+            memo[id(layer)] = _in_arithmetic_of(model, layer, row.freeze(layer, path))
         elif looks_like_normalization(layer):
             raise refuse(
                 path,
@@ -57,6 +58,13 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
             "step, or an open file or lock among its attributes, is the usual cause: delete it before exporting"
         ) from error
     return frozen.eval()
+
+
+def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> nn.Module:
+    """A layer without affine or statistics has no dtype of its own; in a float64 model it computes in float64."""
+    has_dtype = any(tensor.is_floating_point() for tensor in layer.state_dict().values())
+    is_double = any(tensor.dtype == torch.float64 for tensor in model.state_dict().values())
+    return frozen if has_dtype or not is_double else frozen.to(torch.float64)
 
 
 def _refuse_hooks(path: str, layer: nn.Module) -> None:

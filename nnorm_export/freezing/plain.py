@@ -31,7 +31,7 @@ def freeze_batch(layer: nn.Module, path: str) -> nn.Module:
         raise refuse(path, layer, "it keeps no running statistics", "train it with track_running_stats=True")
     channels = int(layer.num_features)  # type: ignore[arg-type]
     cls = nn.BatchNorm1d if any(c.__name__ == "BatchNorm1d" for c in type(layer).__mro__) else nn.BatchNorm2d
-    norm = cls(channels, eps=state.epsilon(layer, path), affine=bool(layer.affine))
+    norm = cls(channels, eps=state.epsilon(layer, path), affine=layer.weight is not None)
     mean = state.vector(layer, path, "running_mean", (channels,))
     variance = state.variance(layer, path, "running_var", (channels,))
     if not layer.standardize:  # x stays as it is: (x - 0) / sqrt((1 - eps) + eps)
@@ -43,20 +43,20 @@ def freeze_batch(layer: nn.Module, path: str) -> nn.Module:
 
 def freeze_layer(layer: nn.Module, path: str) -> nn.Module:
     shape = tuple(int(size) for size in layer.normalized_shape)  # type: ignore[union-attr]
-    norm = nn.LayerNorm(shape, eps=state.epsilon(layer, path), elementwise_affine=bool(layer.elementwise_affine))
+    norm = nn.LayerNorm(shape, eps=state.epsilon(layer, path), elementwise_affine=layer.weight is not None)
     return _load_affine(norm, layer, path, shape)
 
 
 def freeze_group(layer: nn.Module, path: str) -> nn.Module:
     channels, groups = int(layer.num_channels), int(layer.num_groups)  # type: ignore[arg-type]
-    norm = nn.GroupNorm(groups, channels, eps=state.epsilon(layer, path), affine=bool(layer.affine))
+    norm = nn.GroupNorm(groups, channels, eps=state.epsilon(layer, path), affine=layer.weight is not None)
     return _load_affine(norm, layer, path, (channels,))
 
 
 def freeze_instance(layer: nn.Module, path: str) -> nn.Module:
     """As a group norm with one channel a group: PyTorch's instance norm refuses a single spatial element."""
     channels = int(layer.num_features)  # type: ignore[arg-type]
-    norm = nn.GroupNorm(channels, channels, eps=state.epsilon(layer, path), affine=bool(layer.affine))
+    norm = nn.GroupNorm(channels, channels, eps=state.epsilon(layer, path), affine=layer.weight is not None)
     return _load_affine(norm, layer, path, (channels,))
 
 
@@ -73,12 +73,14 @@ class FrozenStandardize(nn.Module):
         std: Any = self.std
         if mean.dim() == 1:
             mean, std = (value.view(-1, *[1] * (x.dim() - 2)) for value in (mean, std))
-        return (x - mean) / std
+        y: Tensor = (x - mean) / std
+        return y
 
 
 def freeze_standardize(layer: nn.Module, path: str) -> nn.Module:
     mean, std = layer.mean, layer.std
-    assert isinstance(mean, Tensor) and isinstance(std, Tensor)
+    assert isinstance(mean, Tensor)
+    assert isinstance(std, Tensor)
     checked = {
         name: state.vector(layer, path, name, tuple(value.shape)) for name, value in (("mean", mean), ("std", std))
     }
@@ -96,7 +98,7 @@ register(
         freeze_batch,
     )
 )
-register(Row(("LayerNorm",), (*_PLAIN, "normalized_shape", "elementwise_affine"), freeze_layer))
+register(Row(("LayerNorm",), (*_PLAIN, "normalized_shape"), freeze_layer))
 register(Row(("GroupNorm",), (*_PLAIN, "num_channels", "num_groups"), freeze_group))
 register(Row(("InstanceNorm2d",), (*_PLAIN, "num_features"), freeze_instance))
 register(Row(("Standardize",), ("mean", "std"), freeze_standardize))

@@ -17,8 +17,8 @@ from nnorm_export.operators.onnx_body import (
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, EPSILON_AND_DELTA_VALUES, normal_norm_over
 from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator
 
-# The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (An attribute
-# can be referred to by Constant only: onnx's reference evaluator cannot pass it on to other operators.)
+# The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (Only a
+# Constant may refer to an attribute: onnx's reference evaluator cannot pass one on to other operators.)
 _BODY = f"""
     x = CastLike (X, weight)
     shape = Shape (x)

@@ -112,7 +112,7 @@ POWER_TRANSFORM = """
     half_pos = Mul (pos, half)
     half_neg = Mul (neg, half)
     half_difference = Sub (half_pos, half_neg)
-    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)
+    is_positive = IsPositive (h)
     above_half_neg = Mul (is_positive, half_difference)
     half_exponent = Add (above_half_neg, half_neg)
     half_z = Mul (log_base, half_exponent)
@@ -125,6 +125,16 @@ POWER_TRANSFORM = """
     twice_psi_per_h = Div (expm1_z, half_exponent_excess)
     twice_psi = Mul (twice_psi_per_h, h)
 """
+
+
+# IsPositive is no operator: it stands for what tells the sign fastest. ONNX Runtime has no HardSigmoid for float64.
+_IS_POSITIVE = {
+    "float": "is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)",
+    "double": """steep = Constant <value = double {1e30}> ()
+    steep_h = Mul (h, steep)
+    steep_h_and_half = Add (steep_h, half)
+    is_positive = Clip (steep_h_and_half, zero, one)""",
+}
 
 
 def function_proto(
@@ -142,6 +152,7 @@ def function_proto(
     """
     inputs, attributes = list(inputs), list(attributes)
     attribute_list = f"<{', '.join(attributes)}>" if attributes else ""
+    body = body.replace("is_positive = IsPositive (h)", _IS_POSITIVE[arithmetic])
     text = (
         f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">\n'
         f"{op_type} {attribute_list} ({', '.join(inputs)}) => (Y) {{\n{_constants(arithmetic)}\n{body}\n}}"

@@ -37,7 +37,7 @@ _DTYPES: dict[str, Any] = {
 
 def import_onnxruntime() -> Any:
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: PLC0415 - an extra: this package works without it
     except ImportError:
         raise RuntimeMissingError(
             "ONNX Runtime is not installed: pip install 'nnorm_export[onnxruntime]' "

@@ -1,0 +1,233 @@
+"""The three operators: torch op and ONNX body against the float64 oracle, in every dtype, runtime and awkward size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import oracle
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from nnorm_export import load
+from nnorm_export.mathematics import resolve_exponents
+from nnorm_export.operators import DOMAIN, DOMAIN_VERSION, OPERATORS
+
+NEWEST = onnx.defs.onnx_opset_version()
+NEWEST_OF_ONNXRUNTIME = 26  # of 1.31
+DELTA = 1e-5**0.5
+ELEMENTS = {
+    "float32": (TensorProto.FLOAT, np.float32),
+    "float16": (TensorProto.FLOAT16, np.float16),
+    "bfloat16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
+    "float64": (TensorProto.DOUBLE, np.float64),
+}
+# One rounding of the output to its dtype, and what the float32 arithmetic adds; relative to max(1, |y|).
+BOUNDS = {"float32": 4e-6, "float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-13}
+
+
+def single_node_model(
+    path: Any, op_type: str, values: dict[str, np.ndarray], opset: int = 20, **attributes: Any
+) -> str:
+    """A model of one node with its body; inputs of any length, so that shapes stay dynamic."""
+    operator = OPERATORS[op_type]
+    element = {np.dtype(kind): number for number, kind in ELEMENTS.values()}
+    node = helper.make_node(op_type, list(values), ["Y"], name="node", domain=DOMAIN, **attributes)
+    infos = [
+        helper.make_tensor_value_info(name, element[value.dtype], [f"{name}{axis}" for axis in range(value.ndim)])
+        for name, value in values.items()
+    ]
+    x = values["X"]
+    output = helper.make_tensor_value_info("Y", element[x.dtype], [f"X{axis}" for axis in range(x.ndim)])
+    arithmetic = "double" if x.dtype == np.float64 else "float"
+    model = helper.make_model(
+        helper.make_graph([node], "graph", infos, [output]),
+        functions=[operator.function(opset, arithmetic)],
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
+        ir_version=10,
+    )
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return str(path)
+
+
+def make_values(op_type: str, shape: tuple[int, ...], dtype: str, normalized_axes: int = 1) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(sum(shape) + len(shape))
+    kind, arithmetic = ELEMENTS[dtype][1], np.float64 if dtype == "float64" else np.float32
+    parameter_shape = shape[len(shape) - normalized_axes :] if op_type == "LayerNormalNorm" else (shape[1],)
+    values = {"X": (2 * rng.standard_normal(shape)).astype(kind)}
+    if op_type == "BatchNormalNorm":
+        lmbda = np.resize([0.0, 1.0, 2.0, 0.3, -0.7, 1.6, 3.1], shape[1])
+        values["scale"] = rng.uniform(0.5, 2, shape[1]).astype(arithmetic)
+        values["shift"] = rng.standard_normal(shape[1]).astype(arithmetic)
+        values["exponent_pos"] = lmbda.astype(arithmetic)
+        values["exponent_neg"] = (2 - lmbda).astype(arithmetic)
+    values["weight"] = rng.uniform(-2, 2, parameter_shape).astype(arithmetic)
+    values["bias"] = rng.standard_normal(parameter_shape).astype(arithmetic)
+    return values
+
+
+def expected_output(op_type: str, values: dict[str, np.ndarray], num_groups: int, normalized_axes: int) -> np.ndarray:
+    wide = {name: value.astype(np.float64) for name, value in values.items()}
+    x, weight, bias = wide["X"], wide["weight"], wide["bias"]
+    if x.size == 0:
+        return x
+    attributes = {"eps": float(np.float32(1e-5)), "delta": float(np.float32(DELTA)), "weight": weight, "bias": bias}
+    per_channel = (-1, *[1] * (x.ndim - 2))
+    if op_type == "BatchNormalNorm":
+        scale, shift, lmbda = (wide[name].reshape(per_channel) for name in ("scale", "shift", "exponent_pos"))
+        psi = oracle.power_transform(scale * x + shift, lmbda, 0.0)
+        return weight.reshape(per_channel) * psi + bias.reshape(per_channel)
+    if op_type == "LayerNormalNorm":
+        return oracle.layer_normal_norm(x, normalized_axes, **attributes)
+    return oracle.group_normal_norm(x, num_groups, **attributes)
+
+
+CASES = [
+    ("BatchNormalNorm", (4, 7), {}),
+    ("BatchNormalNorm", (1, 1), {}),
+    ("BatchNormalNorm", (0, 7), {}),
+    ("BatchNormalNorm", (3, 7, 5), {}),
+    ("BatchNormalNorm", (2, 7, 3, 5), {}),
+    ("BatchNormalNorm", (2, 7, 0, 5), {}),
+    ("BatchNormalNorm", (2, 7, 1, 2, 3), {}),
+    ("LayerNormalNorm", (37,), {"axis": -1}),
+    ("LayerNormalNorm", (3, 1), {"axis": -1}),
+    ("LayerNormalNorm", (2, 5, 37), {"axis": -1}),
+    ("LayerNormalNorm", (0, 5, 37), {"axis": -1}),
+    ("LayerNormalNorm", (3, 6, 10), {"axis": -2}),
+    ("GroupNormalNorm", (4, 8), {"num_groups": 2}),
+    ("GroupNormalNorm", (3, 8, 11), {"num_groups": 8}),
+    ("GroupNormalNorm", (0, 8, 3), {"num_groups": 4}),
+    ("GroupNormalNorm", (2, 8, 3, 5), {"num_groups": 1}),
+    ("GroupNormalNorm", (2, 8, 1, 1), {"num_groups": 8}),
+    ("GroupNormalNorm", (2, 6, 2, 3, 4), {"num_groups": 3}),
+]
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize(("op_type", "shape", "attributes"), CASES, ids=lambda v: str(v).replace(" ", ""))
+def test_body_and_torch_op_match_the_oracle(
+    op_type: str, shape: tuple[int, ...], attributes: dict[str, int], dtype: str, tmp_path: Any
+) -> None:
+    normalized_axes = -attributes.get("axis", -1)
+    values = make_values(op_type, shape, dtype, normalized_axes)
+    expected = expected_output(op_type, values, attributes.get("num_groups", 1), normalized_axes)
+    node_attributes = attributes if op_type == "BatchNormalNorm" else {**attributes, "epsilon": 1e-5, "delta": DELTA}
+    path = single_node_model(tmp_path / "node.onnx", op_type, values, **node_attributes)
+
+    results = {}
+    for runtime in ("onnxruntime", "reference"):
+        runner = load(path, runtime)
+        assert runner.implementations == {"node": "body"}
+        (results[runtime],) = runner(**values)
+    results["torch"] = call_torch_op(op_type, values, attributes)
+
+    for name, result in results.items():
+        assert result.shape == shape, name
+        assert result.dtype == values["X"].dtype, name
+        error = np.abs(result.astype(np.float64) - expected) / np.maximum(1, np.abs(expected))
+        assert error.max(initial=0) <= BOUNDS[dtype], name
+
+
+def call_torch_op(op_type: str, values: dict[str, np.ndarray], attributes: dict[str, int]) -> np.ndarray:
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    groups = [attributes["num_groups"]] if "num_groups" in attributes else []
+    scalars = [] if op_type == "BatchNormalNorm" else [*groups, float(np.float32(1e-5)), float(np.float32(DELTA))]
+    result = OPERATORS[op_type].torch_op(*(tensor(value) for value in values.values()), *scalars)
+    if result.dtype == torch.bfloat16:
+        return result.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return result.numpy()
+
+
+@pytest.mark.parametrize("opset", range(18, NEWEST + 1))
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_body_at_every_opset(op_type: str, opset: int, tmp_path: Any) -> None:
+    values = make_values(op_type, (3, 8, 5), "float32")
+    attributes = {
+        "BatchNormalNorm": {},
+        "LayerNormalNorm": {"axis": -1, "epsilon": 1e-5, "delta": DELTA},
+        "GroupNormalNorm": {"num_groups": 4, "epsilon": 1e-5, "delta": DELTA},
+    }[op_type]
+    expected = expected_output(op_type, values, 4, 1)
+    path = single_node_model(tmp_path / "node.onnx", op_type, values, opset, **attributes)
+    for runtime in ("onnxruntime", "reference") if opset <= NEWEST_OF_ONNXRUNTIME else ("reference",):
+        (result,) = load(path, runtime)(**values)
+        np.testing.assert_allclose(result, expected, rtol=4e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("op_type", ["LayerNormalNorm", "GroupNormalNorm"])
+def test_missing_attributes_mean_their_defaults(op_type: str, tmp_path: Any) -> None:
+    values = make_values(op_type, (3, 8, 5), "float32")
+    given = {name: default for name, (_, default) in OPERATORS[op_type].attributes.items()}
+    results = []
+    for name, attributes in (("with.onnx", given), ("without.onnx", {})):
+        (result,) = load(single_node_model(tmp_path / name, op_type, values, **attributes))(**values)
+        results.append(result)
+    np.testing.assert_array_equal(*results)
+
+
+# Relative error of ψ in float32 against float64. It grows with |h| because η·log(1 + |h|) is rounded before the
+# exponential; PyTorch's expm1 and log1p, with the same rounding, reach half of these bounds.
+@pytest.mark.parametrize(("least", "greatest", "bound"), [(0, 1e-3, 1e-6), (1e-3, 10, 2e-6), (10, 1e4, 1.2e-5)])
+@pytest.mark.parametrize("delta", [0.0, DELTA], ids=["paper", "reference"])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference", "torch"])
+def test_relative_accuracy_of_the_power_transform(
+    runtime: str, delta: float, least: float, greatest: float, bound: float, tmp_path: Any
+) -> None:
+    """No cancellation for small |h| or exponents near 0, no overflow up to |h| = 1e4; λ in [−2, 4] and at the edges."""
+    edges = [0.0, 1.0, 2.0, 1e-7, -1e-7, 1e-3, 2 - 1e-6, 2 + 1e-4, delta, -delta, 2 + 0.99 * delta, -1.01 * delta]
+    lmbda = np.concatenate([edges, np.linspace(-2, 4, 49)])
+    sizes = np.geomspace(max(least, 1e-30), greatest, 300)
+    h = np.concatenate([-sizes, [0.0, -0.0], sizes]).astype(np.float32)
+    exponents = [exponent.float().numpy() for exponent in resolve_exponents(torch.from_numpy(lmbda), delta)]
+    one, zero = np.ones(len(lmbda), np.float32), np.zeros(len(lmbda), np.float32)
+    values = {"X": np.repeat(h[:, None], len(lmbda), axis=1), "scale": one, "shift": zero}
+    values |= {"exponent_pos": exponents[0], "exponent_neg": exponents[1], "weight": one, "bias": zero}
+    if runtime == "torch":
+        result = call_torch_op("BatchNormalNorm", values, {})
+    else:
+        path = single_node_model(tmp_path / "node.onnx", "BatchNormalNorm", values)
+        (result,) = load(path, runtime)(**values)
+    # In the paper's form η₊ = λ and η₋ = 2 − λ, so the oracle takes exponents of the two halves one by one.
+    positive, negative = (
+        oracle.power_transform(values["X"], eta, 0.0) for eta in (exponents[0], 2.0 - np.float64(exponents[1]))
+    )
+    expected = np.where(values["X"] >= 0, positive, negative)
+    assert np.isfinite(result).all()
+    assert (result[expected == 0] == 0).all()
+    nonzero = expected != 0
+    assert (np.abs(result - expected)[nonzero] / np.abs(expected[nonzero])).max() <= bound
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_nan_propagates_and_wild_exponents_stay_finite(runtime: str, tmp_path: Any) -> None:
+    values = make_values("BatchNormalNorm", (4, 7), "float32")
+    values["exponent_pos"][:] = [0, 1e-12, -1e-12, 40, -40, 1e3, -1e3]
+    values["exponent_neg"][:] = 2 - values["exponent_pos"]
+    values["X"][0] = np.nan
+    values["X"][1:] = np.array([[0.0], [1e-20], [1e-3]])
+    values["scale"][:], values["shift"][:] = 1, 0
+    path = single_node_model(tmp_path / "node.onnx", "BatchNormalNorm", values)
+    (result,) = load(path, runtime)(**values)
+    assert np.isnan(result[0]).all()
+    expected = expected_output("BatchNormalNorm", values, 1, 1)
+    np.testing.assert_allclose(result[1:], expected[1:], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_torch_op_has_a_correct_fake(op_type: str) -> None:
+    values = {name: torch.from_numpy(value) for name, value in make_values(op_type, (3, 8, 5), "float32").items()}
+    scalars = {"BatchNormalNorm": [], "LayerNormalNorm": [1e-5, DELTA], "GroupNormalNorm": [4, 1e-5, DELTA]}[op_type]
+    torch.library.opcheck(
+        OPERATORS[op_type].torch_op,
+        (*values.values(), *scalars),
+        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+    )
