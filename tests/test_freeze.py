@@ -217,6 +217,17 @@ def test_hooks_that_would_be_lost_are_refused() -> None:
         freeze(nn.Sequential(layer))
 
 
+def test_a_transformer_encoder_does_not_bypass_its_norms() -> None:
+    """torch's fused inference path would run them as plain LayerNorms."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    encoder.layers[0].norm1, encoder.layers[0].norm2 = standins.LayerNormalNorm(8), standins.LayerNormalNorm(8)
+    frozen, x = freeze(encoder), torch.randn(2, 3, 8)
+    assert type(frozen.layers[0].norm1) is FrozenLayerNormalNorm
+    with torch.no_grad():  # where the fused path would be taken
+        fused = frozen(x)
+    torch.testing.assert_close(fused, frozen(x).detach())
+
+
 def test_what_is_no_module_and_what_cannot_be_copied() -> None:
     with pytest.raises(FreezeError, match=r"takes a torch\.nn\.Module, got dict"):
         freeze({})  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from nnorm_export.attention import keep_norms_from_fusion
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.table import looks_like_normalization, refuse, row_for
 from nnorm_export.operators import FrozenOperator
@@ -57,6 +58,7 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
             f"{type(model).__name__} cannot be deep-copied ({error}); a tensor that the model keeps from a training "
             "step, or an open file or lock among its attributes, is the usual cause: delete it before exporting"
         ) from error
+    keep_norms_from_fusion(frozen, FrozenOperator)
     return frozen.eval()
 
 

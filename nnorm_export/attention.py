@@ -1,0 +1,34 @@
+"""PyTorch's fused attention path, which in eval mode replaces the code of a layer by one kernel.
+
+It cannot be exported, and nn.TransformerEncoderLayer's reads nothing of its norms but eps, weight and bias: any other
+normalization in their place would silently run as a plain LayerNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def without_fused_attention() -> Iterator[None]:
+    """Switches the fused path off for the process, and puts it back as it was."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def keep_norms_from_fusion(model: nn.Module, norm: type[nn.Module]) -> None:
+    """Marks every transformer encoder in ``model`` that holds a ``norm`` as one that the fused path does not take."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            if isinstance(module.norm1, norm) or isinstance(module.norm2, norm):
+                module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder) and any(isinstance(child, norm) for child in module.modules()):
+            module.use_nested_tensor = False

@@ -1,0 +1,185 @@
+"""Batch normality normalization: statistics over the batch while training, frozen ones at inference."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nnorm_export.layers._base import Form, NormalNorm, expand_trailing, mean_absolute_deviation
+from nnorm_export.mathematics import estimate_lmbda
+
+
+class _BatchNormalNorm(NormalNorm):
+    r"""y = ψ((x − μ)/√(σ² + ε); λ)·weight + bias, per channel (NN eq. 2, 3 and Algorithm 1).
+
+    Training takes μ, the biased σ² and λ̂ (NN eq. 5–15, with gradient) from the batch, over N and all spatial axes,
+    adds noise to ψ, and moves the running statistics: new = m·batch + (1 − m)·old. Evaluation uses the running
+    statistics and is a pure elementwise map.
+
+    Args:
+        num_features: the number C of channels.
+        order: 2 for a Newton step towards λ̂, 1 for a gradient step.
+        alpha: the size α of that step.
+        iterations: accepted for the authors' signature, which takes a single step whatever it says; warns if not 1.
+        standardize: False leaves x as it is (h = x) and the running mean and variance untouched.
+        affine: whether there are ``weight`` and ``bias``.
+        track_running_stats: False freezes the running statistics. They exist nevertheless, evaluation uses them.
+        momentum: m; None for the cumulative average, m = 1/``num_batches_tracked``.
+        noise_train, eps, form: see :class:`~nnorm_export.layers.NormalNorm`.
+
+    State: ``running_mean``, ``running_var`` (unbiased), ``running_lmbda``, ``running_norm`` (mean absolute deviation
+    of ψ's output), ``num_batches_tracked``; the last may be missing from a state dict, as it is from the authors'.
+
+    Raises:
+        ValueError: wrong number of axes; one value per channel in training; ``order`` not 1 or 2.
+        RuntimeError: wrong number of channels.
+    """
+
+    _input_ndims: ClassVar[tuple[int, ...]]
+
+    running_lmbda: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    running_norm: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        order: int = 2,
+        alpha: float = 1.0,
+        iterations: int = 1,
+        standardize: bool = True,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        momentum: float | None = 0.1,
+        noise_train: float = 0.4,
+        eps: float = 1e-05,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        form: Form = "reference",
+    ) -> None:
+        super().__init__(eps, noise_train, form)
+        if order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, got {order}")
+        if iterations != 1:
+            warnings.warn(
+                f"iterations={iterations} has no effect: like the reference implementation, "
+                f"{type(self).__name__} takes one step towards lambda. Pass iterations=1.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.num_features = num_features
+        self.order = order
+        self.alpha = alpha
+        self.iterations = iterations
+        self.standardize = standardize
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        self.momentum = momentum
+        for name in ("running_lmbda", "running_mean", "running_var", "running_norm"):
+            self.register_buffer(name, torch.empty(num_features, device=device, dtype=dtype))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
+        self.reset_running_stats()
+        self._init_affine((num_features,), affine, device, dtype)
+
+    def reset_running_stats(self) -> None:
+        """λ = 1, mean 0, variance 1, and √(2/π), the mean absolute deviation of a standard normal variable."""
+        self.running_lmbda.fill_(1.0)
+        self.running_mean.zero_()
+        self.running_var.fill_(1.0)
+        self.running_norm.fill_(math.sqrt(2.0 / math.pi))
+        self.num_batches_tracked.zero_()
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() not in self._input_ndims:
+            expected = " or ".join(f"{ndim}D" for ndim in self._input_ndims)
+            raise ValueError(f"expected {expected} input (got {x.dim()}D input)")
+        if x.shape[1] != self.num_features:
+            raise RuntimeError(
+                f"{type(self).__name__}: running_mean should contain {x.shape[1]} elements not {self.num_features} "
+                f"(expected {self.num_features} channels, got input of size {list(x.shape)})"
+            )
+        if self.training and math.prod(x.shape) == self.num_features:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        trailing = x.dim() - 2
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+        # An empty batch has no statistics: the running ones stay as they are, and an empty tensor comes out.
+        if self.training and x.numel() > 0:
+            x = self._transform_with_batch_statistics(x)
+        else:
+            h = self._standardize(x, self._running("mean", x), self._running("var", x))
+            x = self._transform(h, self._running("lmbda", x))
+        return self._apply_affine(x, trailing)
+
+    def _transform_with_batch_statistics(self, x: Tensor) -> Tensor:
+        dim = [0, *range(2, x.dim())]
+        variance, mean = torch.var_mean(x, dim, correction=0, keepdim=True)
+        h = self._standardize(x, mean, variance)
+        lmbda = estimate_lmbda(h, dim, self.delta, order=self.order, alpha=self.alpha)
+        count = x.numel() // self.num_features
+        x = self._transform(h, lmbda)
+        norm = mean_absolute_deviation(x, dim)
+        if self.track_running_stats:
+            self._update_running_stats(mean, variance, lmbda, norm, count)
+        return self._add_noise(x, norm) if self._adds_noise else x
+
+    def _standardize(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return (x - mean) / torch.sqrt(variance + self.eps) if self.standardize else x
+
+    def _running(self, name: str, x: Tensor) -> Tensor:
+        buffer: Tensor = getattr(self, f"running_{name}")
+        return expand_trailing(buffer, x.dim() - 2).to(x.dtype)
+
+    @torch.no_grad()
+    def _update_running_stats(self, mean: Tensor, variance: Tensor, lmbda: Tensor, norm: Tensor, count: int) -> None:
+        unbiased = count / (count - 1)
+        self._move("running_lmbda", lmbda)
+        self._move("running_norm", norm * unbiased)
+        if self.standardize:
+            self._move("running_mean", mean)
+            self._move("running_var", variance * unbiased)
+
+    def _move(self, name: str, batch_value: Tensor) -> None:
+        buffer: Tensor = getattr(self, name)
+        batch_value = batch_value.flatten()
+        # Kept a tensor: reading the count as a Python number would break the graph of torch.compile.
+        counted = self.num_batches_tracked.to(batch_value.dtype)
+        factor = 1.0 / counted if self.momentum is None else self.momentum
+        buffer.copy_(factor * batch_value + (1.0 - factor) * buffer.to(batch_value.dtype))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # The authors' layers keep the count as a plain attribute, so none of their checkpoints holds it.
+        current = self.num_batches_tracked
+        default = torch.zeros_like(current, device="cpu") if current.is_meta else current
+        state_dict.setdefault(f"{prefix}num_batches_tracked", default)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, order={self.order}, alpha={self.alpha}, "
+            f"standardize={self.standardize}, noise_train={self.noise_train}, form={self.form!r}"
+        )
+
+
+class BatchNormalNorm1d(_BatchNormalNorm):
+    __doc__ = _BatchNormalNorm.__doc__
+    _input_ndims = (2, 3)  # (N, C) or (N, C, L), as torch.nn.BatchNorm1d
+
+
+class BatchNormalNorm2d(_BatchNormalNorm):
+    __doc__ = _BatchNormalNorm.__doc__
+    _input_ndims = (4,)  # (N, C, H, W)
+
+
+class BatchNormalNorm3d(_BatchNormalNorm):
+    __doc__ = _BatchNormalNorm.__doc__
+    _input_ndims = (5,)  # (N, C, D, H, W)

@@ -1,0 +1,66 @@
+"""Layer normality normalization: statistics over the trailing axes of each sample."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nnorm_export.layers._base import Form, NormalNorm
+
+
+class LayerNormalNorm(NormalNorm):
+    r"""y = ψ((x − mean x)/√(var x + ε); λ̂)·weight + bias over the trailing ``normalized_shape`` (NN eq. 2–15).
+
+    The statistics, λ̂ among them, come from the input itself, in training and in evaluation; they are always those of
+    a full Newton step (order 2, α = 1). Training adds noise.
+
+    Args:
+        normalized_shape: the trailing axes to normalise over; an int for the last one.
+        elementwise_affine: whether there are ``weight`` and ``bias``, both of shape ``normalized_shape``.
+        eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
+
+    Shape: (\*, \*normalized_shape), any leading axes.
+
+    Raises:
+        ValueError: ``normalized_shape`` is empty.
+        RuntimeError: the input's trailing axes are not ``normalized_shape``.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-05,
+        elementwise_affine: bool = True,
+        noise_train: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        form: Form = "reference",
+    ) -> None:
+        super().__init__(eps, noise_train, form)
+        shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+        self.normalized_shape = tuple(operator.index(size) for size in shape)
+        if not self.normalized_shape:
+            raise ValueError("normalized_shape must name at least one axis, got ()")
+        self.elementwise_affine = elementwise_affine
+        self._init_affine(self.normalized_shape, elementwise_affine, device, dtype)
+
+    def _check_input(self, x: Tensor) -> None:
+        shape = list(self.normalized_shape)
+        if list(x.shape[-len(shape) :]) != shape:
+            expected = ", ".join(["*", *map(str, shape)])
+            raise RuntimeError(
+                f"Given normalized_shape={shape}, expected input with shape [{expected}], "
+                f"but got input of size{list(x.shape)}"
+            )
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        return self._apply_affine(self._gaussianize_samples(x, range(-len(self.normalized_shape), 0)))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
+            f"noise_train={self.noise_train}, form={self.form!r}"
+        )
