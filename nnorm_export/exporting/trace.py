@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import ExportError
 
 
@@ -19,22 +20,18 @@ from nnorm_export.errors import ExportError
 def exporting_state() -> Iterator[None]:
     """What tracing needs of the process, put back afterwards.
 
-    nn.MultiheadAttention and nn.TransformerEncoderLayer take a fused path in eval mode that cannot be exported.
     torch's exporter logs every optional package that is not installed, and warns of its own internals.
     """
-    fastpath = torch.backends.mha.get_fastpath_enabled()
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
-    torch.backends.mha.set_fastpath_enabled(False)
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), without_fused_attention():
             warnings.filterwarnings("ignore", category=FutureWarning)
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 

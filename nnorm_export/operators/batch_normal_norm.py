@@ -79,6 +79,11 @@ def _translate(X: Any, scale: Any, shift: Any, exponent_pos: Any, exponent_neg: 
 class FrozenBatchNormalNorm(FrozenOperator):
     """BatchNormalNorm with frozen statistics; see :func:`batch_normal_norm` for the parameters."""
 
+    scale: Tensor
+    shift: Tensor
+    exponent_pos: Tensor
+    exponent_neg: Tensor
+
     operator = Operator(
         op_type="BatchNormalNorm",
         torch_op=torch.ops.nnorm.batch_normal_norm.default,
@@ -88,6 +93,8 @@ class FrozenBatchNormalNorm(FrozenOperator):
     )
 
     def forward(self, x: Tensor) -> Tensor:
+        channels = self.scale.shape[0]
+        self._require_input(x.dim() >= 2 and x.shape[1] == channels, x, f"[N, {channels}, *spatial]")
         y: Tensor = torch.ops.nnorm.batch_normal_norm(
             x, self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias
         )

@@ -112,6 +112,8 @@ class FrozenGroupNormalNorm(FrozenOperator):
     def forward(self, x: Tensor) -> Tensor:
         unbatched = self.batch_rank is not None and x.dim() == self.batch_rank - 1
         batched = x.unsqueeze(0) if unbatched else x
+        channels = self.weight.shape[0]
+        self._require_input(batched.dim() >= 2 and batched.shape[1] == channels, x, f"[N, {channels}, *spatial]")
         y: Tensor = torch.ops.nnorm.group_normal_norm(
             batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta
         )

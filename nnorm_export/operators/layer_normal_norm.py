@@ -90,5 +90,7 @@ class FrozenLayerNormalNorm(FrozenOperator):
         self.epsilon, self.delta = epsilon, delta
 
     def forward(self, x: Tensor) -> Tensor:
+        shape = self.weight.shape
+        self._require_input(x.shape[x.dim() - len(shape) :] == shape, x, f"[*, {', '.join(map(str, shape))}]")
         y: Tensor = torch.ops.nnorm.layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
         return y

@@ -75,6 +75,8 @@ class FrozenOperator(nn.Module):
 
     operator: Operator
     record: dict[str, Any]
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
         super().__init__()
@@ -96,6 +98,13 @@ class FrozenOperator(nn.Module):
 
         super()._apply(keep_arithmetic, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _require_input(self, fits: bool, x: Tensor, expected: str) -> None:
+        if not fits:
+            raise ValueError(
+                f"layer {self.record['path'] or '(the model itself)'} ({self.record['layer']}): "
+                f"expected an input of shape {expected}, got {list(x.shape)}"
+            )
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.record.items())

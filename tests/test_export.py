@@ -1,0 +1,299 @@
+"""export(): what it writes, for every kind of model and argument, and what it refuses without losing a file."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nnorm_export
+from nnorm_export import ExportError, FreezeError, ParityError, export, freeze, layers, load, verify
+
+FORMS = ("portable", "primitives", "custom")
+
+
+def randomized(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for name, buffer in module.named_buffers():
+        if name.endswith(("running_var", "running_lmbda")):
+            buffer.uniform_(0.4, 1.6, generator=generator)
+        elif name.endswith("running_mean"):
+            buffer.normal_(generator=generator)
+    return module
+
+
+class Network(nn.Module):
+    """Every operator once, one of them twice; a keyword input and nested outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), layers.BatchNormalNorm2d(8), nn.ReLU())
+        self.group = layers.GroupNormalNorm(8, 4)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.instance = layers.InstanceNormalNorm2d(8)
+        self.head = nn.Sequential(nn.Linear(8, 16), layers.LayerNormalNorm(16), nn.Linear(16, 5))
+
+    def forward(self, image: Tensor, scale: Tensor | None = None) -> dict[str, Any]:
+        h = self.stem[1](self.conv(self.group(self.stem(image))))
+        features = self.instance(h).relu().mean((2, 3))
+        if scale is not None:
+            features = features * scale
+        return {"logits": self.head(features), "features": (features, features * features)}
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return randomized(Network())
+
+
+@pytest.fixture(scope="module")
+def image() -> Tensor:
+    return torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
+
+
+NODES = {"BatchNormalNorm": 2, "GroupNormalNorm": 2, "LayerNormalNorm": 1}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    report = export(network, (image,), tmp_path / "model.onnx", form=form)
+    model = onnx.load(report.path)
+    counts = collections.Counter(node.op_type for node in model.graph.node if node.domain == "nnorm")
+    assert counts == ({} if form == "primitives" else NODES)
+    assert {function.name for function in model.functions} == (set(NODES) if form == "portable" else set())
+    assert {opset.domain for opset in model.opset_import} == {"", "nnorm"} - (
+        {"nnorm"} if form == "primitives" else set()
+    )
+    # Nothing of the training code: no noise, no running update, no mask arithmetic.
+    standard = {node.op_type for node in model.graph.node if node.domain == ""}
+    assert not standard & {"RandomNormalLike", "RandomNormal", "Dropout", "ScatterND", "NonZero", "Pow", "Sign"}
+    if form != "primitives":
+        standard_nodes = 8  # Conv, Relu, Conv, Relu, ReduceMean, Gemm, Gemm, Mul
+        assert len(model.graph.node) == len(report.layers) + standard_nodes == report.nodes
+    assert (report.parity is None) == (form == "custom")
+    assert model.ir_version == 10
+    assert [layer["path"] for layer in report.layers] == ["stem.1", "group", "stem.1", "instance", "head.1"]
+
+
+def test_nodes_carry_what_tensorrt_and_people_need(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    model = onnx.load(export(network, image, tmp_path / "model.onnx").path)
+    outer = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    for node in (node for node in model.graph.node if node.domain == "nnorm"):
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        assert attributes["plugin_namespace"] == b"nnorm"
+        assert attributes["plugin_version"] == b"1"
+        assert {prop.key: prop.value for prop in node.metadata_props}["nnorm_export.layer"] in node.name
+        assert all(node.input)
+    for function in model.functions:
+        assert not outer & {name for node in function.node for name in (*node.input, *node.output)}
+        assert not any(node.domain == "nnorm" for node in function.node)
+
+
+def test_metadata(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    report = export(network, image, tmp_path / "model.onnx")
+    model = onnx.load(report.path)
+    metadata = {prop.key.removeprefix("nnorm_export."): prop.value for prop in model.metadata_props}
+    assert model.producer_name == "nnorm_export"
+    assert model.producer_version == metadata["version"] == nnorm_export.__version__
+    assert metadata["form"] == "portable"
+    assert metadata["weights_sha256"] == report.weights_sha256
+    table = json.loads(metadata["layers"])
+    assert table == report.layers
+    assert table[0]["node"] == "stem.1/BatchNormalNorm"
+    assert table[2]["node"] == "stem.1/BatchNormalNorm_2"  # the same layer, called twice
+    assert 0.4 <= table[0]["lambda_min"] < table[0]["lambda_max"] <= 1.6
+    text = str(model)
+    assert str(Path.cwd()) not in text
+    assert ".py" not in text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_model_gives_the_same_bytes(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    first, second = (
+        export(network, image, tmp_path / name, form=form, verify=False).path.read_bytes() for name in ("a", "b")
+    )
+    assert first == second
+
+
+def test_the_weights_hash_tells_models_apart_and_not_forms(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    hashes = [export(network, image, tmp_path / "m", form=form, verify=False).weights_sha256 for form in FORMS]
+    assert len(set(hashes)) == 1
+    other = freeze(network)
+    other.conv.bias.data[0] += 1e-6
+    assert export(other, image, tmp_path / "m", verify=False).weights_sha256 != hashes[0]
+
+
+@pytest.mark.parametrize("form", FORMS[:2])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+def test_dtypes(dtype: str, form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    # float64 and bfloat16 are compared in the reference evaluator; bfloat16 convolutions exist from opset 22 on.
+    report = export(network, image, tmp_path / "m.onnx", dtype=dtype, form=form, opset_version=22)
+    assert report.parity
+    elements = {tensor.name: tensor.data_type for tensor in onnx.load(report.path).graph.initializer}
+    expected = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16, "fp64": onnx.TensorProto.DOUBLE}
+    assert elements["head.0.weight"] == expected[dtype]
+    if form == "portable":  # parameters of a normalization stay in its arithmetic
+        arithmetic = onnx.TensorProto.DOUBLE if dtype == "fp64" else onnx.TensorProto.FLOAT
+        assert elements["stem.1.scale"] == elements["head.1.weight"] == arithmetic
+
+
+def test_dynamic_batch_is_the_default_and_serves_any_batch(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    path = export(network, image[:1], tmp_path / "model.onnx").path  # a batch of one, which torch.export specialises
+    runner = load(path)
+    assert [str(info) for info in runner.inputs] == ["image: float32[batch, 3, 8, 6]"]
+    assert [info.name for info in runner.outputs] == ["logits", "features_0", "features_1"]
+    frozen = freeze(network)
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3, 8, 6)
+        logits, *_ = runner(image=x.numpy())
+        np.testing.assert_allclose(logits, frozen(x)["logits"].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_empty_batch(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), layers.BatchNormalNorm1d(6), layers.LayerNormalNorm(6))
+    (result,) = load(export(model, torch.randn(2, 4), tmp_path / "m.onnx").path)(np.zeros((0, 4), np.float32))
+    assert result.shape == (0, 6)
+
+
+def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    fixed = load(export(network, image, tmp_path / "fixed.onnx", dynamic_shapes={}).path)
+    assert fixed.inputs[0].shape == (2, 3, 8, 6)
+    with pytest.raises(nnorm_export.InputError, match=r"shape \[3, 3, 8, 6\].*image: float32\[2, 3, 8, 6\]"):
+        fixed(np.zeros((3, 3, 8, 6), np.float32))
+    dims = {0: torch.export.Dim("n"), 2: torch.export.Dim("height", min=2), 3: torch.export.Dim("width", min=2)}
+    path = export(network, image, tmp_path / "dynamic.onnx", dynamic_shapes={"image": dims}).path
+    runner = load(path)
+    assert runner.inputs[0].shape == ("n", 3, "height", "width")
+    x = torch.randn(3, 3, 5, 9)
+    np.testing.assert_allclose(runner(x.numpy())[0], freeze(network)(x)["logits"].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_keyword_inputs_and_names(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    scale = torch.rand(2, 8)
+    report = export(
+        network, (image,), tmp_path / "m.onnx", kwargs={"scale": scale}, input_names=["pixels", "gain"],
+        output_names=["y", "f", "f2"],
+    )  # fmt: skip
+    runner = load(report.path)
+    assert [info.name for info in runner.inputs] == ["pixels", "gain"]
+    assert [info.name for info in runner.outputs] == ["y", "f", "f2"]
+    assert verify(report.path, network, {"image": image, "scale": scale})
+    by_name = runner(gain=scale.numpy(), pixels=image.numpy())
+    np.testing.assert_array_equal(by_name[0], runner(image.numpy(), scale.numpy())[0])
+
+
+def test_external_data(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    report = export(network, image, path, external_data=True)
+    assert report.parity
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    inside = export(network, image, tmp_path / "inside.onnx").path
+    for left, right in zip(load(path)(image.numpy()), load(inside)(image.numpy()), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert path.stat().st_size < inside.stat().st_size
+
+
+def test_exported_programs(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(freeze(network), (image,)), tmp_path / "model.pt2")
+    report = export(torch.export.load(tmp_path / "model.pt2"), (), tmp_path / "model.onnx")
+    assert report.parity
+    assert [layer["path"] for layer in report.layers] == ["stem.1", "group", "stem.1", "instance", "head.1"]
+    unfrozen = torch.export.export(network.eval(), (image,))
+    with pytest.raises(ExportError, match=r"training code of .*NormalNorm.*nnorm_export\.freeze"):
+        export(unfrozen, (), tmp_path / "model.onnx")
+
+
+def test_attention_in_eval_mode_exports_and_the_fast_path_is_put_back(tmp_path: Path) -> None:
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+    model = layers.convert_normal_norm(nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False))
+    before = torch.backends.mha.get_fastpath_enabled()
+    report = export(model, torch.randn(2, 5, 16), tmp_path / "m.onnx")
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    assert len(report.layers) == 4
+
+
+def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    portable = export(network, image, tmp_path / "portable.onnx").path
+    onnx.save(onnx.inliner.inline_local_functions(onnx.load(portable)), tmp_path / "inlined.onnx")
+    primitives = export(network, image, tmp_path / "primitives.onnx", form="primitives").path
+    for left, right in zip(
+        load(tmp_path / "inlined.onnx")(image.numpy()), load(primitives)(image.numpy()), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_standardization_folds_into_the_convolution_in_primitives(tmp_path: Path) -> None:
+    model = randomized(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), layers.BatchNormalNorm2d(4)))
+    report = export(model, torch.randn(2, 3, 6, 6), tmp_path / "m.onnx", form="primitives")
+    kinds = collections.Counter(node.op_type for node in onnx.load(report.path).graph.node)
+    assert kinds["BatchNormalization"] == 0
+    assert kinds["Conv"] == 1
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"form": "onnx"}, ExportError, "unknown form 'onnx'; choose one of portable, primitives, custom"),
+        ({"opset_version": 17}, ExportError, "opset 17 cannot be written: choose one from 18"),
+        ({"opset_version": 999}, ExportError, "opset 999 cannot be written"),
+        ({"dtype": "int8"}, ExportError, "unknown dtype 'int8'"),
+        ({"args": ()}, ExportError, r"do not fit Network\.forward: missing a required argument: 'image'"),
+        ({"input_names": ["a", "b"]}, ExportError, "input_names has 2 names, the model has 1: image"),
+        ({"f": "."}, ExportError, "is a folder"),
+        ({"f": "no/such/folder/model.onnx"}, ExportError, "nothing was written"),
+        ({"model": Branching()}, ExportError, r"torch\.export cannot trace Branching.*x\.sum\(\) > 0"),
+        (
+            {"model": nn.Sequential(layers.BatchNormalNorm2d(4))},
+            ExportError,
+            r"layer 0 \(.*\[N, 4, \*spatial\], got \[",
+        ),
+        ({"dtype": "bf16"}, ExportError, "choose a newer opset, 22 for bf16"),
+    ],
+    ids=lambda v: str(v)[:40] if isinstance(v, dict) else "",
+)
+def test_bad_arguments_lose_nothing(
+    change: dict[str, Any], error: type[Exception], message: str, network: nn.Module, image: Tensor, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"an older model")
+    with pytest.raises(error, match=f"(?s){message}"):
+        export(**{"model": network, "args": (image,), "f": "model.onnx", **change})
+    assert (tmp_path / "model.onnx").read_bytes() == b"an older model"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_model_that_would_compute_something_else_is_not_written(tmp_path: Path) -> None:
+    class Doubled(layers.BatchNormalNorm1d):
+        """A subclass whose own forward the operator cannot know of."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"an older model")
+    with pytest.raises(ParityError, match=r"(?s)was not written.*DIFFERENT in onnxruntime.*verify=False"):
+        export(nn.Sequential(Doubled(4)), torch.randn(3, 4), path)
+    assert path.read_bytes() == b"an older model"
+    assert export(nn.Sequential(Doubled(4)), torch.randn(3, 4), path, verify=False).parity is None
+
+
+def test_a_layer_that_cannot_be_frozen_is_named(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layers.BatchNormalNorm1d(4))
+    model[1].running_lmbda[2] = float("nan")
+    with pytest.raises(FreezeError, match=r"layer 1 \(BatchNormalNorm1d\): running_lmbda is not finite in 1 of 4"):
+        export(model, torch.randn(2, 4), tmp_path / "m.onnx")

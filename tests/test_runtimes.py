@@ -1,0 +1,199 @@
+"""load() and verify(): one interface over the runtimes, errors in words, and files that other runtimes read too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import openvino
+import pytest
+import torch
+from test_golden import CHECKPOINTS, STANDINS, trained_network
+from torch import Tensor, nn
+
+from nnorm_export import (
+    InputError,
+    ModelFileError,
+    NnormExportError,
+    RuntimeMissingError,
+    export,
+    layers,
+    load,
+    verify,
+)
+from nnorm_export.parity import _budget_share, _judge
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), layers.BatchNormalNorm1d(6), layers.LayerNormalNorm(6), nn.Linear(6, 3))
+
+
+@pytest.fixture(scope="module")
+def portable(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(model, torch.randn(2, 4), tmp_path_factory.mktemp("files") / "portable.onnx").path
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_a_runner_says_what_it_takes_and_what_ran(runtime: str, portable: Path) -> None:
+    runner = load(portable, runtime)
+    assert runner.runtime == runtime
+    assert [str(info) for info in (*runner.inputs, *runner.outputs)] == [
+        "input: float32[batch, 4]",
+        "output: float32[batch, 3]",
+    ]
+    assert runner.implementations == {"1/BatchNormalNorm": "body", "2/LayerNormalNorm": "body"}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named", "message"),
+    [
+        ([], {}, r"missing input input; the model takes input: float32\[batch, 4\]"),
+        ([0, 0], {}, "2 arrays given, the model takes 1"),
+        ([], {"x": 0}, "no input named x"),
+        ([0], {"input": 0}, "input given both by position and by name"),
+        ([np.zeros((2, 4))], {}, "input input is float64, the model takes input: float32"),
+        ([np.zeros((2, 5), np.float32)], {}, r"has shape \[2, 5\]"),
+        ([np.zeros(4, np.float32)], {}, r"has shape \[4\]"),
+    ],
+)
+def test_inputs_that_do_not_fit(arrays: list[object], named: dict[str, object], message: str, portable: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        load(portable)(*arrays, **named)
+
+
+def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"missing\.onnx: no such file"):
+        load(tmp_path / "missing.onnx")
+    for content in (b"", b"not a model", b"\x00\x01\x02"):
+        (tmp_path / "bad.onnx").write_bytes(content)
+        with pytest.raises(ModelFileError, match=r"bad\.onnx: not an ONNX model"):
+            load(tmp_path / "bad.onnx")
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        load(tmp_path)
+    with pytest.raises(NnormExportError, match="unknown runtime 'tensorflow'; choose one of onnxruntime, reference"):
+        load(portable, "tensorflow")
+    with pytest.raises(RuntimeMissingError, match="has no NoSuchExecutionProvider"):
+        load(portable, providers=["NoSuchExecutionProvider"])
+    custom = export(model, torch.randn(2, 4), tmp_path / "custom.onnx", form="custom").path
+    for runtime in ("onnxruntime", "reference"):
+        with pytest.raises(ModelFileError, match=r"form 'custom'.*no bodies"):
+            load(custom, runtime)
+
+
+def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[onnxruntime\]'"):
+        load(portable)
+    assert load(portable, "reference").runtime == "reference"
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_verify_passes_the_model_and_fails_another(runtime: str, portable: Path, model: nn.Module) -> None:
+    x = torch.randn(50, 4)
+    report = verify(portable, model, x, runtime=runtime)
+    assert report
+    assert report.runtime == runtime
+    assert report.criterion.startswith("budget")
+    (output,) = report.outputs
+    assert output.rows == 50
+    assert output.top1_agreement == 1.0
+    assert 0 <= output.budget_share <= 1
+    assert "equal in" in str(report)
+
+    other = nn.Sequential(*model)
+    lmbda = other[1].running_lmbda.clone()
+    other[1].running_lmbda = lmbda + 1e-3
+    try:
+        wrong = verify(portable, other, x, runtime=runtime)
+    finally:
+        other[1].running_lmbda = lmbda
+    assert not wrong
+    assert wrong.outputs[0].budget_share > 1
+    assert "DIFFERENT in" in str(wrong)
+    # The tolerances of the caller replace the budget.
+    assert not verify(portable, model, x, runtime=runtime, rtol=0, atol=0) or output.max_abs_diff == 0
+    assert verify(portable, model, x, runtime=runtime, atol=1e-4).criterion == "allclose, rtol 0, atol 0.0001"
+
+
+def test_verify_where_float64_is_impossible(tmp_path: Path) -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x.float())  # float32 written into the code
+
+    report = export(Single(), torch.randn(2, 4), tmp_path / "m.onnx").parity
+    assert report
+    assert "does not run in float64" in report.criterion
+    assert report.outputs[0].budget_share is None
+
+
+def test_judgement_of_nan_infinity_and_integers() -> None:
+    truth = np.array([[1.0, np.nan, np.inf]])
+    same = truth.astype(np.float32)
+    assert _judge("y", same, same, truth, None, None).passed
+    for index in range(3):
+        other = same.copy()
+        other[0, index] = 2.0
+        assert not _judge("y", other, same, truth, None, None).passed
+        assert not _judge("y", other, same, None, None, None).passed
+    lost = np.array([[np.nan, np.nan, np.inf]], np.float32)
+    assert _budget_share(lost.astype(np.float64), same.astype(np.float64), truth, same.dtype) == np.inf
+    assert _judge("i", np.array([1, 2]), np.array([1, 2]), None, None, None).passed
+    assert not _judge("i", np.array([1, 2]), np.array([1, 3]), None, None, None).passed
+    empty = np.zeros((0, 3), np.float32)
+    assert _judge("y", empty, empty, empty.astype(np.float64), None, None).passed
+
+
+OLDEST = os.environ.get("NNORM_OLDEST_ONNXRUNTIME", "")
+
+
+def _oldest_version() -> str | None:
+    """The version of ONNX Runtime in the environment that ``make test`` builds for it."""
+    command = [OLDEST, "-c", "import onnxruntime; print(onnxruntime.__version__)"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False) if OLDEST else None
+    return result.stdout.strip() if result and result.returncode == 0 else None
+
+
+@pytest.mark.skipif(
+    _oldest_version() is None,
+    reason="no environment with ONNX Runtime 1.18, which `make test` builds up to Python 3.12, is there",
+)
+@pytest.mark.parametrize("form", ["portable", "primitives"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_onnxruntime_1_18_loads_and_matches(name: str, form: str, tmp_path: Path) -> None:
+    recorded = np.load(Path(__file__).parent / "golden" / "checkpoints" / f"{name}.npz")
+    path = export(
+        trained_network(name, STANDINS), torch.from_numpy(recorded["input"][:2]), tmp_path / "m.onnx", form=form,
+        input_names=["x"], output_names=["logits"], verify=False,
+    ).path  # fmt: skip
+    np.savez(tmp_path / "feeds.npz", x=recorded["input"])
+    script = Path(__file__).parent / "run_in_onnxruntime.py"
+    run = subprocess.run(
+        [OLDEST, script, path, tmp_path / "feeds.npz", tmp_path / "results.npz"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip().startswith("1.18.")
+    logits = np.load(tmp_path / "results.npz")["logits"]
+    np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits, load(path)(recorded["input"])[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_openvino_runs_the_primitives_form(name: str, tmp_path: Path) -> None:
+    recorded = np.load(Path(__file__).parent / "golden" / "checkpoints" / f"{name}.npz")
+    example = torch.from_numpy(recorded["input"][:2])
+    path = export(trained_network(name, STANDINS), example, tmp_path / "m.onnx", form="primitives", verify=False).path
+    # OpenVINO computes in bfloat16 where the processor can, unless told to keep the model's precision.
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    logits = compiled(recorded["input"])[0]
+    np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(logits.argmax(1), recorded["logits"].argmax(1))
