@@ -5,16 +5,16 @@ from nnorm_export.errors import (
     CheckpointError,
     ExportError,
     FreezeError,
+    InputError,
     ModelFileError,
     NnormExportError,
     ParityError,
     RuntimeMissingError,
 )
-from nnorm_export.exporting.onnx import export
-from nnorm_export.exporting.report import ExportReport
+from nnorm_export.exporter import ExportReport, export
 from nnorm_export.freezing import freeze
 from nnorm_export.parity import ParityReport, verify
-from nnorm_export.runtimes import InputError, Runner, load
+from nnorm_export.runtimes import Runner, load
 
 __all__ = [
     "CheckpointError",

@@ -25,6 +25,10 @@ class ModelFileError(NnormExportError):
     """A file is not a model that can be read."""
 
 
+class InputError(NnormExportError, ValueError):
+    """Inputs do not fit the model or the file."""
+
+
 class ParityError(NnormExportError):
     """A written model does not compute what PyTorch computes."""
 

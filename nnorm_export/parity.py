@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import NnormExportError
+from nnorm_export.exporting.arguments import bind, cast, unbind
 from nnorm_export.freezing import freeze
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.runtimes.base import Array
@@ -115,17 +116,17 @@ def verify(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
         InputError: the inputs do not fit the file.
     """
-    args, kwargs = _call(inputs)
     runner = load(path, runtime)
-    return _compare(runner, model, [(args, kwargs)], rtol, atol)
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
+    return _compare(runner, model, [bind(model, args, kwargs)], rtol, atol)
 
 
 def compare_with_pytorch(
     path: Path, model: nn.Module, examples: Sequence[Mapping[str, Any]], *, runtime: str | None = None
 ) -> ParityReport:
-    """As :func:`verify`, over several sets of keyword inputs; the worst of them is reported."""
+    """As :func:`verify`, over several sets of bound inputs; the worst of them is reported."""
     runner = load(path, runtime or runtime_for(examples))
-    return _compare(runner, model, [((), dict(example)) for example in examples], None, None)
+    return _compare(runner, model, examples, None, None)
 
 
 def runtime_for(examples: Sequence[Mapping[str, Any]]) -> str:
@@ -139,29 +140,19 @@ def runtime_for(examples: Sequence[Mapping[str, Any]]) -> str:
     return "reference" if not has_onnxruntime or dtypes & {torch.bfloat16, torch.float64} else DEFAULT_RUNTIME
 
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def _call(inputs: Sequence[Any] | Mapping[str, Any] | Tensor) -> Call:
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs), {}
-
-
 def _compare(
-    runner: Runner, model: nn.Module, calls: Sequence[Call], rtol: float | None, atol: float | None
+    runner: Runner, model: nn.Module, examples: Sequence[Mapping[str, Any]], rtol: float | None, atol: float | None
 ) -> ParityReport:
     floats = [info.dtype for info in (*runner.inputs, *runner.outputs) if _is_float(info.dtype)]
     dtype = getattr(torch, floats[0].name) if floats else None
     pytorch = _eval_copy(model, dtype)
     double = _eval_copy(model, torch.float64) if dtype != torch.float64 else None  # nothing truer than float64
     collected: list[list[OutputParity]] = []
-    for args, kwargs in calls:
-        actual = runner(*_arrays(runner, _cast((args, kwargs), dtype)))
-        expected = _run(pytorch, *_cast((args, kwargs), dtype))
-        truth = _run_if_possible(double, *_cast((args, kwargs), torch.float64))
+    for example in examples:
+        in_dtype = _cast(example, dtype)
+        actual = runner(*[_to_numpy(leaf) for leaf in pytree.tree_leaves(in_dtype) if isinstance(leaf, Tensor)])
+        expected = _run(pytorch, in_dtype)
+        truth = _run_if_possible(double, _cast(example, torch.float64))
         if len(actual) != len(expected):
             raise NnormExportError(f"the file has {len(actual)} outputs, the model {len(expected)}")
         truths: Sequence[Array | None] = truth or [None] * len(actual)
@@ -188,32 +179,26 @@ def _eval_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     return duplicate if isinstance(duplicate, torch.fx.GraphModule) else duplicate.eval()
 
 
-def _cast(call: Call, dtype: torch.dtype | None) -> Call:
-    def cast_one(value: Any) -> Any:
-        tensor = torch.as_tensor(value) if isinstance(value, np.ndarray) else value
-        is_float = isinstance(tensor, Tensor) and tensor.is_floating_point() and dtype is not None
-        return tensor.to(dtype) if is_float else tensor
+def _cast(example: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """Bound inputs as tensors, the floating-point ones in ``dtype``."""
 
-    args, kwargs = call
-    return tuple(pytree.tree_map(cast_one, args)), pytree.tree_map(cast_one, kwargs)
+    def to_tensor(value: Any) -> Any:
+        return torch.as_tensor(value) if isinstance(value, np.ndarray) else value
 
-
-def _arrays(runner: Runner, call: Call) -> list[Array]:
-    """The tensors of a call as the file's inputs, in order."""
-    args, kwargs = call
-    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    return [_to_numpy(leaf) for leaf in leaves[: len(runner.inputs)]]
+    tensors: dict[str, Any] = cast(pytree.tree_map(to_tensor, dict(example)), dtype)
+    return tensors
 
 
-def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Array]:
+def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
+    args, kwargs = unbind(model, example)
     with torch.no_grad(), without_fused_attention():
         result = model(*args, **kwargs)
     return [_to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def _run_if_possible(model: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Array] | None:
+def _run_if_possible(model: nn.Module | None, example: Mapping[str, Any]) -> list[Array] | None:
     try:
-        return None if model is None else _run(model, args, kwargs)
+        return None if model is None else _run(model, example)
     except RuntimeError:  # a model with float32 written into its code cannot run in float64
         return None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import nnorm_export
-from nnorm_export import ExportError, FreezeError, ParityError, export, freeze, layers, load, verify
+from nnorm_export import ExportError, FreezeError, InputError, ParityError, export, freeze, layers, load, verify
 
 FORMS = ("portable", "primitives", "custom")
 
@@ -234,9 +234,11 @@ def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, i
 def test_standardization_folds_into_the_convolution_in_primitives(tmp_path: Path) -> None:
     model = randomized(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), layers.BatchNormalNorm2d(4)))
     report = export(model, torch.randn(2, 3, 6, 6), tmp_path / "m.onnx", form="primitives")
-    kinds = collections.Counter(node.op_type for node in onnx.load(report.path).graph.node)
-    assert kinds["BatchNormalization"] == 0
-    assert kinds["Conv"] == 1
+    graph = onnx.load(report.path).graph
+    (convolution,) = (node for node in graph.node if node.op_type == "Conv")
+    consumers = {node.op_type for node in graph.node if convolution.output[0] in node.input}
+    assert consumers == {"Abs", "HardSigmoid", "Mul"}  # h itself: its standardization is in the weights
+    assert len(convolution.input) == 3  # and its shift in the bias
 
 
 class Branching(nn.Module):
@@ -251,7 +253,7 @@ class Branching(nn.Module):
         ({"opset_version": 17}, ExportError, "opset 17 cannot be written: choose one from 18"),
         ({"opset_version": 999}, ExportError, "opset 999 cannot be written"),
         ({"dtype": "int8"}, ExportError, "unknown dtype 'int8'"),
-        ({"args": ()}, ExportError, r"do not fit Network\.forward: missing a required argument: 'image'"),
+        ({"args": ()}, InputError, r"do not fit Network\.forward: missing a required argument: 'image'"),
         ({"input_names": ["a", "b"]}, ExportError, "input_names has 2 names, the model has 1: image"),
         ({"f": "."}, ExportError, "is a folder"),
         ({"f": "no/such/folder/model.onnx"}, ExportError, "nothing was written"),

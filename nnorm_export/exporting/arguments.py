@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, InputError
 
 BATCH = "batch"
 
@@ -41,8 +41,15 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
     try:
         bound = inspect.signature(model.forward).bind(*positional, **dict(kwargs or {}))
     except TypeError as error:
-        raise ExportError(f"the example arguments do not fit {type(model).__name__}.forward: {error}") from error
+        raise InputError(f"the inputs do not fit {type(model).__name__}.forward: {error}") from error
     return dict(bound.arguments)
+
+
+def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call, as args and kwargs, that :func:`bind` took apart."""
+    bound = inspect.signature(model.forward).bind_partial()
+    bound.arguments.update(arguments)
+    return bound.args, bound.kwargs
 
 
 def cast(values: Any, dtype: torch.dtype | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from torch import nn
 
 from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import ExportError
+from nnorm_export.exporting.arguments import unbind
 
 
 @contextmanager
@@ -42,18 +42,11 @@ def trace(frozen: nn.Module, arguments: dict[str, Any], dynamic_shapes: Any) -> 
     Raises:
         ExportError: the model cannot be traced; the message carries torch's reason and the line of the model.
     """
-    args, kwargs = _call_arguments(frozen, arguments)
+    args, kwargs = unbind(frozen, arguments)
     try:
         return torch.export.export(frozen, args, kwargs, dynamic_shapes=dynamic_shapes or None)
     except Exception as error:  # torch.export raises dozens of unrelated types
         raise ExportError(f"torch.export cannot trace {type(frozen).__name__}: {_reason(error)}") from error
-
-
-def _call_arguments(model: nn.Module, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call that :func:`nnorm_export.exporting.arguments.bind` took apart."""
-    bound = inspect.signature(model.forward).bind_partial()
-    bound.arguments.update(arguments)
-    return bound.args, bound.kwargs
 
 
 def _reason(error: Exception) -> str:

@@ -8,34 +8,27 @@ import torch
 from torch import Tensor
 
 from nnorm_export.mathematics import power_transform
-from nnorm_export.operators.onnx_body import MAGNITUDE, POWER_TRANSFORM
+from nnorm_export.operators.onnx_body import (
+    HALF_EXPONENTS,
+    MAGNITUDE,
+    POWER_TRANSFORM,
+    UNIT_STATISTICS,
+    per_channel_affine,
+)
 from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator, per_channel
 
-# The channel axis is the second of any number of axes, so the body works on [N, C, extent]. BatchNormalization takes
-# any rank and folds into a convolution before it; the shape is read after it, so that it stays its only consumer.
+# The standardization is one BatchNormalization, which runtimes fold into a convolution before it.
 _BODY = f"""
     x = CastLike (X, scale)
-    zeros = Sub (scale, scale)
-    ones = Add (zeros, one)
-    standardized = BatchNormalization <epsilon = 0.0> (x, scale, shift, zeros, ones)
-    shape = Shape (standardized)
-    batch_and_channels = Shape <start = 0, end = 2> (standardized)
-    spatial = Shape <start = 2> (standardized)
-    one_axis = Constant <value_ints = [1]> ()
-    one_and_spatial = Concat <axis = 0> (one_axis, spatial)
-    extent = ReduceProd <keepdims = 1> (one_and_spatial)
-    flat_shape = Concat <axis = 0> (batch_and_channels, extent)
-    h = Reshape <allowzero = 1> (standardized, flat_shape)
-    column = Constant <value_ints = [-1, 1]> ()
-    eta_pos = Reshape (exponent_pos, column)
-    eta_neg = Reshape (exponent_neg, column)
-    weight_column = Reshape (weight, column)
-    half_weight = Mul (weight_column, half)
-    bias_column = Reshape (bias, column)
-{MAGNITUDE}{POWER_TRANSFORM}
-    weighted = Mul (twice_psi, half_weight)
-    flat_y = Add (weighted, bias_column)
-    y = Reshape <allowzero = 1> (flat_y, shape)
+{UNIT_STATISTICS}
+{per_channel_affine("h", "x", "scale", "shift")}
+    eta_pos = Identity (exponent_pos)
+    eta_neg = Identity (exponent_neg)
+{MAGNITUDE}{HALF_EXPONENTS}
+{per_channel_affine("half_exponent", "is_positive", "half_difference", "half_neg")}
+{POWER_TRANSFORM}
+    half_weight = Mul (weight, half)
+{per_channel_affine("y", "twice_psi", "half_weight", "bias")}
     Y = CastLike (y, X)
 """
 

@@ -10,41 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnorm_export.operators.onnx_body import (
-    ESTIMATE_LMBDA,
-    MAGNITUDE,
-    POWER_TRANSFORM,
-    RESOLVE_EXPONENTS,
-    STANDARDIZE_ROWS,
-)
-from nnorm_export.operators.rows import EPSILON_AND_DELTA, EPSILON_AND_DELTA_VALUES, normal_norm_over
+from nnorm_export.operators.onnx_body import UNIT_STATISTICS, per_channel_affine
+from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS, normal_norm_over
 from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator, per_channel
 
 _BODY = f"""
     x = CastLike (X, weight)
     shape = Shape (x)
     batch = Shape <start = 0, end = 1> (x)
-    channels = Shape <start = 1, end = 2> (x)
-    spatial = Shape <start = 2> (x)
     one_axis = Constant <value_ints = [1]> ()
-    one_and_spatial = Concat <axis = 0> (one_axis, spatial)
-    extent = ReduceProd <keepdims = 1> (one_and_spatial)
+    channels_and_spatial = Shape <start = 1> (x)
+    sample_extent = ReduceProd <keepdims = 1> (channels_and_spatial)
     num_groups_scalar = Constant <value_int: int = @num_groups> ()
     groups = Reshape (num_groups_scalar, one_axis)
-    channels_per_group = Div (channels, groups)
-    group_extent = Mul (channels_per_group, extent)
+    group_extent = Div (sample_extent, groups)
     rows_shape = Concat <axis = 0> (batch, groups, group_extent)
-    channels_shape = Concat <axis = 0> (batch, channels, extent)
     rows = Reshape <allowzero = 1> (x, rows_shape)
-    column = Constant <value_ints = [-1, 1]> ()
-    weight_column = Reshape (weight, column)
-    half_weight = Mul (weight_column, half)
-    bias_column = Reshape (bias, column)
-{EPSILON_AND_DELTA_VALUES}{STANDARDIZE_ROWS}{MAGNITUDE}{ESTIMATE_LMBDA}{RESOLVE_EXPONENTS}{POWER_TRANSFORM}
-    twice_psi_by_channel = Reshape <allowzero = 1> (twice_psi, channels_shape)
-    weighted = Mul (twice_psi_by_channel, half_weight)
-    y_by_channel = Add (weighted, bias_column)
-    y = Reshape <allowzero = 1> (y_by_channel, shape)
+{NORMAL_NORM_ROWS}
+    twice_psi_of_x = Reshape <allowzero = 1> (twice_psi, shape)
+    half_weight = Mul (weight, half)
+{UNIT_STATISTICS}
+{per_channel_affine("y", "twice_psi_of_x", "half_weight", "bias")}
     Y = CastLike (y, X)
 """
 

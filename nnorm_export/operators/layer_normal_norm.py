@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnorm_export.operators.onnx_body import (
-    ESTIMATE_LMBDA,
-    MAGNITUDE,
-    POWER_TRANSFORM,
-    RESOLVE_EXPONENTS,
-    STANDARDIZE_ROWS,
-)
-from nnorm_export.operators.rows import EPSILON_AND_DELTA, EPSILON_AND_DELTA_VALUES, normal_norm_over
+from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS, normal_norm_over
 from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator
 
 # The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (Only a
@@ -34,7 +27,7 @@ _BODY = f"""
     weight_row = Reshape (weight, flat)
     half_weight = Mul (weight_row, half)
     bias_row = Reshape (bias, flat)
-{EPSILON_AND_DELTA_VALUES}{STANDARDIZE_ROWS}{MAGNITUDE}{ESTIMATE_LMBDA}{RESOLVE_EXPONENTS}{POWER_TRANSFORM}
+{NORMAL_NORM_ROWS}
     weighted = Mul (twice_psi, half_weight)
     y_rows = Add (weighted, bias_row)
     y = Reshape <allowzero = 1> (y_rows, shape)

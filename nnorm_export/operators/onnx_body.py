@@ -99,8 +99,8 @@ RESOLVE_EXPONENTS = """
     eta_neg = Where (neg_is_logarithmic, zero, neg_shifted)
 """
 
-POWER_TRANSFORM = """
-    # h, log_base, excess, eta_pos, eta_neg (broadcast against h, and small beside it) -> twice_psi
+HALF_EXPONENTS = """
+    # eta_pos, eta_neg -> half_pos, half_neg, half_difference; all small beside h
     pos_size = Abs (eta_pos)
     neg_size = Abs (eta_neg)
     exponent_sizes = Add (pos_size, neg_size)
@@ -113,8 +113,16 @@ POWER_TRANSFORM = """
     half_neg = Mul (neg, half)
     half_difference = Sub (half_pos, half_neg)
     is_positive = IsPositive (h)
+"""
+
+SELECT_EXPONENT = """
+    # is_positive, half_difference, half_neg -> half_exponent, where the exponents broadcast against h
     above_half_neg = Mul (is_positive, half_difference)
     half_exponent = Add (above_half_neg, half_neg)
+"""
+
+POWER_TRANSFORM = """
+    # h, log_base, excess, half_exponent -> twice_psi
     half_z = Mul (log_base, half_exponent)
     tanh_half_z = Tanh (half_z)
     z = Add (half_z, half_z)
@@ -125,6 +133,22 @@ POWER_TRANSFORM = """
     twice_psi_per_h = Div (expm1_z, half_exponent_excess)
     twice_psi = Mul (twice_psi_per_h, h)
 """
+
+# ONNX's per-channel multiply-add is BatchNormalization with mean 0 and variance 1: one pass over a tensor of any rank
+# where Mul and Add are two and need the channel axis aligned. The epsilon is a power of two, so that it and
+# unit_variance add up to 1 exactly; some runtimes take none below 1e-5.
+UNIT_STATISTICS = """
+    # weight, a vector with one entry a channel -> zeros, unit_variances
+    zeros = Sub (weight, weight)
+    unit_variances = Add (zeros, unit_variance)
+"""
+_UNIT_EPSILON = 2.0**-16
+
+
+def per_channel_affine(y: str, x: str, scale: str, shift: str) -> str:
+    """The statement y = scale·x + shift per channel; needs :data:`UNIT_STATISTICS`."""
+    inputs = f"{x}, {scale}, {shift}, zeros, unit_variances"
+    return f"    {y} = BatchNormalization <epsilon = {_UNIT_EPSILON!r}> ({inputs})"
 
 
 # IsPositive is no operator: it stands for what tells the sign fastest. ONNX Runtime has no HardSigmoid for float64.
@@ -166,6 +190,6 @@ def function_proto(
 def _constants(arithmetic: str) -> str:
     epsilon = float(np.finfo(np.float64 if arithmetic == "double" else np.float32).eps)
     scalars = {"zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0}
-    scalars |= {"one_and_epsilon": 1.0 + epsilon, "twice_epsilon": 2.0 * epsilon}
+    scalars |= {"one_and_epsilon": 1.0 + epsilon, "twice_epsilon": 2.0 * epsilon, "unit_variance": 1.0 - _UNIT_EPSILON}
     lines = [f"    {name} = Constant <value = {arithmetic} {{{value!r}}}> ()" for name, value in scalars.items()]
     return "\n".join([*lines, "    last_axis = Constant <value_ints = [-1]> ()"])

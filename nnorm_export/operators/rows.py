@@ -7,16 +7,40 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nnorm_export.mathematics import estimate_lmbda, power_transform, resolve_exponents, standardize
+from nnorm_export.operators.onnx_body import (
+    ESTIMATE_LMBDA,
+    HALF_EXPONENTS,
+    MAGNITUDE,
+    POWER_TRANSFORM,
+    RESOLVE_EXPONENTS,
+    SELECT_EXPONENT,
+    STANDARDIZE_ROWS,
+)
 
 EPSILON_AND_DELTA = {"epsilon": ("float", 1e-5), "delta": ("float", 1e-5**0.5)}
 
 # The attributes as scalars of the arithmetic's type. ONNX attributes are float32, in a float64 model too.
-EPSILON_AND_DELTA_VALUES = """
+_EPSILON_AND_DELTA_VALUES = """
     epsilon_f32 = Constant <value_float: float = @epsilon> ()
     epsilon_value = CastLike (epsilon_f32, one)
     delta_f32 = Constant <value_float: float = @delta> ()
     delta_value = CastLike (delta_f32, one)
 """
+
+
+# h from rows of one sample set each, λ̂ and the exponents from h, and 2ψ(h).
+NORMAL_NORM_ROWS = "".join(
+    [
+        _EPSILON_AND_DELTA_VALUES,
+        STANDARDIZE_ROWS,
+        MAGNITUDE,
+        ESTIMATE_LMBDA,
+        RESOLVE_EXPONENTS,
+        HALF_EXPONENTS,
+        SELECT_EXPONENT,
+        POWER_TRANSFORM,
+    ]
+)
 
 
 def normal_norm_over(x: Tensor, dim: Sequence[int], epsilon: float, delta: float) -> Tensor:

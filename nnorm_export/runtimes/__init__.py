@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import NnormExportError
-from nnorm_export.runtimes.base import InputError, Runner, TensorInfo
+from nnorm_export.runtimes.base import Runner, TensorInfo
 from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
 from nnorm_export.runtimes.reference import ReferenceRunner
 
@@ -40,7 +40,6 @@ def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner
 __all__ = [
     "DEFAULT_RUNTIME",
     "RUNTIMES",
-    "InputError",
     "OnnxRuntimeRunner",
     "ReferenceRunner",
     "Runner",

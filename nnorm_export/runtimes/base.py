@@ -10,13 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nnorm_export.errors import NnormExportError
+from nnorm_export.errors import InputError
 
 Array = NDArray[Any]
-
-
-class InputError(NnormExportError, ValueError):
-    """The arrays given to a runner do not fit the model."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,46 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError, ModelFileError, ParityError
 from nnorm_export.exporting import arguments, metadata
 from nnorm_export.exporting.files import staged
 from nnorm_export.exporting.forms import apply_form, check_form
-from nnorm_export.exporting.report import ExportReport
-from nnorm_export.exporting.trace import exporting_state, trace
+from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.translate import check_opset, translate
-from nnorm_export.freezing import freeze
-from nnorm_export.operators import OPERATORS, FrozenOperator
 from nnorm_export.parity import ParityReport, compare_with_pytorch
 
 EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """A written file.
+
+    Attributes:
+        path: the file; its external data, if any, lies beside it as ``<name>.data``.
+        form: ``portable``, ``primitives`` or ``custom``.
+        opset: version of the standard operators.
+        nodes: nodes of the graph; a normalization counts as one in the portable and custom forms.
+        layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
+        weights_sha256: hash of the weights before any folding.
+        parity: the comparison with PyTorch, None where it was not asked for.
+    """
+
+    path: Path
+    form: str
+    opset: int
+    nodes: int
+    layers: list[dict[str, Any]]
+    weights_sha256: str
+    parity: ParityReport | None
+
+    def __str__(self) -> str:
+        parity = "not verified" if self.parity is None else str(self.parity)
+        return (
+            f"{self.path}: {self.form}, opset {self.opset}, {self.nodes} nodes, "
+            f"{len(self.layers)} normalizations; {parity}"
+        )
 
 
 def export(
@@ -78,9 +104,9 @@ def export(
     if isinstance(model, torch.export.ExportedProgram):
         if torch_dtype is not None:
             raise ExportError("an exported program has its dtype built in; give the module to export it in another")
-        source = _Source.of_program(model)
+        source = Source.of_program(model)
     else:
-        source = _Source.of_module(model, args, kwargs, dynamic_shapes, torch_dtype, passthrough)
+        source = Source.of_module(model, args, kwargs, dynamic_shapes, torch_dtype, passthrough)
 
     onnx_model = translate(
         source.program,
@@ -97,7 +123,7 @@ def export(
     with staged(path) as staging:
         _save(onnx_model, staging, external_data)
         _check(staging, form)
-        parity = source.compare(staging) if verify and form != "custom" else None
+        parity = _compare(source, staging) if verify and form != "custom" else None
         if parity is not None and not parity:
             raise ParityError(
                 f"{path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
@@ -106,80 +132,18 @@ def export(
     return ExportReport(path, form, opset_version, len(onnx_model.graph), table, weights, parity)
 
 
-class _Source:
-    """What is exported: the program, the names of its inputs and outputs, and how PyTorch itself computes it."""
-
-    def __init__(
-        self,
-        program: torch.export.ExportedProgram,
-        model: nn.Module,
-        example: dict[str, Any],
-        *,
-        dynamic_batch: bool = False,
-        axis_names: dict[tuple[int, int], str] | None = None,
-        records: dict[str, dict[str, Any]] | None = None,
-    ) -> None:
-        self.program, self.model, self.example = program, model, example
-        self.dynamic_batch = dynamic_batch
-        self.axis_names, self.records = axis_names or {}, records or {}
-        self.input_names = arguments.leaf_names(example)
-        self.output_names = _output_names(program)
-
-    @classmethod
-    def of_program(cls, program: torch.export.ExportedProgram) -> _Source:
-        _refuse_unfrozen(program)
-        args, kwargs = program.example_inputs or ((), {})
-        module = program.module()
-        example = arguments.bind(module, args, kwargs)
-        return cls(program, module, example)
-
-    @classmethod
-    def of_module(
-        cls,
-        model: nn.Module,
-        args: Sequence[Any] | Tensor,
-        kwargs: Mapping[str, Any] | None,
-        dynamic_shapes: Any,
-        dtype: torch.dtype | None,
-        passthrough: Sequence[str | type[nn.Module]],
-    ) -> _Source:
-        # Operators resolve their parameters in float64, and round them to the arithmetic of the layer that they freeze.
-        double = dtype == torch.float64
-        frozen = freeze(copy.deepcopy(model).to(torch.float64) if double else model, passthrough=passthrough)
-        example = arguments.bind(frozen, args, kwargs)
-        if dtype is not None:
-            frozen, example = frozen.to(dtype), arguments.cast(example, dtype)
-        dynamic_batch = dynamic_shapes is None
-        traced = example
-        if dynamic_batch:
-            traced, dynamic_shapes = arguments.dynamic_batch(example)
-        with exporting_state():
-            program = trace(frozen, traced, dynamic_shapes)
-        return cls(
-            program,
-            model,
-            example,
-            dynamic_batch=dynamic_batch,
-            axis_names=arguments.axis_names(traced, dynamic_shapes),
-            records={
-                path: layer.record
-                for path, layer in frozen.named_modules(remove_duplicate=False)
-                if isinstance(layer, FrozenOperator)
-            },
-        )
-
-    def compare(self, path: Path) -> ParityReport:
-        """PyTorch against the file on the example, and with a dynamic batch on other batch sizes."""
-        examples = [self.example]
-        if self.dynamic_batch:
-            examples += [arguments.resize_batch(self.example, size) for size in (1, 3)]
-        try:
-            return compare_with_pytorch(path, self.model, examples)
-        except ModelFileError as error:
-            raise ExportError(
-                f"{path.name} was not written: {error.__cause__ or error}. "
-                "Export with verify=False (--no-verify) for a runtime that can load it"
-            ) from error
+def _compare(source: Source, path: Path) -> ParityReport:
+    """PyTorch against the file on the example, and with a dynamic batch on other batch sizes."""
+    examples = [source.example]
+    if source.dynamic_batch:
+        examples += [arguments.resize_batch(source.example, size) for size in (1, 3)]
+    try:
+        return compare_with_pytorch(path, source.model, examples)
+    except ModelFileError as error:
+        raise ExportError(
+            f"{path.name} was not written: {error.__cause__ or error}. "
+            "Export with verify=False (--no-verify) for a runtime that can load it"
+        ) from error
 
 
 def _names(given: Sequence[str] | None, default: list[str], what: str) -> list[str]:
@@ -188,30 +152,6 @@ def _names(given: Sequence[str] | None, default: list[str], what: str) -> list[s
     if len(given) != len(default):
         raise ExportError(f"{what} has {len(given)} names, the model has {len(default)}: {', '.join(default)}")
     return list(given)
-
-
-def _output_names(program: torch.export.ExportedProgram) -> list[str]:
-    spec = program.call_spec.out_spec
-    assert spec is not None
-    structure = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    names = arguments.leaf_names(structure)
-    if names == [""]:
-        return ["output"]
-    return [name if not name[:1].isdigit() else f"output_{name}" for name in names]
-
-
-def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
-    targets = {operator.torch_op for operator in OPERATORS.values()}
-    if any(node.target in targets for node in program.graph.nodes):
-        return
-    for node in program.graph.nodes:
-        for path, cls in (node.meta.get("nn_module_stack") or {}).values():
-            name = str(cls).rpartition(".")[2]
-            if "NormalNorm" in name:
-                raise ExportError(
-                    f"the exported program holds the training code of {path} ({name}); export a frozen model: "
-                    "torch.export.export(nnorm_export.freeze(model), args)"
-                )
 
 
 def _save(model: ir.Model, path: Path, external_data: bool | None) -> None:
