@@ -60,8 +60,11 @@ def power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Te
 
 
 def _sign_and_magnitude(h: Tensor) -> tuple[Tensor, Tensor]:
-    """s and |h| = s·h. As a product |h| has the slope s at h = 0 too, where abs() has none and ψ would lose its 1."""
-    sign = torch.copysign(torch.ones_like(h), h.detach())
+    """s and |h| = s·h. As a product |h| has the slope s at h = 0 too, where abs() has none and ψ would lose its 1.
+
+    s = 1 at 0, at −0.0 too. (Not by copysign, which torch.onnx.export cannot translate.)
+    """
+    sign = 1.0 - 2.0 * (h.detach() < 0).to(h.dtype)
     return sign, sign * h
 
 

@@ -1,0 +1,84 @@
+"""Timing files side by side, so that the ratios mean something on a machine that does other work too.
+
+The sessions take turns, A B C A B C, so that a slow moment falls on all of them; a ratio is the median of the ratios
+within one turn. Threads that spin while they wait would take the cores from the next session: spinning is off.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+import nnorm_export
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median milliseconds of a run, and how many times the twin's, turn by turn."""
+
+    milliseconds: float
+    ratio: float
+
+
+def open_session(path: Path, threads: int) -> nnorm_export.Runner:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return nnorm_export.load(path, session_options=options)
+
+
+def time_in_turns(
+    runners: Mapping[str, nnorm_export.Runner],
+    images: NDArray[np.float32],
+    *,
+    twin: str,
+    repeats: int,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[str, Timing]:
+    """Times each runner ``repeats`` times after a fifth as many turns of warm-up; ``advance`` is called every turn."""
+    warm_up = max(1, repeats // 5)
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(warm_up + repeats):
+        for name, runner in runners.items():
+            start = time.perf_counter()
+            runner(images)
+            seconds[name].append(time.perf_counter() - start)
+        advance()
+    measured = {name: times[warm_up:] for name, times in seconds.items()}
+    return {
+        name: Timing(
+            1000 * statistics.median(times),
+            statistics.median(mine / its for mine, its in zip(times, measured[twin], strict=True)),
+        )
+        for name, times in measured.items()
+    }
+
+
+def describe_machine() -> str:
+    """The CPU, the cores that this process may use, and the versions of what ran."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        f"{_cpu_model()}, {cores} cores; {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, "
+        f"nnorm_export {nnorm_export.__version__}"
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or "unknown CPU"
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or "unknown CPU")

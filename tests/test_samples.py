@@ -1,0 +1,59 @@
+"""The samples and the benchmark run as a user runs them: as programs, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(folder: Path, *command: str) -> str:
+    # One thread each: tests run side by side, and threads that wait for a core would dominate such small networks.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.parametrize(("sample", "normalizations"), [("resnet", 8), ("vit", 7)])
+def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_path: Path) -> None:
+    output = run(tmp_path, str(ROOT / "samples" / f"train_and_export_{sample}.py"), "--epochs", "1", "--output", "out")
+    model = onnx.load(tmp_path / "out" / f"{sample}.onnx")
+    assert sum(node.domain == "nnorm" for node in model.graph.node) == normalizations
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{sample}.onnx"]
+    assert f"{normalizations} normalizations; equal in onnxruntime" in output
+    found = re.search(
+        r"accuracy ([\d.]+)% in PyTorch, ([\d.]+)% in ONNX Runtime, top-1 agreement ([\d.]+)%$", output.strip()
+    )
+    assert found, output
+    in_pytorch, in_onnxruntime, agreement = map(float, found.groups())
+    # One epoch trains little; but two logits that are equal to within rounding may change places.
+    assert agreement >= 99.0
+    assert abs(in_pytorch - in_onnxruntime) <= 100.0 - agreement + 0.01
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit"])
+def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
+    options = ["--quick", "--models", model, "--threads", "1", "--batch", "1", "3", "--repeats", "2"]
+    output = run(tmp_path, "-m", "benchmarks.onnx_models", *options)
+    for variant in ("twin", "published", "primitives", "portable"):
+        timed = rf"{model}\W+{variant}\W+[\d,]+\W+[\d.]+ \([\d.]+\)\W+[\d.]+ \([\d.]+\)"
+        assert re.search(timed, output), output
