@@ -1,7 +1,8 @@
 """Timing files side by side, so that the ratios mean something on a machine that does other work too.
 
 The sessions take turns, A B C A B C, so that a slow moment falls on all of them; a ratio is the median of the ratios
-within one turn. Threads that spin while they wait would take the cores from the next session: spinning is off.
+within one turn. Within a run a session's threads spin while they wait, as they do in service; left alone they would
+go on after it and take the cores from the next session, so they are told to stop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def open_session(path: Path, threads: int) -> nnorm_export.Runner:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return nnorm_export.load(path, session_options=options)
 
 

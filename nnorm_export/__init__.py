@@ -1,5 +1,10 @@
 """Normality normalization at the price of plain normalization, from one file that runs everywhere."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from nnorm_export._version import __version__
 from nnorm_export.errors import (
     CheckpointError,
@@ -11,10 +16,37 @@ from nnorm_export.errors import (
     ParityError,
     RuntimeMissingError,
 )
-from nnorm_export.exporter import ExportReport, export
-from nnorm_export.freezing import freeze
-from nnorm_export.parity import ParityReport, verify
-from nnorm_export.runtimes import Runner, load
+
+if TYPE_CHECKING:
+    from nnorm_export import layers
+    from nnorm_export.exporter import ExportReport, export
+    from nnorm_export.freezing import freeze
+    from nnorm_export.parity import ParityReport, verify
+    from nnorm_export.runtimes import Runner, load
+
+# Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
+_MODULES = {
+    "ExportReport": "nnorm_export.exporter",
+    "ParityReport": "nnorm_export.parity",
+    "Runner": "nnorm_export.runtimes",
+    "export": "nnorm_export.exporter",
+    "freeze": "nnorm_export.freezing",
+    "load": "nnorm_export.runtimes",
+    "verify": "nnorm_export.parity",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "layers":
+        return importlib.import_module("nnorm_export.layers")
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "CheckpointError",
@@ -31,6 +63,7 @@ __all__ = [
     "__version__",
     "export",
     "freeze",
+    "layers",
     "load",
     "verify",
 ]

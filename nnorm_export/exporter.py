@@ -123,7 +123,7 @@ def export(
     with staged(path) as staging:
         _save(onnx_model, staging, external_data)
         _check(staging, form)
-        parity = _compare(source, staging) if verify and form != "custom" else None
+        parity = _compare(source, staging, passthrough) if verify and form != "custom" else None
         if parity is not None and not parity:
             raise ParityError(
                 f"{path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
@@ -132,13 +132,13 @@ def export(
     return ExportReport(path, form, opset_version, len(onnx_model.graph), table, weights, parity)
 
 
-def _compare(source: Source, path: Path) -> ParityReport:
+def _compare(source: Source, path: Path, passthrough: Sequence[str | type[nn.Module]]) -> ParityReport:
     """PyTorch against the file on the example, and with a dynamic batch on other batch sizes."""
     examples = [source.example]
     if source.dynamic_batch:
         examples += [arguments.resize_batch(source.example, size) for size in (1, 3)]
     try:
-        return compare_with_pytorch(path, source.model, examples)
+        return compare_with_pytorch(path, source.model, examples, passthrough=passthrough)
     except ModelFileError as error:
         raise ExportError(
             f"{path.name} was not written: {error.__cause__ or error}. "

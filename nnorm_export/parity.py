@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,7 @@ def verify(
     runtime: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    passthrough: Iterable[str | type[nn.Module]] = (),
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``.
 
@@ -111,6 +112,7 @@ def verify(
         inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor.
         runtime: see :func:`nnorm_export.load`.
         rtol, atol: tolerances in place of the error budget; the one not given is 0.
+        passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
 
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
@@ -118,15 +120,18 @@ def verify(
     """
     runner = load(path, runtime)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    return _compare(runner, model, [bind(model, args, kwargs)], rtol, atol)
+    return _compare(runner, model, [bind(model, args, kwargs)], rtol, atol, passthrough)
 
 
 def compare_with_pytorch(
-    path: Path, model: nn.Module, examples: Sequence[Mapping[str, Any]], *, runtime: str | None = None
+    path: Path,
+    model: nn.Module,
+    examples: Sequence[Mapping[str, Any]],
+    *,
+    passthrough: Iterable[str | type[nn.Module]] = (),
 ) -> ParityReport:
     """As :func:`verify`, over several sets of bound inputs; the worst of them is reported."""
-    runner = load(path, runtime or runtime_for(examples))
-    return _compare(runner, model, examples, None, None)
+    return _compare(load(path, runtime_for(examples)), model, examples, None, None, passthrough)
 
 
 def runtime_for(examples: Sequence[Mapping[str, Any]]) -> str:
@@ -141,12 +146,19 @@ def runtime_for(examples: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _compare(
-    runner: Runner, model: nn.Module, examples: Sequence[Mapping[str, Any]], rtol: float | None, atol: float | None
+    runner: Runner,
+    model: nn.Module,
+    examples: Sequence[Mapping[str, Any]],
+    rtol: float | None,
+    atol: float | None,
+    passthrough: Iterable[str | type[nn.Module]],
 ) -> ParityReport:
     floats = [info.dtype for info in (*runner.inputs, *runner.outputs) if _is_float(info.dtype)]
     dtype = getattr(torch, floats[0].name) if floats else None
-    pytorch = _eval_copy(model, dtype)
-    double = _eval_copy(model, torch.float64) if dtype != torch.float64 else None  # nothing truer than float64
+    pytorch = _eval_copy(model, dtype, passthrough)
+    double = (
+        _eval_copy(model, torch.float64, passthrough) if dtype != torch.float64 else None
+    )  # nothing truer than float64
     collected: list[list[OutputParity]] = []
     for example in examples:
         in_dtype = _cast(example, dtype)
@@ -170,10 +182,10 @@ def _compare(
     return ParityReport(runner.runtime, criterion, outputs, runner.implementations)
 
 
-def _eval_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def _eval_copy(model: nn.Module, dtype: torch.dtype | None, passthrough: Iterable[str | type[nn.Module]]) -> nn.Module:
     """A copy to run in ``dtype``: the user's own code, but for half precision, which training-time code promotes."""
     if dtype in (torch.float16, torch.bfloat16):
-        return freeze(model).to(dtype)
+        return freeze(model, passthrough=passthrough).to(dtype)
     duplicate = copy.deepcopy(model).to(dtype) if dtype is not None else copy.deepcopy(model)
     # The module of an exported program has no modes to switch, and says so with an exception.
     return duplicate if isinstance(duplicate, torch.fx.GraphModule) else duplicate.eval()
@@ -227,7 +239,7 @@ def _judge(
         return OutputParity(name, equal, differing, differing, None, None, rows, dtype)
     wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
     difference = _distance(wide, expected_wide)
-    nonzero = np.abs(expected_wide) > 0
+    nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
     share = None if truth is None else _budget_share(wide, expected_wide, truth, actual.dtype)
     if rtol is not None or atol is not None:
         passed = bool((difference <= (atol or 0.0) + (rtol or 0.0) * np.abs(expected_wide)).all())

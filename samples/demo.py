@@ -81,7 +81,7 @@ def count_nodes(path: Path) -> int:
 def median_milliseconds(paths: Sequence[Path], images: Tensor) -> list[float]:
     """Medians per batch. The files take turns, so that a change in the machine's load falls on all of them alike."""
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would slow the other file
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads would slow the other file
     runners = [nnorm_export.load(path, session_options=options) for path in paths]
     batch = images.numpy()
     seconds: list[list[float]] = [[] for _ in runners]

@@ -92,6 +92,25 @@ def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeyp
     assert load(portable, "reference").runtime == "reference"
 
 
+def test_missing_external_data(tmp_path: Path) -> None:
+    path = export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", external_data=True).path
+    (tmp_path / "m.onnx.data").unlink()
+    for runtime in ("onnxruntime", "reference"):
+        with pytest.raises(ModelFileError, match=r"cannot load it.*m\.onnx\.data"):
+            load(path, runtime)
+
+
+def test_half_precision_passes_an_unknown_norm_through(tmp_path: Path) -> None:
+    class OwnNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / (1 + x.abs().amax(-1, keepdim=True))
+
+    model = nn.Sequential(nn.Linear(4, 6), OwnNorm(), layers.LayerNormalNorm(6))
+    path = tmp_path / "m.onnx"
+    assert export(model, torch.randn(2, 4), path, dtype="fp16", passthrough=["OwnNorm"]).parity
+    assert verify(path, model, torch.randn(5, 4), passthrough=[OwnNorm])
+
+
 @pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
 def test_verify_passes_the_model_and_fails_another(runtime: str, portable: Path, model: nn.Module) -> None:
     x = torch.randn(50, 4)

@@ -26,7 +26,10 @@ class ReferenceRunner(Runner):
                 f"{path}: the file is in the form 'custom', whose nnorm nodes have no bodies, and the reference "
                 "evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
             )
-        self._evaluator = ReferenceEvaluator(str(path))
+        try:
+            self._evaluator = ReferenceEvaluator(str(path))
+        except (onnx.checker.ValidationError, OSError) as error:  # external data that is not there
+            raise ModelFileError(f"{path}: the reference evaluator cannot load it: {error}") from error
         graph = self._file.proto.graph
         initializers = {initializer.name for initializer in graph.initializer}
         self.inputs = [_info(value) for value in graph.input if value.name not in initializers]

@@ -1,0 +1,190 @@
+"""``--input``: example inputs from a shape (random, seeded) or from a NumPy file."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.errors import NnormExportError
+from nnorm_export.exporting.arguments import DTYPES
+
+EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
+SEED = 0
+
+_INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+_DTYPES = {**DTYPES, **{name: getattr(torch, name) for name in _INTEGERS}, "bool": torch.bool}
+_FILES = (".npy", ".npz")
+_NAMED = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<rest>.+)", re.DOTALL)
+_SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)?(?:\[(?P<bracketed>[\d,\sx]*)\]|(?P<bare>\d+(?:\s*[,x]\s*\d+)*))")
+
+
+@dataclass
+class Inputs:
+    """A call of the model: positional and named values, and notices on how they came about."""
+
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str] = ()) -> Inputs:
+    """The inputs that ``specs`` describe; those without a name are taken in the order of ``forward``.
+
+    ``aliases`` are other names for the model's inputs, in their order: those that a file calls them by.
+
+    Raises:
+        NnormExportError: a spec that cannot be parsed, a file that cannot be read, or a name given twice.
+    """
+    inputs = Inputs()
+    generator = torch.Generator().manual_seed(SEED)
+    dtype = _floating_dtype(model)
+    parameters = forward_parameters(model)
+    own_names = dict(zip(aliases, parameters or (), strict=False))
+    for spec in specs:
+        name, file, rest = _split(spec)
+        if file is None:
+            _add(inputs, name, _random(spec, rest, dtype, generator))
+        else:
+            accepted = None if parameters is None else [*parameters, *own_names]
+            _add_file(inputs, name, file, accepted, dtype)
+    for name in inputs.kwargs.keys() - set(parameters or inputs.kwargs):
+        if name not in own_names:
+            raise NnormExportError(f"the model has no input {name}; it takes {', '.join(parameters or ())}")
+        _add(inputs, own_names[name], inputs.kwargs.pop(name))
+    return inputs
+
+
+def forward_parameters(model: nn.Module) -> list[str] | None:
+    """Names of what ``forward`` takes; None if it takes any."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p.name for p in parameters]
+
+
+def _split(spec: str) -> tuple[str | None, Path | None, str]:
+    """(name, file, what follows the name)."""
+    if Path(spec).is_file():  # whatever colons its path has
+        if Path(spec).suffix.lower() not in _FILES:
+            raise _unparsable(spec, ", which is no .npy or .npz file")
+        return None, Path(spec), spec
+    match = _NAMED.fullmatch(spec)
+    if match is None:
+        raise _unparsable(spec)
+    name, rest = match["name"], match["rest"]
+    is_file = Path(rest).suffix.lower() in _FILES or ".npz:" in rest.lower()
+    return name, Path(rest) if is_file else None, rest
+
+
+def _unparsable(spec: str, why: str = "") -> NnormExportError:
+    return NnormExportError(f"cannot make an input of {spec!r}{why}; write {EXAMPLES}")
+
+
+def _add(inputs: Inputs, name: str | None, value: Tensor) -> None:
+    if name is None:
+        inputs.args.append(value)
+    elif name in inputs.kwargs:
+        raise NnormExportError(f"input {name} is given twice")
+    else:
+        inputs.kwargs[name] = value
+
+
+def _random(spec: str, text: str, default: torch.dtype, generator: torch.Generator) -> Tensor:
+    match = _SHAPE.fullmatch(text.strip())
+    if match is None:
+        raise _unparsable(spec)
+    if match["dtype"] is not None and match["dtype"] not in _DTYPES:
+        raise _unparsable(spec, f": no dtype {match['dtype']!r} (there are {', '.join(_DTYPES)})")
+    dtype = _DTYPES[match["dtype"]] if match["dtype"] else default
+    sizes = match["bare"] if match["bracketed"] is None else match["bracketed"]
+    try:
+        shape = [int(size) for size in re.split("[,x]", sizes)] if sizes.strip() else []
+    except ValueError:
+        raise _unparsable(spec) from None
+    if math.prod(shape) > 2**33:
+        raise _unparsable(spec, f": {math.prod(shape):,} elements are too many")
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    # Indices are the usual integers, and 0 and 1 are valid ones whatever they index.
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+
+def _add_file(
+    inputs: Inputs, name: str | None, path: Path, parameters: list[str] | None, floating: torch.dtype
+) -> None:
+    path, key = _split_key(path, name)
+    arrays = _read(path)
+    if isinstance(arrays, dict) and key is not None:
+        if key not in arrays:
+            first = next(iter(arrays), "array")
+            raise NnormExportError(
+                f"{path} has no array {key}; it has {', '.join(arrays)}. "
+                f"Name one of them: --input {f'{name}:' if name else ''}{path}:{first}"
+            )
+        arrays = arrays[key]
+    if not isinstance(arrays, dict):
+        _add(inputs, name, _tensor(arrays, path, name, floating, inputs.notices))
+        return
+    unnamed = all(re.fullmatch(r"arr_\d+", key) for key in arrays)  # np.savez without keywords
+    wanted = [key for key in arrays if unnamed or parameters is None or key in parameters]
+    if not wanted:
+        raise NnormExportError(
+            f"{path}: its arrays ({', '.join(arrays) or 'none'}) are none of the model's inputs "
+            f"({', '.join(parameters or [])}); save them by these names: np.savez('data.npz', "
+            f"{(parameters or ['x'])[0]}=array)"
+        )
+    if unused := [key for key in arrays if key not in wanted]:
+        inputs.notices.append(f"{path.name}: not used, as the model has no such input: {', '.join(unused)}")
+    for key in wanted:
+        _add(inputs, None if unnamed else key, _tensor(arrays[key], path, key, floating, inputs.notices))
+
+
+def _split_key(path: Path, name: str | None) -> tuple[Path, str | None]:
+    """``data.npz:key`` -> (``data.npz``, ``key``); the key is the input's own name if none is given."""
+    head, colon, key = str(path).rpartition(":")
+    return (Path(head), key) if colon and head.lower().endswith(".npz") else (path, name)
+
+
+def _read(path: Path) -> Any:
+    """An array, or name -> array."""
+    try:
+        contents = np.load(path, allow_pickle=False)
+        if isinstance(contents, np.ndarray):
+            return contents
+        with contents:
+            return {key: contents[key] for key in contents.files}
+    except FileNotFoundError:
+        raise NnormExportError(f"{path}: no such file") from None
+    except OSError as error:
+        raise NnormExportError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise NnormExportError(
+            f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
+        ) from error
+
+
+def _tensor(array: Any, path: Path, name: str | None, floating: torch.dtype, notices: list[str]) -> Tensor:
+    try:
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    except TypeError:
+        raise NnormExportError(f"{path}: {name or 'its array'} is {array.dtype}, which is no tensor") from None
+    if tensor.is_floating_point() and tensor.dtype != floating:  # NumPy's default is float64, a model's rarely
+        wanted = str(floating).removeprefix("torch.")
+        notices.append(f"{path.name}: {name or 'its array'} converted from {array.dtype} to the model's {wanted}")
+        tensor = tensor.to(floating)
+    return tensor
+
+
+def _floating_dtype(model: nn.Module) -> torch.dtype:
+    tensors = (*model.parameters(), *model.buffers())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)

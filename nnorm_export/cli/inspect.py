@@ -1,0 +1,108 @@
+"""``nnorm-export inspect``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nnorm_export.cli._common import (
+    JsonOption,
+    VerboseOption,
+    counted,
+    print_facts,
+    print_json,
+    print_table,
+    size_text,
+    working,
+)
+
+if TYPE_CHECKING:
+    from nnorm_export.inspection import LayerDescription, ModelDescription
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file to describe.")],
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not open the file in ONNX Runtime.", rich_help_panel="Output")
+    ] = False,
+    json_output: JsonOption = False,
+    verbose: VerboseOption = False,  # Command reads it: tracebacks
+) -> None:
+    """Show what an ONNX file is: its inputs, its normalizations, their λ and what runs them.
+
+    Files that nnorm-export did not write are described too.
+
+    Examples:
+
+      nnorm-export inspect net.onnx
+
+      nnorm-export inspect net.onnx --json --no-run
+    """
+    from nnorm_export.inspection import describe  # noqa: PLC0415 - torch takes seconds, --help must not
+
+    with working(f"Reading {path}", quiet=False):
+        description = describe(path, run=not no_run)
+    if json_output:
+        print_json(description.to_json())
+    else:
+        _print(description)
+
+
+def _print(description: ModelDescription) -> None:
+    facts = _facts(description)
+    if not description.layers:
+        print_facts(facts)
+        typer.echo("\nno normality normalization that nnorm_export knows of")
+        return
+    rows = [_row(layer) for layer in description.layers]
+    # What all layers share is said once: the paths of real models need the width of the table.
+    shared = [name for name in ("form", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    if shared:
+        facts.append(("all layers", ", ".join(f"{name} {rows[0][name]}" for name in shared if rows[0][name] != "-")))
+    print_facts(facts)
+    typer.echo()
+    columns = [name for name in rows[0] if name not in shared]
+    print_table(columns, [[row[name] for name in columns] for row in rows])
+
+
+def _facts(description: ModelDescription) -> list[tuple[str, str]]:
+    sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
+    stranger = "" if description.form != "unknown" else " (not written by nnorm_export)"
+    torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
+    facts = [
+        ("file", ", ".join(sizes)),
+        ("form", description.form + stranger),
+        ("opset", f"{description.opset}, IR version {description.ir_version}"),
+        ("made by", description.producer + torch_version),
+        ("nodes", counted(description.nodes)),
+        *(("input", str(info)) for info in description.inputs),
+        *(("output", str(info)) for info in description.outputs),
+    ]
+    if description.weights_sha256:
+        facts.append(("weights", f"sha256 {description.weights_sha256}"))
+    if description.runtime:
+        facts.append(("runtime", description.runtime))
+    if description.runtime_problem:
+        facts.append(("not run", description.runtime_problem))
+    return facts
+
+
+def _row(layer: LayerDescription) -> dict[str, str]:
+    size = layer.normalized_shape or layer.channels
+    groups = f" in {layer.num_groups}" if layer.num_groups else ""
+    if layer.form is None:
+        lambdas = "-"
+    elif layer.lambda_range is None:
+        lambdas = "from input"
+    else:
+        lambdas = " to ".join(f"{value:.3g}" for value in layer.lambda_range)
+    return {
+        "layer": layer.path or layer.node,
+        "op": layer.op_type,
+        "size": "-" if size is None else f"{size}{groups}",
+        "λ": lambdas,
+        "form": layer.form or "-",
+        "ε": "-" if layer.epsilon is None else f"{layer.epsilon:g}",
+        "run by": layer.implementation or "-",
+    }

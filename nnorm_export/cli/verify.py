@@ -1,0 +1,128 @@
+"""``nnorm-export verify``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnorm_export.cli._common import (
+    CheckpointKeyOption,
+    CheckpointOption,
+    InputOption,
+    JsonOption,
+    ModelArgOption,
+    ModelOption,
+    PassthroughOption,
+    QuietOption,
+    TrustPickleOption,
+    VerboseOption,
+    print_json,
+    print_notices,
+    print_table,
+    working,
+)
+from nnorm_export.errors import ParityError
+
+if TYPE_CHECKING:
+    from nnorm_export.cli._source import Source
+
+DYNAMIC_ROWS = 4  # what an axis without a length gets in random inputs
+
+
+def verify(
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file to verify.")],
+    model: ModelOption,
+    model_arg: ModelArgOption = None,
+    checkpoint: CheckpointOption = None,
+    checkpoint_key: CheckpointKeyOption = None,
+    trust_pickle: TrustPickleOption = False,
+    passthrough: PassthroughOption = None,
+    input_specs: InputOption = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="onnxruntime (default), or reference: onnx's own.", rich_help_panel="Comparison"
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", min=0, help="Relative tolerance, in place of the error budget.", rich_help_panel="Comparison"
+        ),
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", min=0, help="Absolute tolerance, in place of the error budget.", rich_help_panel="Comparison"
+        ),
+    ] = None,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Compare an ONNX file with the PyTorch model that it was made from.
+
+    The model run in float64 is the truth. The file passes if its error is at
+    most ten times that of PyTorch in the file's own precision, or, if they are
+    given, within --rtol and --atol. The exit code is 1 if it does not.
+    Without --input, random inputs of the file's shapes are taken; real data
+    says more.
+
+    Examples:
+
+      nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz
+
+      nnorm-export verify net.onnx -m nets:build -c best.pth \\
+        -i 64,3,32,32 --rtol 1e-3 --atol 1e-5
+
+      nnorm-export verify net.onnx -m program.pt2 --runtime reference --json
+    """
+    from nnorm_export import parity  # noqa: PLC0415 - torch takes seconds, --help must not
+    from nnorm_export.cli._parity import print_parity  # noqa: PLC0415
+    from nnorm_export.cli._source import load_source  # noqa: PLC0415
+
+    with working("Loading the model", quiet=quiet):
+        source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
+        inputs, notices = _inputs(source, input_specs, path)
+    print_notices([*source.notices, *notices], quiet=quiet)
+    with working(f"Comparing {path} with PyTorch", quiet=quiet):
+        report = parity.verify(
+            path, source.module, inputs, runtime=runtime, rtol=rtol, atol=atol, passthrough=passthrough or ()
+        )
+    if json_output:
+        print_json({"path": path, **report.to_json(), "notices": [*source.notices, *notices]})
+    elif not quiet:
+        print_parity(report)
+        if verbose and report.implementations:
+            typer.echo()
+            print_table(("node", "ran by"), report.implementations.items())
+    if not report:
+        different = ", ".join(output.name for output in report.outputs if not output.passed)
+        message = f"{path} does not compute what {model} computes: {different} differs"
+        if json_output:
+            typer.echo(f"error: {message}", err=True)  # stdout has its one object already
+            raise typer.Exit(ParityError.exit_code)
+        raise ParityError(message)
+
+
+def _inputs(source: Source, specs: list[str] | None, path: str) -> tuple[Any, list[str]]:
+    """What the model takes, by position or by name, and notices."""
+    from nnorm_export.cli._inputs import Inputs, read_inputs  # noqa: PLC0415
+    from nnorm_export.exporting.arguments import bind  # noqa: PLC0415
+    from nnorm_export.inspection import describe  # noqa: PLC0415
+
+    infos = describe(path, run=False).inputs
+    if specs:
+        inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])
+    elif source.program is not None and source.program.example_inputs is not None:
+        args, kwargs = source.program.example_inputs
+        inputs = Inputs(list(args), dict(kwargs))
+    else:
+        shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
+        specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
+        inputs = read_inputs(specs, source.module)
+        inputs.notices.append(f"no --input: random data of the file's shapes ({', '.join(specs)})")
+    if not inputs.kwargs:
+        return tuple(inputs.args), inputs.notices
+    return bind(source.module, inputs.args, inputs.kwargs), inputs.notices

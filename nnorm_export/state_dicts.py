@@ -1,0 +1,206 @@
+"""State dicts as people save them: reading the file, finding the weights in it, and fitting them to a model."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.errors import CheckpointError
+
+# Where training scripts put the weights, the likeliest first: what was trained goes before its averages.
+KEYS = (
+    "model_state_dict",
+    "state_dict",
+    "model_state",
+    "model",
+    "net",
+    "network",
+    "module",
+    "params",
+    "weights",
+    "ema_state_dict",
+    "state_dict_ema",
+    "model_ema",
+    "params_ema",
+    "ema",
+)
+# What wrappers put before every key: DataParallel, torch.compile, and the attribute of a Lightning module.
+PREFIXES = {
+    "module.": "DataParallel or AveragedModel",
+    "_orig_mod.": "torch.compile",
+    "model.": "a wrapper, Lightning's for example",
+    "net.": "a wrapper, Lightning's for example",
+    "network.": "a wrapper, Lightning's for example",
+}
+_LISTED = 10
+_LINE = "\n    "
+_COUNTER = "num_batches_tracked"  # used by training only, and absent from the authors' checkpoints
+
+
+def read_file(path: Path, *, trust_pickle: bool) -> Any:
+    """What ``torch.save`` put into ``path``, or the tensors of a ``.safetensors`` file."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*TorchScript archive")  # said as an error below
+            return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # torch.load passes on whatever the pickle or the archive raises
+        raise CheckpointError(f"{path}: {_reason(error, trust_pickle)}") from error
+
+
+def _reason(error: Exception, trust_pickle: bool) -> str:
+    text = str(error)
+    if "TorchScript" in text:
+        return "a TorchScript archive, not a checkpoint; save the model's state_dict() with torch.save"
+    # The unpickler says so too of bytes that are no pickle at all, but then of an unknown operand.
+    if "WeightsUnpickler error" in text and "Unsupported operand" not in text:
+        needed = re.search(r"GLOBAL ([\w.]+)", text)
+        return (
+            f"loading it would run code{f' ({needed.group(1)})' if needed else ''}, which weights alone do not need; "
+            "save model.state_dict() without anything else, or, if you trust whoever made the file, give --trust-pickle"
+        )
+    if trust_pickle and isinstance(error, (ImportError, AttributeError)):
+        return f"it holds an object whose class cannot be imported ({error}); run this where its module lies"
+    if isinstance(error, RuntimeError) and "PytorchStreamReader" in text:
+        return "the file is damaged or cut short; copy it again, or load an earlier checkpoint"
+    return "not a checkpoint; give a file that torch.save wrote, or a .safetensors file"
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        safetensors = importlib.import_module("safetensors.torch")
+    except ImportError:
+        raise CheckpointError(f"{path}: reading it needs the safetensors package: pip install safetensors") from None
+    try:
+        state: dict[str, Tensor] = safetensors.load_file(path)
+    except Exception as error:  # its errors are no subclass of anything public
+        raise CheckpointError(f"{path}: not a safetensors file ({error})") from error
+    return state
+
+
+def find_state_dict(contents: Any, path: Path, key: str | None = None) -> tuple[dict[str, Tensor], str, list[str]]:
+    """(state dict, where it lay, other places that look like one too); ``key`` may be dotted."""
+    if key is not None:
+        chosen = _follow(contents, key)
+        state = None if chosen is None else _as_state_dict(chosen)
+        if state is None:
+            raise CheckpointError(f"{path}: no weights under the key {key!r}; it holds {_summary(contents)}")
+        return state, key, []
+    state = _as_state_dict(contents)
+    if state is not None:
+        return state, "", []
+    places = dict(_places(contents, ""))
+    if not places:
+        raise CheckpointError(f"{path}: holds no state dict; it is {_summary(contents)}")
+    chosen_key, *others = places
+    return places[chosen_key], chosen_key, others
+
+
+def _follow(contents: Any, key: str) -> Any:
+    for part in key.split("."):
+        contents = contents.get(part) if isinstance(contents, Mapping) else None
+    return contents
+
+
+def _places(contents: Any, prefix: str) -> Iterable[tuple[str, dict[str, Tensor]]]:
+    if not isinstance(contents, Mapping):
+        return
+    for key in KEYS:
+        value = contents.get(key)
+        state = _as_state_dict(value)
+        if state is not None:
+            yield prefix + key, state
+        else:
+            yield from _places(value, f"{prefix}{key}.")
+
+
+def _as_state_dict(value: Any) -> dict[str, Tensor] | None:
+    if isinstance(value, nn.Module):
+        return dict(value.state_dict())
+    if not isinstance(value, Mapping) or not value or not all(isinstance(key, str) for key in value):
+        return None
+    are_tensors = all(isinstance(item, Tensor) or key.endswith("_extra_state") for key, item in value.items())
+    return dict(value) if are_tensors else None
+
+
+def _summary(contents: Any) -> str:
+    if not isinstance(contents, Mapping):
+        return f"a {type(contents).__name__}"
+    if not contents:
+        return "an empty dict"
+    return f"a dict with {_some([str(key) for key in contents])}"
+
+
+def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> list[str]:
+    """Loads ``state`` into ``model`` strictly, or raises and leaves it as it was; returns notices."""
+    state, notices = _unwrap(dict(state), list(model.state_dict()), path)
+    before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
+    try:
+        # Not strict: torch's own list, after the layers' hooks have renamed and added keys, is judged below.
+        outcome = model.load_state_dict(state, strict=False)
+        missing, unexpected = (
+            [key for key in keys if key.rpartition(".")[2] != _COUNTER]
+            for keys in (outcome.missing_keys, outcome.unexpected_keys)
+        )
+        differing: list[str] = []
+        failure = ""
+    except RuntimeError as error:
+        missing = [key for key in before if key not in state and key.rpartition(".")[2] != _COUNTER]
+        unexpected = [key for key in state if key not in before and key.rpartition(".")[2] != _COUNTER]
+        differing = [
+            f"{key} {list(value.shape)}, the model's is {list(before[key].shape)}"
+            for key, value in state.items()
+            if key in before and isinstance(value, Tensor) and value.shape != before[key].shape
+        ]
+        failure = "" if differing else f"\n  {error}"
+    problems = (
+        ("missing from the file", missing),
+        ("unknown to the model", unexpected),
+        ("of another shape", differing),
+    )
+    lines = [f"\n  {len(keys)} {what}:{_LINE}{_some(keys, _LINE)}" for what, keys in problems if keys]
+    if lines or failure:
+        model.load_state_dict(before, strict=False)
+        raise CheckpointError(
+            f"{path}: the weights do not fit {type(model).__name__}; build it with the arguments that it was "
+            f"trained with.{''.join(lines)}{failure}"
+        )
+    return notices
+
+
+def _unwrap(state: dict[str, Tensor], expected: list[str], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Drops what wrappers put before every key, as long as the model's own keys do not begin with it."""
+    notices = []
+    stripped = True
+    while stripped:
+        stripped = False
+        for prefix, origin in PREFIXES.items():
+            if any(key.startswith(prefix) for key in expected):
+                continue
+            wrapped = {key: value for key, value in state.items() if key != "n_averaged"}  # AveragedModel's count
+            if wrapped and all(key.startswith(prefix) for key in wrapped):
+                state = {key.removeprefix(prefix): value for key, value in wrapped.items()}
+                notices.append(f"{path.name}: dropped the prefix '{prefix}' of every key ({origin})")
+                stripped = True
+    inner = "._orig_mod."  # a compiled part of the model
+    if any(inner in key for key in state) and not any(inner in key for key in expected):
+        state = {key.replace(inner, "."): value for key, value in state.items()}
+        notices.append(f"{path.name}: dropped '_orig_mod.' within keys (torch.compile)")
+    return state, notices
+
+
+def _some(names: list[str], separator: str = ", ") -> str:
+    more = [f"… and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
+    return separator.join(names[:_LISTED] + more)
