@@ -1,6 +1,6 @@
 """Whole networks in ONNX Runtime: ours beside the twin with the plain norm and what torch.onnx.export writes.
 
-    python -m benchmarks.onnx_models [--threads 1 2] [--batch 1 8] [--repeats N] [--models resnet18 vit] [--quick]
+    python -m benchmarks.onnx_models [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 vit] [--quick]
                                      [--write]
 
 Every file is compared with its PyTorch model before it is timed. Batches are dynamic in all files.
@@ -22,7 +22,6 @@ from typing import Any
 import onnx
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
@@ -49,18 +48,25 @@ class Network:
     twin: Norm
     ours: Norm
     published: Norm
+    batches: tuple[int, ...]
     quick_sizes: dict[str, Any]
 
 
 NETWORKS = {
     "resnet18": Network(
-        ResNet, nn.BatchNorm2d, BatchNormalNorm2d, MaskedBatchNormalNorm2d, {"channels": (16, 32), "blocks": 1}
+        ResNet,
+        nn.BatchNorm2d,
+        BatchNormalNorm2d,
+        MaskedBatchNormalNorm2d,
+        (1, 8, 64),
+        {"channels": (16, 32), "blocks": 1},
     ),
     "vit": Network(
         VisionTransformer,
         nn.LayerNorm,
         LayerNormalNorm,
         MaskedLayerNormalNorm,
+        (1, 4),
         {"depth": 1, "width": 32, "heads": 2, "hidden": 64},
     ),
 }
@@ -143,7 +149,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
             written = {row.variant: row for row in prepared if row.nodes is not None}
             for threads in options.threads:
                 runners = {variant: open_session(paths[variant], threads) for variant in written}
-                for batch in options.batch:
+                for batch in batches_of(name, options):
                     images = torch.randn(batch, 3, 32, 32).numpy()
                     turns = options.repeats + max(1, options.repeats // 5)
                     task = progress.add_task(f"{name}: {threads} threads, batch {batch}", total=turns)
@@ -161,16 +167,28 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
     return rows
 
 
-def headings(options: argparse.Namespace) -> list[str]:
-    settings = [(threads, batch) for threads in options.threads for batch in options.batch]
-    timed = [f"ms, {t} thread{'s' * (t > 1)}, batch {b} (× twin)" for t, b in settings]
-    return ["network", "file", "nodes", *timed]
+def batches_of(name: str, options: argparse.Namespace) -> Sequence[int]:
+    return options.batch or NETWORKS[name].batches
+
+
+def settings_of(name: str, options: argparse.Namespace) -> list[tuple[int, int]]:
+    """(threads, batch) of every column of a network's table."""
+    return [(threads, batch) for threads in options.threads for batch in batches_of(name, options)]
+
+
+def headings(name: str, options: argparse.Namespace) -> list[str]:
+    timed = [f"{t} thread{'s' * (t > 1)}, batch {b}" for t, b in settings_of(name, options)]
+    return [name, "nodes", *timed]
 
 
 def cells(row: Row, options: argparse.Namespace) -> list[str]:
-    timings = [row.timings.get((threads, batch)) for threads in options.threads for batch in options.batch]
-    shown = ["–" if timing is None else f"{timing.milliseconds:.2f} ({timing.ratio:.2f})" for timing in timings]
-    return [row.network, row.variant, "–" if row.nodes is None else f"{row.nodes:,}", *shown]
+    timings = [row.timings.get(setting) for setting in settings_of(row.network, options)]
+    shown = ["–" if timing is None else f"{timing.milliseconds:.1f} ms ({timing.ratio:.2f})" for timing in timings]
+    return [row.variant, "–" if row.nodes is None else f"{row.nodes:,}", *shown]
+
+
+def by_network(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {name: [row for row in rows if row.network == name] for name in dict.fromkeys(row.network for row in rows)}
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -179,20 +197,25 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def terminal_table(rows: Sequence[Row], options: argparse.Namespace) -> Table:
-    table = Table(title="ONNX Runtime, medians of sessions run in turn", caption_justify="left")
-    for index, heading in enumerate(headings(options)):
-        table.add_column(heading, justify="left" if index < 2 else "right")
+def terminal_table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> Table:
+    table = Table(title="median milliseconds (× twin)", title_justify="left")
+    for index, heading in enumerate(headings(name, options)):
+        table.add_column(heading, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*cells(row, options), end_section=row.variant == list(EXPLANATIONS)[-1])
-    table.caption = escape("\n".join(notes(rows)))
+        table.add_row(*cells(row, options))
     return table
 
 
+def markdown_table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> list[str]:
+    head = headings(name, options)
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *(cells(row, options) for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
 def markdown(rows: Sequence[Row], options: argparse.Namespace) -> str:
-    head = headings(options)
-    lines = [head, ["---", "---", *["---:"] * (len(head) - 2)], *(cells(row, options) for row in rows)]
-    command = f"--threads {_words(options.threads)} --batch {_words(options.batch)} --repeats {options.repeats}"
+    batch = f" --batch {_words(options.batch)}" if options.batch else ""
+    command = f"--threads {_words(options.threads)}{batch} --repeats {options.repeats}"
+    tables = [[*markdown_table(name, part, options), ""] for name, part in by_network(rows).items()]
     return "\n".join(
         [
             "# Whole networks in ONNX Runtime",
@@ -205,8 +228,7 @@ def markdown(rows: Sequence[Row], options: argparse.Namespace) -> str:
             "to the twin, turn by turn. Compare ratios, not milliseconds, between machines. Batches are dynamic in",
             "all files, and every file was compared with its PyTorch model first.",
             "",
-            *(f"| {' | '.join(line)} |" for line in lines),
-            "",
+            *(line for table in tables for line in table),
             *(f"- {note.replace('<', '&lt;')}" for note in notes(rows)),
             "",
         ]
@@ -220,8 +242,8 @@ def _words(values: Sequence[object]) -> str:
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_models", description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a session (default 1 2)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
-    parser.add_argument("--repeats", type=int, default=50, help="timed turns (default %(default)s)")
+    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default 1 8 64 for resnet18, 1 4 for vit)")
+    parser.add_argument("--repeats", type=int, default=20, help="timed turns (default %(default)s)")
     parser.add_argument("--models", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default all")
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} beside this file")
@@ -239,7 +261,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = measure(options, progress)
     console = Console(width=None if Console().is_terminal else 140)
     console.print(describe_machine(), highlight=False)
-    console.print(terminal_table(rows, options))
+    for name, part in by_network(rows).items():
+        console.print(terminal_table(name, part, options))
+    console.print("\n".join(notes(rows)), highlight=False, markup=False)
     if options.write:
         RESULTS.write_text(markdown(rows, options), encoding="utf-8")
         console.print(f"wrote {RESULTS.name}", highlight=False)

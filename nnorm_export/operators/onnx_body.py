@@ -81,36 +81,42 @@ ESTIMATE_LMBDA = """
     lmbda = Sub (one, newton_step)
 """
 
-RESOLVE_EXPONENTS = """
-    # lmbda, delta_value -> eta_pos, eta_neg, moved away from zero by delta
-    minus_delta = Neg (delta_value)
-    lmbda_is_negative = Less (lmbda, zero)
-    pos_shift = Where (lmbda_is_negative, minus_delta, delta_value)
-    pos_shifted = Add (lmbda, pos_shift)
-    lmbda_size = Abs (lmbda)
-    pos_is_logarithmic = LessOrEqual (lmbda_size, delta_value)
-    eta_pos = Where (pos_is_logarithmic, zero, pos_shifted)
-    mirrored = Sub (two, lmbda)
-    mirrored_is_negative = Less (mirrored, zero)
-    neg_shift = Where (mirrored_is_negative, minus_delta, delta_value)
-    neg_shifted = Add (mirrored, neg_shift)
-    mirrored_size = Abs (mirrored)
-    neg_is_logarithmic = LessOrEqual (mirrored_size, delta_value)
-    eta_neg = Where (neg_is_logarithmic, zero, neg_shifted)
+
+def _shifted(half: str, exponent: str) -> str:
+    """eta = 0 where |exponent| <= delta, else exponent moved away from zero by delta; ``half`` is pos or neg."""
+    return f"""
+    {half}_is_negative = Less ({exponent}, zero)
+    {half}_shift = Where ({half}_is_negative, minus_delta, delta_value)
+    {half}_shifted = Add ({exponent}, {half}_shift)
+    {half}_unshifted_size = Abs ({exponent})
+    {half}_is_logarithmic = LessOrEqual ({half}_unshifted_size, delta_value)
+    eta_{half} = Where ({half}_is_logarithmic, zero, {half}_shifted)
 """
 
-HALF_EXPONENTS = """
-    # eta_pos, eta_neg -> half_pos, half_neg, half_difference; all small beside h
+
+RESOLVE_EXPONENTS = f"""
+    # lmbda, delta_value -> eta_pos, eta_neg
+    minus_delta = Neg (delta_value)
+    mirrored = Sub (two, lmbda)
+{_shifted("pos", "lmbda")}{_shifted("neg", "mirrored")}"""
+
+
+def _half_exponent(half: str) -> str:
+    """half_pos or half_neg: half of eta, or of the least size that survives in a sum with the other."""
+    return f"""
+    {half}_vanishes = Less ({half}_size, vanishing)
+    {half} = Where ({half}_vanishes, vanishing, eta_{half})
+    half_{half} = Mul ({half}, half)
+"""
+
+
+HALF_EXPONENTS = f"""
+    # h, eta_pos, eta_neg (small beside h) -> is_positive, half_neg, half_difference
     pos_size = Abs (eta_pos)
     neg_size = Abs (eta_neg)
     exponent_sizes = Add (pos_size, neg_size)
     vanishing = Mul (exponent_sizes, twice_epsilon)
-    pos_vanishes = Less (pos_size, vanishing)
-    pos = Where (pos_vanishes, vanishing, eta_pos)
-    neg_vanishes = Less (neg_size, vanishing)
-    neg = Where (neg_vanishes, vanishing, eta_neg)
-    half_pos = Mul (pos, half)
-    half_neg = Mul (neg, half)
+{_half_exponent("pos")}{_half_exponent("neg")}
     half_difference = Sub (half_pos, half_neg)
     is_positive = IsPositive (h)
 """
