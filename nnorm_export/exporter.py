@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +109,11 @@ def export(
     else:
         source = Source.of_module(model, args, kwargs, dynamic_shapes, torch_dtype, passthrough)
 
-    onnx_model = translate(
-        source.program,
-        opset_version,
-        _names(input_names, source.input_names, "input_names"),
-        _names(output_names, source.output_names, "output_names"),
-        source.axis_names,
-    )
+    inputs = _names(input_names, source.input_names, "input_names")
+    outputs = _names(output_names, source.output_names, "output_names")
+    if twice := [name for name, count in Counter([*inputs, *outputs]).items() if count > 1]:
+        raise ExportError(f"two inputs or outputs would be called {twice[0]}; give input_names and output_names")
+    onnx_model = translate(source.program, opset_version, inputs, outputs, source.axis_names)
     table = metadata.layer_table(onnx_model, source.records)
     weights = metadata.weights_sha256(onnx_model)
     apply_form(onnx_model, form)
@@ -149,6 +148,8 @@ def _compare(source: Source, path: Path, passthrough: Sequence[str | type[nn.Mod
 def _names(given: Sequence[str] | None, default: list[str], what: str) -> list[str]:
     if given is None:
         return default
+    if isinstance(given, str):
+        raise ExportError(f"{what} is one string; give a list of names: {[given]}")
     if len(given) != len(default):
         raise ExportError(f"{what} has {len(given)} names, the model has {len(default)}: {', '.join(default)}")
     return list(given)
@@ -174,4 +175,7 @@ def _check(path: Path, form: str) -> None:
                 f"an operator of the model does not take this dtype at this opset ({error}); "
                 "choose a newer opset, 22 for bf16, or another dtype"
             ) from error
-        raise ExportError(f"the written model is not valid ONNX, which is a defect of nnorm_export: {error}") from error
+        raise ExportError(
+            f"the written model is not valid ONNX ({error}); "
+            "if PyTorch runs the model on these inputs, this is a defect of nnorm_export"
+        ) from error

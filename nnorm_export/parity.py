@@ -1,9 +1,4 @@
-"""Does a file compute what PyTorch computes? Metrics per output, judged by an error budget.
-
-The truth is the user's own model run in float64. PyTorch's own float32 (or float16, bfloat16) error against it is the
-yardstick of what the dtype can do on this model and these inputs: a runtime passes if its error is at most
-:data:`BUDGET` times that. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
-"""
+"""Does a file compute what PyTorch computes? Runs both on the same inputs; :mod:`nnorm_export.judgement` decides."""
 
 from __future__ import annotations
 
@@ -16,49 +11,21 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.attention import without_fused_attention
-from nnorm_export.errors import NnormExportError
-from nnorm_export.exporting.arguments import bind, cast, unbind
+from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.exporting.arguments import bind, cast, tensors_in, unbind
 from nnorm_export.freezing import freeze
+from nnorm_export.judgement import BUDGET, Array, OutputParity, is_float, judge, worst
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
-from nnorm_export.runtimes.base import Array
+from nnorm_export.runtimes.model_file import read
 
-BUDGET = 10.0
-
-# PyTorch's own table (torch.testing.assert_close): rtol, atol.
-TOLERANCES = {
-    "float64": (1e-7, 1e-7),
-    "float32": (1.3e-6, 1e-5),
-    "float16": (1e-3, 1e-5),
-    "bfloat16": (1.6e-2, 1e-5),
-}
-
-
-@dataclass(frozen=True)
-class OutputParity:
-    """One output of the file against PyTorch.
-
-    Attributes:
-        max_abs_diff: max |file − PyTorch|.
-        max_rel_diff: max |file − PyTorch| / |PyTorch|, over elements that are not 0.
-        budget_share: the file's error against float64, in parts of what it may be; passes up to 1. None where the
-            model cannot be run in float64.
-        top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
-        rows: how many rows were compared.
-    """
-
-    name: str
-    passed: bool
-    max_abs_diff: float
-    max_rel_diff: float
-    budget_share: float | None
-    top1_agreement: float | None
-    rows: int
-    dtype: str
+HALVES = (torch.float16, torch.bfloat16)
+Passthrough = Iterable[str | type[nn.Module]]
 
 
 @dataclass(frozen=True)
@@ -80,15 +47,9 @@ class ParityReport:
         return all(output.passed for output in self.outputs)
 
     def __str__(self) -> str:
-        lines = []
-        for output in self.outputs:
-            share = "" if output.budget_share is None else f", {output.budget_share:.0%} of the error budget"
-            top1 = "" if output.top1_agreement is None else f", top-1 agreement {output.top1_agreement:.2%}"
-            lines.append(
-                f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output.name} max abs "
-                f"{output.max_abs_diff:.2e}, max rel {output.max_rel_diff:.2e}{share}{top1}"
-            )
-        return "\n".join(lines)
+        return "\n".join(
+            f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output}" for output in self.outputs
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": bool(self), **asdict(self)}
@@ -102,21 +63,21 @@ def verify(
     runtime: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-    passthrough: Iterable[str | type[nn.Module]] = (),
+    passthrough: Passthrough = (),
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``.
 
     Args:
         path: a file that :func:`nnorm_export.export` wrote.
         model: the trained model; it is left untouched, and run in eval mode.
-        inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor.
+        inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor; left untouched too.
         runtime: see :func:`nnorm_export.load`.
         rtol, atol: tolerances in place of the error budget; the one not given is 0.
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
 
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
-        InputError: the inputs do not fit the file.
+        InputError: the inputs do not fit the model or the file.
     """
     runner = load(path, runtime)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
@@ -124,25 +85,23 @@ def verify(
 
 
 def compare_with_pytorch(
-    path: Path,
-    model: nn.Module,
-    examples: Sequence[Mapping[str, Any]],
-    *,
-    passthrough: Iterable[str | type[nn.Module]] = (),
+    path: Path, model: nn.Module, examples: Sequence[Mapping[str, Any]], *, passthrough: Passthrough = ()
 ) -> ParityReport:
     """As :func:`verify`, over several sets of bound inputs; the worst of them is reported."""
-    return _compare(load(path, runtime_for(examples)), model, examples, None, None, passthrough)
+    return _compare(load(path, runtime_for(path)), model, examples, None, None, passthrough)
 
 
-def runtime_for(examples: Sequence[Mapping[str, Any]]) -> str:
+def runtime_for(path: Path) -> str:
     """ONNX Runtime where it is installed, else the reference evaluator that comes with onnx.
 
     bfloat16 and float64 go to the reference evaluator too: ONNX Runtime's CPU provider has no convolutions for them.
     """
-    leaves = pytree.tree_leaves([dict(example) for example in examples])
-    dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
+    graph = read(path).proto.graph
+    types = {weight.data_type for weight in graph.initializer if len(weight.dims) >= 2}
+    types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     has_onnxruntime = importlib.util.find_spec("onnxruntime") is not None
-    return "reference" if not has_onnxruntime or dtypes & {torch.bfloat16, torch.float64} else DEFAULT_RUNTIME
+    unsupported = types & {onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+    return DEFAULT_RUNTIME if has_onnxruntime and not unsupported else "reference"
 
 
 def _compare(
@@ -151,68 +110,112 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     rtol: float | None,
     atol: float | None,
-    passthrough: Iterable[str | type[nn.Module]],
+    passthrough: Passthrough,
 ) -> ParityReport:
-    floats = [info.dtype for info in (*runner.inputs, *runner.outputs) if _is_float(info.dtype)]
-    dtype = getattr(torch, floats[0].name) if floats else None
-    pytorch = _eval_copy(model, dtype, passthrough)
-    double = (
-        _eval_copy(model, torch.float64, passthrough) if dtype != torch.float64 else None
-    )  # nothing truer than float64
-    collected: list[list[OutputParity]] = []
-    for example in examples:
-        in_dtype = _cast(example, dtype)
-        actual = runner(*[_to_numpy(leaf) for leaf in pytree.tree_leaves(in_dtype) if isinstance(leaf, Tensor)])
-        expected = _run(pytorch, in_dtype)
-        truth = _run_if_possible(double, _cast(example, torch.float64))
+    pytorch = _PyTorch(model, _dtype_of(runner), passthrough)
+    compared = []
+    for example in (_as_taken(runner, example) for example in examples):
+        actual = runner(*[_to_numpy(tensor) for tensor in tensors_in(example)])
+        expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
         if len(actual) != len(expected):
             raise NnormExportError(f"the file has {len(actual)} outputs, the model {len(expected)}")
         truths: Sequence[Array | None] = truth or [None] * len(actual)
         quartets = zip(runner.outputs, actual, expected, truths, strict=True)
-        collected.append([_judge(info.name, a, e, t, rtol, atol) for info, a, e, t in quartets])
-    outputs = [_worst(parts) for parts in zip(*collected, strict=True)]
-    explicit = rtol is not None or atol is not None
-    if explicit:
+        compared.append([judge(info.name, a, e, t, rtol, atol) for info, a, e, t in quartets])
+    outputs = [worst(parts) for parts in zip(*compared, strict=True)]
+    if defect := pytorch.defect(_as_taken(runner, examples[0])):
+        outputs = [output.failed(defect) for output in outputs]
+    if rtol is not None or atol is not None:
         criterion = f"allclose, rtol {rtol or 0:g}, atol {atol or 0:g}"
     elif all(output.budget_share is not None for output in outputs):
         criterion = f"budget: at most {BUDGET:g} times PyTorch's own error against float64"
     else:
-        reason = "the file is in float64" if dtype == torch.float64 else "the model does not run in float64"
+        reason = "the file is in float64" if pytorch.dtype == torch.float64 else "the model does not run in float64"
         criterion = f"allclose at {BUDGET:g} times torch.testing's tolerances, because {reason}"
     return ParityReport(runner.runtime, criterion, outputs, runner.implementations)
 
 
-def _eval_copy(model: nn.Module, dtype: torch.dtype | None, passthrough: Iterable[str | type[nn.Module]]) -> nn.Module:
-    """A copy to run in ``dtype``: the user's own code, but for half precision, which training-time code promotes."""
-    if dtype in (torch.float16, torch.bfloat16):
-        return freeze(model, passthrough=passthrough).to(dtype)
-    duplicate = copy.deepcopy(model).to(dtype) if dtype is not None else copy.deepcopy(model)
+class _PyTorch:
+    """The user's model, to be run in the file's dtype and in float64.
+
+    Half precision is run through the frozen model, because training-time code promotes half inputs; that the frozen
+    model computes what the user's does is then checked at full precision (:meth:`defect`).
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> None:
+        self.dtype = dtype
+        self._original = _eval_copy(model)
+        self._frozen = freeze(model, passthrough=passthrough) if dtype in HALVES else None
+        self._in_dtype = _eval_copy(self._original if self._frozen is None else self._frozen)
+        # A model of several dtypes is left as it is where the file's is among them.
+        if dtype is not None and dtype not in {p.dtype for p in self._in_dtype.parameters()}:
+            self._in_dtype.to(dtype)
+        # Nothing is truer than float64, so a float64 file has no budget.
+        self._double = None if dtype == torch.float64 else _eval_copy(model).to(torch.float64)
+
+    def run(self, example: Mapping[str, Any]) -> list[Array]:
+        """Raises InputError where the model does not run on the example."""
+        try:
+            return _run(self._in_dtype, example)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(f"{type(self._original).__name__} does not run on these inputs: {error}") from error
+
+    def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
+        try:
+            return None if self._double is None else _run(self._double, cast(example, torch.float64))
+        except RuntimeError:  # a model with float32 written into its code
+            return None
+
+    def defect(self, example: Mapping[str, Any]) -> str:
+        """What makes a comparison with this model worthless, or nothing."""
+        first, again = self.run(example), self.run(example)
+        if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(first, again)):
+            return "PyTorch gives another result each time: F.dropout without training=self.training, for example"
+        if self._frozen is None:
+            return ""
+        single = cast(example, torch.float32)
+        frozen, original = (_run(model.float(), single) for model in (self._frozen, self._original))
+        truth: Sequence[Array | None] = self.run_in_float64(example) or [None] * len(frozen)
+        for number, (f, o, t) in enumerate(zip(frozen, original, truth, strict=True)):
+            parity = judge(str(number), f, o, t)
+            if not parity.passed:
+                return f"in float32 already, the frozen model does not compute what the model does: output {parity}"
+        return ""
+
+
+def _eval_copy(model: nn.Module) -> nn.Module:
+    duplicate = copy.deepcopy(model)
     # The module of an exported program has no modes to switch, and says so with an exception.
     return duplicate if isinstance(duplicate, torch.fx.GraphModule) else duplicate.eval()
 
 
-def _cast(example: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
-    """Bound inputs as tensors, the floating-point ones in ``dtype``."""
+def _dtype_of(runner: Runner) -> torch.dtype | None:
+    floats = [info.dtype for info in (*runner.outputs, *runner.inputs) if is_float(info.dtype)]
+    return getattr(torch, floats[0].name) if floats else None
 
-    def to_tensor(value: Any) -> Any:
-        return torch.as_tensor(value) if isinstance(value, np.ndarray) else value
 
-    tensors: dict[str, Any] = cast(pytree.tree_map(to_tensor, dict(example)), dtype)
-    return tensors
+def _as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Bound inputs as tensors, the floating-point ones in the dtype that the file takes them in."""
+    kinds = iter(info.dtype for info in runner.inputs)
+
+    def as_taken(value: Any) -> Any:
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if not isinstance(tensor, Tensor):
+            return value
+        kind = next(kinds, None)
+        taken = kind is not None and is_float(kind) and tensor.is_floating_point()
+        return tensor.to(getattr(torch, kind.name)) if taken and kind is not None else tensor
+
+    taken: dict[str, Any] = pytree.tree_map(as_taken, dict(example))
+    return taken
 
 
 def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
-    args, kwargs = unbind(model, example)
+    """The tensors among what ``model`` returns; it gets copies of its inputs, which it may change in place."""
+    copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+    args, kwargs = unbind(model, copies)
     with torch.no_grad(), without_fused_attention():
-        result = model(*args, **kwargs)
-    return [_to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-
-
-def _run_if_possible(model: nn.Module | None, example: Mapping[str, Any]) -> list[Array] | None:
-    try:
-        return None if model is None else _run(model, example)
-    except RuntimeError:  # a model with float32 written into its code cannot run in float64
-        return None
+        return [_to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
 
 
 def _to_numpy(tensor: Tensor) -> Array:
@@ -222,82 +225,6 @@ def _to_numpy(tensor: Tensor) -> Array:
     return tensor.numpy()
 
 
-def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in TOLERANCES
-
-
-def _judge(
-    name: str, actual: Array, expected: Array, truth: Array | None, rtol: float | None, atol: float | None
-) -> OutputParity:
-    if actual.shape != expected.shape:
-        raise NnormExportError(f"output {name} has shape {list(actual.shape)}, PyTorch's {list(expected.shape)}")
-    rows = actual.shape[0] if actual.ndim else 1
-    dtype = actual.dtype.name
-    if not _is_float(actual.dtype):
-        equal = bool((actual == expected).all())
-        differing = float((actual != expected).sum())
-        return OutputParity(name, equal, differing, differing, None, None, rows, dtype)
-    wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
-    difference = _distance(wide, expected_wide)
-    nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
-    share = None if truth is None else _budget_share(wide, expected_wide, truth, actual.dtype)
-    if rtol is not None or atol is not None:
-        passed = bool((difference <= (atol or 0.0) + (rtol or 0.0) * np.abs(expected_wide)).all())
-    elif share is not None:
-        passed = share <= 1.0
-    else:
-        dtype_rtol, dtype_atol = (BUDGET * tolerance for tolerance in TOLERANCES[dtype])
-        passed = bool((difference <= dtype_atol + dtype_rtol * np.abs(expected_wide)).all())
-    return OutputParity(
-        name,
-        passed,
-        float(difference.max(initial=0.0)),
-        float((difference[nonzero] / np.abs(expected_wide[nonzero])).max(initial=0.0)),
-        share,
-        _top1_agreement(wide, expected_wide),
-        rows,
-        dtype,
-    )
-
-
-def _budget_share(actual: Array, expected: Array, truth: Array, dtype: np.dtype[Any]) -> float:
-    """error of the file / (BUDGET · error of PyTorch), the latter at least one rounding of the greatest entry."""
-    finite = np.abs(truth[np.isfinite(truth)])
-    rounding = float(torch.finfo(getattr(torch, dtype.name)).eps) * float(finite.max(initial=0.0))
-    yardstick = max(float(_distance(expected, truth).max(initial=0.0)), rounding)
-    error = float(_distance(actual, truth).max(initial=0.0))
-    if error == 0.0:
-        return 0.0
-    return error / (BUDGET * yardstick) if yardstick > 0.0 else float("inf")
-
-
-def _distance(a: Array, b: Array) -> Array:
-    """|a − b|; 0 where both are NaN or the same infinity, infinite where one is NaN and the other is not."""
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(a - b)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    result: Array = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
-    return result
-
-
-def _top1_agreement(actual: Array, expected: Array) -> float | None:
-    if actual.ndim != 2 or actual.shape[1] < 2 or actual.shape[0] == 0:
-        return None
-    return float((actual.argmax(1) == expected.argmax(1)).mean())
-
-
-def _worst(parts: Sequence[OutputParity]) -> OutputParity:
-    """One line for an output that was compared on several inputs."""
-    shares = [part.budget_share for part in parts if part.budget_share is not None]
-    agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
-    rows = sum(part.rows for part in parts)
-    return OutputParity(
-        name=parts[0].name,
-        passed=all(part.passed for part in parts),
-        max_abs_diff=max(part.max_abs_diff for part in parts),
-        max_rel_diff=max(part.max_rel_diff for part in parts),
-        budget_share=max(shares) if len(shares) == len(parts) else None,
-        top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
-        rows=rows,
-        dtype=parts[0].dtype,
-    )
+def _floats(left: list[Array], right: list[Array]) -> list[tuple[Array, Array]]:
+    pairs = zip(left, right, strict=True)
+    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if is_float(a.dtype)]

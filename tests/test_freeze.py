@@ -133,6 +133,30 @@ def test_torchs_own_norms_pass_through() -> None:
     assert [type(m) for m in freeze(model)] == [type(m) for m in model]
 
 
+def test_a_layer_in_a_plain_list_alone_is_refused() -> None:
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = [nn.Sequential(nn.ReLU()), standins.LayerNormalNorm(4)]
+
+    with pytest.raises(FreezeError, match=r"layer 0\.norms \(LayerNormalNorm\): it is held in a plain list only"):
+        freeze(nn.Sequential(Loose()))
+
+
+class LayerNorm(nn.Module):
+    """A namesake of the authors' layer that normalizes other axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps, self.data_format = (4,), 1e-6, "channels_first"
+        self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+
+
+def test_a_namesake_without_the_attributes_is_unknown() -> None:
+    with pytest.raises(FreezeError, match=r"\(LayerNorm\): it looks like a normalization, but"):
+        freeze(nn.Sequential(LayerNorm()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_parameters_of_an_operator_stay_float32_in_a_half_model(dtype: torch.dtype) -> None:
     frozen = freeze(nn.Sequential(nn.Linear(4, 6), randomized(layers.BatchNormalNorm1d(6))))

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 
 from nnorm_export import load
 from nnorm_export.mathematics import resolve_exponents
-from nnorm_export.operators import DOMAIN, DOMAIN_VERSION, OPERATORS
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.operators import OPERATORS
 
 NEWEST = onnx.defs.onnx_opset_version()
 NEWEST_OF_ONNXRUNTIME = 26  # of 1.31

@@ -24,7 +24,7 @@ from nnorm_export import (
     load,
     verify,
 )
-from nnorm_export.parity import _budget_share, _judge
+from nnorm_export.judgement import _budget_share, judge
 
 
 @pytest.fixture(scope="module")
@@ -157,18 +157,18 @@ def test_verify_where_float64_is_impossible(tmp_path: Path) -> None:
 def test_judgement_of_nan_infinity_and_integers() -> None:
     truth = np.array([[1.0, np.nan, np.inf]])
     same = truth.astype(np.float32)
-    assert _judge("y", same, same, truth, None, None).passed
+    assert judge("y", same, same, truth).passed
     for index in range(3):
         other = same.copy()
         other[0, index] = 2.0
-        assert not _judge("y", other, same, truth, None, None).passed
-        assert not _judge("y", other, same, None, None, None).passed
+        assert not judge("y", other, same, truth).passed
+        assert not judge("y", other, same, None).passed
     lost = np.array([[np.nan, np.nan, np.inf]], np.float32)
-    assert _budget_share(lost.astype(np.float64), same.astype(np.float64), truth, same.dtype) == np.inf
-    assert _judge("i", np.array([1, 2]), np.array([1, 2]), None, None, None).passed
-    assert not _judge("i", np.array([1, 2]), np.array([1, 3]), None, None, None).passed
+    assert _budget_share(lost.astype(np.float64), same.astype(np.float64), truth, "float32") == np.inf
+    assert judge("i", np.array([1, 2]), np.array([1, 2]), None).passed
+    assert not judge("i", np.array([1, 2]), np.array([1, 3]), None).passed
     empty = np.zeros((0, 3), np.float32)
-    assert _judge("y", empty, empty, empty.astype(np.float64), None, None).passed
+    assert judge("y", empty, empty, empty.astype(np.float64)).passed
 
 
 OLDEST = os.environ.get("NNORM_OLDEST_ONNXRUNTIME", "")

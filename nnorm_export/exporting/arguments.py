@@ -36,11 +36,17 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Parameter name of ``forward`` -> example value, in the order of the call."""
+    """Parameter name of ``forward`` -> example value, in the order of the call.
+
+    Raises:
+        InputError: the arguments are not those of ``forward``.
+    """
+    if not isinstance(args, (Tensor, Sequence)):
+        raise InputError(f"args is {type(args).__name__}; give a tuple of inputs, or one tensor")
     positional = (args,) if isinstance(args, Tensor) else tuple(args)
     try:
         bound = inspect.signature(model.forward).bind(*positional, **dict(kwargs or {}))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"the inputs do not fit {type(model).__name__}.forward: {error}") from error
     return dict(bound.arguments)
 
@@ -61,13 +67,21 @@ def cast(values: Any, dtype: torch.dtype | None) -> Any:
     return values if dtype is None else pytree.tree_map(cast_one, values)
 
 
-def leaf_names(values: Any, prefix: str = "") -> list[str]:
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors among nested ``values``, in order: the inputs of a file. None, numbers and flags are built in."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def leaf_names(values: Any) -> list[str]:
     """Names for the leaves of a nested value, from the keys that lead to them: ``{"a": (x, y)}`` -> ``a_0, a_1``."""
-    names = []
-    for path, _ in pytree.tree_flatten_with_path(values)[0]:
-        parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-        names.append("_".join(([prefix] if prefix else []) + parts))
-    return names
+    paths = [path for path, _ in pytree.tree_flatten_with_path(values)[0]]
+    return ["_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths]
+
+
+def tensor_names(values: Any) -> list[str]:
+    """:func:`leaf_names`, of the tensors alone."""
+    leaves = pytree.tree_leaves(values)
+    return [name for name, leaf in zip(leaf_names(values), leaves, strict=True) if isinstance(leaf, Tensor)]
 
 
 def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,10 +90,9 @@ def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     The batch is the first axis of the first tensor; tensors whose first axis has another length, and scalars, are
     taken as they are. A batch of one is repeated: ``torch.export`` specialises an axis of length one.
     """
-    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if not leaves:
+    length = _batch_length(arguments)
+    if length is None:
         return arguments, pytree.tree_map(lambda _: None, arguments)
-    length = leaves[0].shape[0]
     axis = torch.export.Dim(BATCH, min=1)
 
     def is_batched(value: Any) -> bool:
@@ -92,13 +105,16 @@ def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return pytree.tree_map(widen, arguments), shapes
 
 
+def _batch_length(arguments: Mapping[str, Any]) -> int | None:
+    return next((int(tensor.shape[0]) for tensor in tensors_in(dict(arguments)) if tensor.dim() > 0), None)
+
+
 def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
     """``arguments`` with the batch, as :func:`dynamic_batch` finds it, cut or repeated to ``size`` rows."""
-    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    length = leaves[0].shape[0] if leaves else 0
+    length = _batch_length(arguments)
 
     def resize(value: Any) -> Any:
-        if not (isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == length and length > 0):
+        if not (isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == length and length):
             return value
         return value[torch.arange(size) % length]
 
@@ -113,16 +129,16 @@ def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     names = {}
-    index = 0
+    index = 0  # of the file's inputs, which are the tensors alone
     for name, value in arguments.items():
         leaves = pytree.tree_leaves(value)
-        specs = _specs_of(shapes.get(name), len(leaves))
-        for leaf_index, spec in enumerate(specs):
-            axes = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
-            for axis, dim in axes:
-                if hasattr(dim, "__name__") and isinstance(dim.__name__, str):
-                    names[index + leaf_index, axis] = dim.__name__
-        index += len(leaves)
+        for leaf, spec in zip(leaves, _specs_of(shapes.get(name), len(leaves)), strict=True):
+            if not isinstance(leaf, Tensor):
+                continue
+            for axis, dim in spec.items() if isinstance(spec, dict) else enumerate(spec or ()):
+                if isinstance(getattr(dim, "__name__", None), str):
+                    names[index, axis] = dim.__name__
+            index += 1
     return names
 
 

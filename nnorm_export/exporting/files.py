@@ -16,24 +16,31 @@ from nnorm_export.errors import ExportError
 def staged(target: Path) -> Iterator[Path]:
     """Yields a path of the target's name in a new folder on the same file system; on success, moves all of it there.
 
-    Companions written beside it (``model.onnx.data``) are moved first, so that the model never refers to a file that
-    is not there. After an exception the target is what it was before.
+    A link is followed, so that it goes on being one. Companions written beside the target (``model.onnx.data``) are
+    moved first, so that the model never refers to a file that is not there. After an exception the target is what it
+    was before.
 
     Raises:
-        ExportError: the folder does not exist or cannot be written, or the target is a folder.
+        ExportError: the folder does not exist or cannot be written, the disk is full, or a folder has the name.
     """
-    folder = target.parent
-    if target.is_dir():
-        raise ExportError(
-            f"{target} is a folder; give the name of a file to write, {target / 'model.onnx'} for example"
-        )
+    target = target.expanduser().resolve()
+    _refuse_folder(target)
+    staging = None
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
-    except OSError as error:
-        raise ExportError(f"cannot write {target}: {error.strerror} ({folder}); nothing was written") from error
-    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         yield staging / target.name
-        for path in sorted(staging.iterdir(), key=lambda path: path.name == target.name):
-            os.replace(path, folder / path.name)
+        written = sorted(staging.iterdir(), key=lambda path: path.name == target.name)
+        for path in written:
+            _refuse_folder(target.with_name(path.name))
+        for path in written:
+            os.replace(path, target.with_name(path.name))
+    except OSError as error:
+        raise ExportError(f"cannot write {target}: {error.strerror or error}; nothing was written") from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise ExportError(f"{path} is a folder; give the name of a file to write, {path / 'model.onnx'} for example")

@@ -20,7 +20,8 @@ from onnxscript.rewriter.rules.common import (
 )
 
 from nnorm_export.errors import ExportError
-from nnorm_export.operators import DOMAIN, OPERATORS
+from nnorm_export.names import DOMAIN
+from nnorm_export.operators import OPERATORS
 
 FORMS = ("portable", "primitives", "custom")
 

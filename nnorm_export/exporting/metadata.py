@@ -12,9 +12,8 @@ import torch
 
 from nnorm_export._version import __version__
 from nnorm_export.exporting.forms import nodes_of
-from nnorm_export.exporting.translate import LAYER_PATH
+from nnorm_export.names import LAYER_PATH, METADATA_PREFIX
 
-PREFIX = "nnorm_export."
 PRODUCER = "nnorm_export"
 
 
@@ -53,10 +52,10 @@ def stamp(model: ir.Model, form: str, table: list[dict[str, Any]], weights: str)
     model.graph.name = "main_graph"
     model.metadata_props.update(
         {
-            f"{PREFIX}version": __version__,
-            f"{PREFIX}torch": torch.__version__.partition("+")[0],
-            f"{PREFIX}form": form,
-            f"{PREFIX}layers": json.dumps(table),
-            f"{PREFIX}weights_sha256": weights,
+            f"{METADATA_PREFIX}version": __version__,
+            f"{METADATA_PREFIX}torch": torch.__version__.partition("+")[0],
+            f"{METADATA_PREFIX}form": form,
+            f"{METADATA_PREFIX}layers": json.dumps(table),
+            f"{METADATA_PREFIX}weights_sha256": weights,
         }
     )

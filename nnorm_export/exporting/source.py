@@ -14,7 +14,8 @@ from nnorm_export.errors import ExportError
 from nnorm_export.exporting import arguments
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.freezing import freeze
-from nnorm_export.operators import OPERATORS, FrozenOperator
+from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
+from nnorm_export.operators import FrozenOperator
 
 
 class Source:
@@ -43,8 +44,8 @@ class Source:
         self.program, self.model, self.example = program, model, example
         self.dynamic_batch = dynamic_batch
         self.axis_names, self.records = axis_names or {}, records or {}
-        self.input_names = arguments.leaf_names(example)
-        self.output_names = _output_names(program)
+        self.input_names = arguments.tensor_names(example)
+        self.output_names = [f"{name}_out" if name in self.input_names else name for name in _output_names(program)]
 
     @classmethod
     def of_program(cls, program: torch.export.ExportedProgram) -> Source:
@@ -75,7 +76,7 @@ class Source:
         if dynamic_batch:
             traced, dynamic_shapes = arguments.dynamic_batch(example)
         with exporting_state():
-            program = trace(frozen, traced, dynamic_shapes)
+            program = trace(frozen, traced, dynamic_shapes, dynamic_batch=dynamic_batch)
         return cls(
             program,
             model,
@@ -91,23 +92,26 @@ class Source:
 
 
 def _output_names(program: torch.export.ExportedProgram) -> list[str]:
+    """Names from the keys that lead to the outputs; None among them is no output of the file."""
     spec = program.call_spec.out_spec
     assert spec is not None
-    structure = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    names = arguments.leaf_names(structure)
-    if names == [""]:
-        return ["output"]
-    return [name if not name[:1].isdigit() else f"output_{name}" for name in names]
+    leaves = program.graph_signature.user_outputs
+    paths = arguments.leaf_names(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    names = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        if isinstance(leaf, str):  # the name of a tensor in the graph; anything else is a constant
+            names.append(path if path and not path[0].isdigit() else f"output_{path}".rstrip("_"))
+        elif leaf is not None:
+            raise ExportError(f"the model returns {leaf!r} at output {path or '0'}; return tensors only")
+    return ["output"] if names == ["output_0"] else names
 
 
 def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
-    targets = {operator.torch_op for operator in OPERATORS.values()}
-    if any(node.target in targets for node in program.graph.nodes):
-        return
+    """Raises where a node comes from the training code of a normalization: a program of a model not frozen before."""
     for node in program.graph.nodes:
         for path, cls in (node.meta.get("nn_module_stack") or {}).values():
             name = str(cls).rpartition(".")[2]
-            if "NormalNorm" in name:
+            if name in NORMAL_CLASS_NAMES:
                 raise ExportError(
                     f"the exported program holds the training code of {path} ({name}); export a frozen model: "
                     "torch.export.export(nnorm_export.freeze(model), args)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +17,28 @@ from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.arguments import unbind
 
+_LOUD = (
+    "torch.onnx",
+    "torch.export",
+    "torch._export",
+    "torch._dynamo",
+    "torch.fx.experimental",
+    "onnxscript",
+    "onnx_ir",
+)
+
 
 @contextmanager
 def exporting_state() -> Iterator[None]:
     """What tracing needs of the process, put back afterwards.
 
-    torch's exporter logs every optional package that is not installed, and warns of its own internals.
+    torch's exporter logs every optional package that is not installed, warns of its own internals, and prints a whole
+    graph before it raises.
     """
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in _LOUD]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), torch.no_grad(), without_fused_attention():
             warnings.filterwarnings("ignore", category=FutureWarning)
@@ -36,24 +49,51 @@ def exporting_state() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def trace(frozen: nn.Module, arguments: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:
-    """The program of ``frozen`` for ``arguments`` (name -> value).
+def trace(
+    frozen: nn.Module, arguments: dict[str, Any], dynamic_shapes: Any, *, dynamic_batch: bool
+) -> torch.export.ExportedProgram:
+    """The program of ``frozen`` for ``arguments`` (name -> value); ``dynamic_batch`` if the shapes are not the user's.
 
     Raises:
         ExportError: the model cannot be traced; the message carries torch's reason and the line of the model.
     """
     args, kwargs = unbind(frozen, arguments)
+    if dynamic_shapes:
+        _refuse_dynamic_var_keyword(frozen, arguments)
     try:
         return torch.export.export(frozen, args, kwargs, dynamic_shapes=dynamic_shapes or None)
     except Exception as error:  # torch.export raises dozens of unrelated types
-        raise ExportError(f"torch.export cannot trace {type(frozen).__name__}: {_reason(error)}") from error
+        remedy = ""
+        if dynamic_batch and re.search(r"onstraint|specializ|dynamic_shapes|Dim\b", str(error)):
+            remedy = (
+                "\nThe model's code fixes the first axis of its inputs, which is taken to be a batch of any size. "
+                "Export with dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic."
+            )
+        raise ExportError(f"torch.export cannot trace {type(frozen).__name__}: {_reason(error)}{remedy}") from error
+
+
+def _refuse_dynamic_var_keyword(model: nn.Module, arguments: dict[str, Any]) -> None:
+    """torch.export fails on them with an assertion of its own."""
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and arguments.get(parameter.name):
+            names = ", ".join(arguments[parameter.name])
+            raise ExportError(
+                f"torch.export cannot make axes dynamic where forward takes **{parameter.name}: name {names} in its "
+                "signature, or export with dynamic_shapes={} (--fixed-shape)"
+            )
+
+
+_ADVICE = re.compile(
+    r"\n\s*(The following call raised|To fix the error|Suggested fixes|For more information|The error)"
+)
+_FRAME = re.compile(r'File "[^"]+", line \d+, in \w+\n\s+[^\n]+')
 
 
 def _reason(error: Exception) -> str:
-    """torch's own words up to its advice, which is long and about flags that our users do not have."""
+    """torch's first words and the last line of the user's code, without its advice on flags that users do not have."""
     text = str(error).strip()
-    for marker in ("\nThe following call raised", "\nFrom user code", "\nTo fix the error", "\nSuggested fixes"):
-        head, found, tail = text.partition(marker)
-        if found and marker == "\nFrom user code":
-            text = head + found + tail.partition("\n\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    first = _ADVICE.split(text)[0].partition("\nFrom user code")[0].strip()
+    lines = [line for line in first.splitlines() if "TORCH_LOGS" not in line][:6]
+    frames = [frame for frame in _FRAME.findall(text) if "/torch/" not in frame]
+    where = f"\n{frames[-1]}" if frames else ""
+    return f"{type(error).__name__}: " + "\n".join(lines) + where

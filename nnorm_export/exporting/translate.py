@@ -9,18 +9,19 @@ from typing import Any
 
 import onnx.defs
 import onnx_ir as ir
+import onnx_ir.passes.common
 import torch
 
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.trace import exporting_state
-from nnorm_export.operators import DOMAIN, DOMAIN_VERSION, OPERATORS
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH
+from nnorm_export.operators import OPERATORS
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
 NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reaches
 IR_VERSION = 10  # the newest that ONNX Runtime 1.18 reads
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VERSION)}
-LAYER_PATH = "nnorm_export.layer"
 
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -57,6 +58,7 @@ def translate(
             raise ExportError(f"torch.onnx.export cannot translate the model: {_root_cause(error)}") from error
     assert onnx_program is not None
     model: ir.Model = onnx_program.model
+    onnx_ir.passes.common.NameFixPass()(model)  # a user's name for an output may be that of a value inside
     _restamp(model, opset)
     model.ir_version = IR_VERSION
     model.opset_imports[DOMAIN] = DOMAIN_VERSION

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from nnorm_export.attention import keep_norms_from_fusion
 from nnorm_export.errors import FreezeError
-from nnorm_export.freezing.table import looks_like_normalization, refuse, row_for
+from nnorm_export.freezing.table import forward_is_overridden, looks_like_normalization, refuse, row_for
 from nnorm_export.operators import FrozenOperator
 
 
@@ -42,6 +43,12 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
         row = row_for(layer)
         if row is not None:
             _refuse_hooks(path, layer)
+            if forward_is_overridden(layer, row):
+                warnings.warn(
+                    f"layer {path or '(the model itself)'} ({type(layer).__name__}) has a forward of its own, which "
+                    "the operator of its base class does not compute; the comparison with PyTorch will tell",
+                    stacklevel=2,
+                )
             memo[id(layer)] = _in_arithmetic_of(model, layer, row.freeze(layer, path))
         elif looks_like_normalization(layer):
             raise refuse(
@@ -51,6 +58,7 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
                 "register a row for it (nnorm_export.freezing.register), or, if it is plain PyTorch code, "
                 f"export it as it is with passthrough=[{type(layer).__name__!r}] (--passthrough)",
             )
+    _refuse_unregistered(model)
     try:
         frozen: nn.Module = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
@@ -67,6 +75,19 @@ def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> 
     has_dtype = any(tensor.is_floating_point() for tensor in layer.state_dict().values())
     is_double = any(tensor.dtype == torch.float64 for tensor in model.state_dict().values())
     return frozen if has_dtype or not is_double else frozen.to(torch.float64)
+
+
+def _refuse_unregistered(model: nn.Module) -> None:
+    """A layer in a plain list or dict alone is no part of the model: not trained, not moved, and not found here."""
+    registered = {id(layer) for layer in model.modules()}
+    for path, owner in model.named_modules():
+        for name, value in vars(owner).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+            for layer in held:
+                if isinstance(layer, nn.Module) and id(layer) not in registered and row_for(layer) is not None:
+                    where = f"{path}.{name}".lstrip(".")
+                    remedy = "keep it in an nn.ModuleList or nn.ModuleDict"
+                    raise refuse(where, layer, f"it is held in a plain {type(value).__name__} only", remedy)
 
 
 def _refuse_hooks(path: str, layer: nn.Module) -> None:

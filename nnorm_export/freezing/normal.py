@@ -102,7 +102,13 @@ def _freeze_groups(
 _NORMAL = ("noise_train", "eps", "weight", "bias")
 _BATCH = (*_NORMAL, "num_features", "running_lmbda", "running_mean", "running_var", "standardize")
 
-register(Row(tuple(f"BatchNormalNorm{d}d" for d in (1, 2, 3)), (*_BATCH, "track_running_stats"), freeze_batch))
-register(Row(("LayerNormalNorm",), (*_NORMAL, "normalized_shape"), freeze_layer))
-register(Row(("GroupNormalNorm",), (*_NORMAL, "num_channels", "num_groups"), freeze_group))
-register(Row(tuple(f"InstanceNormalNorm{d}d" for d in (1, 2, 3)), (*_NORMAL, "num_features"), freeze_instance))
+_ROWS = [
+    Row(tuple(f"BatchNormalNorm{d}d" for d in (1, 2, 3)), (*_BATCH, "track_running_stats"), freeze_batch),
+    Row(("LayerNormalNorm",), (*_NORMAL, "normalized_shape"), freeze_layer),
+    Row(("GroupNormalNorm",), (*_NORMAL, "num_channels", "num_groups"), freeze_group),
+    Row(tuple(f"InstanceNormalNorm{d}d" for d in (1, 2, 3)), (*_NORMAL, "num_features"), freeze_instance),
+]
+for _row in _ROWS:
+    register(_row)
+
+NORMAL_CLASS_NAMES = frozenset(name for row in _ROWS for name in row.class_names)

@@ -98,7 +98,7 @@ register(
         freeze_batch,
     )
 )
-register(Row(("LayerNorm",), (*_PLAIN, "normalized_shape"), freeze_layer))
-register(Row(("GroupNorm",), (*_PLAIN, "num_channels", "num_groups"), freeze_group))
-register(Row(("InstanceNorm2d",), (*_PLAIN, "num_features"), freeze_instance))
+register(Row(("LayerNorm",), (*_PLAIN, "normalized_shape", "elementwise_affine"), freeze_layer))
+register(Row(("GroupNorm",), (*_PLAIN, "num_channels", "num_groups", "affine"), freeze_group))
+register(Row(("InstanceNorm2d",), (*_PLAIN, "num_features", "affine"), freeze_instance))
 register(Row(("Standardize",), ("mean", "std"), freeze_standardize))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -44,27 +45,42 @@ def register(row: Row) -> None:
 
 def row_for(layer: nn.Module) -> Row | None:
     """The row that covers ``layer``, or None. PyTorch's own layers, ``torch.nn.BatchNorm2d`` and so on, have none."""
-    if is_torch_class(type(layer)):
+    if is_torchs_own(layer):
         return None
-    names = [cls.__name__ for cls in type(layer).__mro__ if not is_torch_class(cls)]
+    names = {cls.__name__ for cls in _user_classes(layer)}
     for row in _ROWS:
-        if any(name in row.class_names for name in names) and all(hasattr(layer, name) for name in row.attributes):
+        if names.intersection(row.class_names) and all(hasattr(layer, name) for name in row.attributes):
             return row
     return None
 
 
-def is_torch_class(cls: type) -> bool:
-    return cls.__module__ == "torch" or cls.__module__.startswith("torch.")
+def forward_is_overridden(layer: nn.Module, row: Row) -> bool:
+    """Whether a subclass has a forward of its own, which the operator of the class that it derives from cannot know."""
+    matched: Any = next(cls for cls in _user_classes(layer) if cls.__name__ in row.class_names)
+    return type(layer).forward is not matched.forward
+
+
+def is_torchs_own(layer: nn.Module) -> bool:
+    """Whether the class is PyTorch's; a parametrization puts one of its own in front of the layer's."""
+    cls = next(cls for cls in type(layer).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
+    return _is_of_torch(cls)
 
 
 def looks_like_normalization(layer: nn.Module) -> bool:
     """Whether ``layer`` is a normalization by its name, or keeps a λ, and is neither PyTorch's own nor a container."""
-    cls = type(layer)
-    if is_torch_class(cls):
+    if is_torchs_own(layer):
         return False
     keeps_lmbda = any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer)))
     is_leaf = next(layer.children(), None) is None
-    return keeps_lmbda or (is_leaf and "norm" in cls.__name__.lower())
+    return keeps_lmbda or (is_leaf and "norm" in type(layer).__name__.lower())
+
+
+def _user_classes(layer: nn.Module) -> list[type]:
+    return [cls for cls in type(layer).__mro__ if not _is_of_torch(cls)]
+
+
+def _is_of_torch(cls: type) -> bool:
+    return cls.__module__ == "torch" or cls.__module__.startswith("torch.")
 
 
 def refuse(path: str, layer: nn.Module, reason: str, remedy: str) -> FreezeError:

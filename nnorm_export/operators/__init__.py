@@ -3,7 +3,6 @@
 from nnorm_export.operators.batch_normal_norm import FrozenBatchNormalNorm
 from nnorm_export.operators.group_normal_norm import FrozenGroupNormalNorm
 from nnorm_export.operators.layer_normal_norm import FrozenLayerNormalNorm
-from nnorm_export.operators.onnx_body import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators.spec import FrozenOperator, Operator
 
 OPERATORS: dict[str, Operator] = {
@@ -12,8 +11,6 @@ OPERATORS: dict[str, Operator] = {
 }
 
 __all__ = [
-    "DOMAIN",
-    "DOMAIN_VERSION",
     "OPERATORS",
     "FrozenBatchNormalNorm",
     "FrozenGroupNormalNorm",

@@ -29,8 +29,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
-DOMAIN = "nnorm"
-DOMAIN_VERSION = 1
+from nnorm_export.names import DOMAIN
 
 # TensorRT's parser requires the names inside a function to differ from those of the tensors outside.
 NAME_PREFIX = "nnorm__"

@@ -12,7 +12,8 @@ import onnxscript
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.operators.onnx_body import DOMAIN, DOMAIN_VERSION, function_proto
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.operators.onnx_body import function_proto
 
 OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 

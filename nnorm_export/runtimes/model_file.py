@@ -11,9 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
-from nnorm_export.operators import DOMAIN
-
-_PREFIX = "nnorm_export."
+from nnorm_export.names import DOMAIN, METADATA_PREFIX
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ def read(path: str | Path) -> ModelFile:
     if not proto.opset_import or not proto.graph.output:
         raise ModelFileError(f"{path}: not an ONNX model")
     metadata = {
-        prop.key.removeprefix(_PREFIX): prop.value for prop in proto.metadata_props if prop.key.startswith(_PREFIX)
+        prop.key.removeprefix(METADATA_PREFIX): prop.value
+        for prop in proto.metadata_props
+        if prop.key.startswith(METADATA_PREFIX)
     }
     return ModelFile(path, proto, metadata)

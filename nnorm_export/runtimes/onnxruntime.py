@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
-from nnorm_export.operators import DOMAIN
+from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes import model_file
 from nnorm_export.runtimes.base import Array, Runner, TensorInfo
 

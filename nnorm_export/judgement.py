@@ -1,0 +1,179 @@
+"""The metrics of a comparison, and when it passes: an error budget, or tolerances that the user gives.
+
+The truth is the user's own model run in float64. PyTorch's own error against it, in the file's dtype, is the yardstick
+of what that dtype can do on this model and these inputs: a file passes if its error is at most :data:`BUDGET` times
+that. A yardstick that is itself a good part of the result measures nothing, so it fails with the reason. With explicit
+tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from nnorm_export.errors import NnormExportError
+
+Array = NDArray[Any]
+
+BUDGET = 10.0
+
+# PyTorch's own table (torch.testing.assert_close): rtol, atol.
+TOLERANCES = {
+    "float64": (1e-7, 1e-7),
+    "float32": (1.3e-6, 1e-5),
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+}
+
+# The greatest share of the greatest entry that PyTorch itself may be off float64, per dtype. Trained networks stay a
+# tenth of it away; beyond are random or unstable models, and overflow.
+STABLE = {"float64": 1e-10, "float32": 2e-4, "float16": 0.1, "bfloat16": 0.3}
+
+
+@dataclass(frozen=True)
+class OutputParity:
+    """One output of the file against PyTorch.
+
+    Attributes:
+        max_abs_diff: max |file − PyTorch|.
+        max_rel_diff: max |file − PyTorch| / |PyTorch|, over finite elements that are not 0.
+        budget_share: the file's error against float64, in parts of what it may be; passes up to 1. None where the
+            model cannot be run in float64.
+        top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
+        rows: how many rows were compared.
+        note: why it failed, where that is not the difference alone.
+    """
+
+    name: str
+    passed: bool
+    max_abs_diff: float
+    max_rel_diff: float
+    budget_share: float | None
+    top1_agreement: float | None
+    rows: int
+    dtype: str
+    note: str = ""
+
+    def failed(self, note: str) -> OutputParity:
+        return replace(self, passed=False, note=note)
+
+    def __str__(self) -> str:
+        share = "" if self.budget_share is None else f", {self.budget_share:.0%} of the error budget"
+        top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.name} max abs {self.max_abs_diff:.2e}, max rel {self.max_rel_diff:.2e}{share}{top1}{note}"
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in TOLERANCES
+
+
+def judge(
+    name: str,
+    actual: Array,
+    expected: Array,
+    truth: Array | None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> OutputParity:
+    """``actual`` of the file against PyTorch's ``expected`` in the same dtype, and the ``truth`` in float64."""
+    if actual.shape != expected.shape:
+        raise NnormExportError(f"output {name} has shape {list(actual.shape)}, PyTorch's {list(expected.shape)}")
+    rows = actual.shape[0] if actual.ndim else 1
+    dtype = actual.dtype.name
+    if not is_float(actual.dtype):
+        differing = float((actual != expected).sum())
+        return OutputParity(name, differing == 0, differing, differing, None, None, rows, dtype)
+    wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
+    difference = _distance(wide, expected_wide)
+    nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
+    parity = OutputParity(
+        name,
+        passed=True,
+        max_abs_diff=float(difference.max(initial=0.0)),
+        max_rel_diff=float((difference[nonzero] / np.abs(expected_wide[nonzero])).max(initial=0.0)),
+        budget_share=None if truth is None else _budget_share(wide, expected_wide, truth, dtype),
+        top1_agreement=_top1_agreement(wide, expected_wide),
+        rows=rows,
+        dtype=dtype,
+    )
+    if rtol is not None or atol is not None:
+        return replace(parity, passed=_all_close(difference, expected_wide, rtol or 0.0, atol or 0.0))
+    if truth is None:
+        dtype_rtol, dtype_atol = (BUDGET * tolerance for tolerance in TOLERANCES[dtype])
+        return replace(parity, passed=_all_close(difference, expected_wide, dtype_rtol, dtype_atol))
+    if unstable := _unstable(expected_wide, truth, dtype):
+        return parity.failed(unstable)
+    assert parity.budget_share is not None
+    return replace(parity, passed=parity.budget_share <= 1.0)
+
+
+def worst(parts: Sequence[OutputParity]) -> OutputParity:
+    """One line for an output that was compared on several inputs."""
+    shares = [part.budget_share for part in parts if part.budget_share is not None]
+    agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
+    return OutputParity(
+        name=parts[0].name,
+        passed=all(part.passed for part in parts),
+        max_abs_diff=max(part.max_abs_diff for part in parts),
+        max_rel_diff=max(part.max_rel_diff for part in parts),
+        budget_share=max(shares) if len(shares) == len(parts) else None,
+        top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
+        rows=sum(part.rows for part in parts),
+        dtype=parts[0].dtype,
+        note=next((part.note for part in parts if part.note), ""),
+    )
+
+
+def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> float:
+    """The file's error / (BUDGET · PyTorch's error), the latter at least one rounding of the greatest entry."""
+    error = float(_distance(actual, truth).max(initial=0.0))
+    if error == 0.0:
+        return 0.0
+    rounding = float(ml_dtypes.finfo(dtype).eps) * _greatest(truth)  # type: ignore[no-untyped-call]
+    yardstick = max(float(_distance(expected, truth).max(initial=0.0)), rounding)
+    return error / (BUDGET * yardstick) if 0.0 < yardstick < np.inf else float("inf")
+
+
+def _unstable(expected: Array, truth: Array, dtype: str) -> str:
+    """Why PyTorch's own result is no yardstick, or nothing."""
+    lost = int((np.isfinite(truth) & ~np.isfinite(expected)).sum())
+    if lost:
+        return f"PyTorch itself overflows in {dtype}, in {lost} of {truth.size} entries"
+    off, greatest = float(_distance(expected, truth).max(initial=0.0)), _greatest(truth)
+    if off > STABLE[dtype] * greatest:
+        return (
+            f"PyTorch's own result in {dtype} is {off:.2e} off the float64 one, whose greatest entry is "
+            f"{greatest:.2e}: the model is random or unstable on these inputs"
+        )
+    return ""
+
+
+def _greatest(values: Array) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """|a − b|; 0 where both are NaN or the same infinity, infinite where one is NaN and the other is not."""
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    result: Array = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
+    return result
+
+
+def _all_close(difference: Array, expected: Array, rtol: float, atol: float) -> bool:
+    with np.errstate(invalid="ignore"):  # 0 · infinity, where the difference decides
+        allowed = np.nan_to_num(atol + rtol * np.abs(expected), nan=atol, posinf=atol)
+    return bool((difference <= allowed).all())
+
+
+def _top1_agreement(actual: Array, expected: Array) -> float | None:
+    if actual.ndim != 2 or actual.shape[1] < 2 or actual.shape[0] == 0:
+        return None
+    return float((actual.argmax(1) == expected.argmax(1)).mean())
