@@ -298,7 +298,7 @@ def test_several_inputs_by_order_and_by_name(specs: tuple[str, ...], tmp_path: P
     options = ("-m", "cli_nets:Two", *inputs)
     report = json.loads(run("export", *options, "-o", target, "--input-names", "a,b", "--json").stdout)
     assert report["inputs"] == ["a: float32[batch]", "b: int64[batch]"]
-    assert report["outputs"] == ["sum: float32[batch]", "ids: int64[batch]"]
+    assert report["outputs"] == ["sum: float32[batch]", "ids_out: int64[batch]"]
     run("verify", target, *options)
     run("verify", target, "-m", "cli_nets:Two", "-i", "b:int64[5]", "-i", "a:5")  # by the file's own names
 
