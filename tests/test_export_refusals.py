@@ -1,0 +1,224 @@
+"""What export() refuses, how it says so, and that nothing is lost; and inputs that are easy to get wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_network import randomized
+from torch import Tensor, nn
+
+from nnorm_export import ExportError, FreezeError, InputError, ParityError, export, layers, load, verify
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"form": "onnx"}, ExportError, "unknown form 'onnx'; choose one of portable, primitives, custom"),
+        ({"opset_version": 17}, ExportError, "opset 17 cannot be written: choose one from 18"),
+        ({"opset_version": 999}, ExportError, "opset 999 cannot be written"),
+        ({"dtype": "int8"}, ExportError, "unknown dtype 'int8'"),
+        ({"args": ()}, InputError, r"do not fit Network\.forward: missing a required argument: 'image'"),
+        ({"input_names": ["a", "b"]}, ExportError, "input_names has 2 names, the model has 1: image"),
+        ({"f": "."}, ExportError, "is a folder"),
+        ({"args": 5}, InputError, "args is int; give a tuple of inputs, or one tensor"),
+        ({"output_names": ["image", "f", "f2"]}, ExportError, "two inputs or outputs would be called image"),
+        ({"output_names": "y"}, ExportError, r"output_names is one string; give a list of names: \['y'\]"),
+        ({"f": "no/such/folder/model.onnx"}, ExportError, "nothing was written"),
+        ({"model": Branching()}, ExportError, r"torch\.export cannot trace Branching.*x\.sum\(\) > 0"),
+        (
+            {"model": nn.Sequential(layers.BatchNormalNorm2d(4))},
+            ExportError,
+            r"layer 0 \(.*\[N, 4, \*spatial\], got \[",
+        ),
+        ({"dtype": "bf16"}, ExportError, "choose a newer opset, 22 for bf16"),
+    ],
+    ids=lambda v: str(v)[:40] if isinstance(v, dict) else "",
+)
+def test_bad_arguments_lose_nothing(
+    change: dict[str, Any], error: type[Exception], message: str, network: nn.Module, image: Tensor, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"an older model")
+    with pytest.raises(error, match=f"(?s){message}"):
+        export(**{"model": network, "args": (image,), "f": "model.onnx", **change})
+    assert (tmp_path / "model.onnx").read_bytes() == b"an older model"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_model_that_would_compute_something_else_is_not_written(tmp_path: Path) -> None:
+    class Doubled(layers.BatchNormalNorm1d):
+        """A subclass whose own forward the operator cannot know of."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"an older model")
+    with (
+        pytest.warns(UserWarning, match="has a forward of its own"),
+        pytest.raises(ParityError, match=r"(?s)was not written.*DIFFERENT in onnxruntime.*verify=False"),
+    ):
+        export(nn.Sequential(Doubled(4)), torch.randn(3, 4), path)
+    assert path.read_bytes() == b"an older model"
+    with pytest.warns(UserWarning, match="has a forward of its own"):
+        assert export(nn.Sequential(Doubled(4)), torch.randn(3, 4), path, verify=False).parity is None
+
+
+def test_a_layer_that_cannot_be_frozen_is_named(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layers.BatchNormalNorm1d(4))
+    model[1].running_lmbda[2] = float("nan")
+    with pytest.raises(FreezeError, match=r"layer 1 \(BatchNormalNorm1d\): running_lmbda is not finite in 1 of 4"):
+        export(model, torch.randn(2, 4), tmp_path / "m.onnx")
+
+
+class Wide(nn.Module):
+    """A convolution, a normalization, and an output that ``last`` makes of it."""
+
+    def __init__(self, last: Any) -> None:
+        super().__init__()
+        self.norm = randomized(layers.BatchNormalNorm1d(6))
+        self.last = last
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.norm(x))
+
+
+def test_a_random_model_is_refused(tmp_path: Path) -> None:
+    model = Wide(lambda y: F.dropout(y, 0.5))  # a common slip: training=True is the default
+    with pytest.raises(ParityError, match=r"another result each time: F\.dropout without training"):
+        export(model, torch.randn(8, 6), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("dtype", [None, "fp16", "bf16"])
+def test_a_freeze_that_changes_the_model_is_refused_in_every_dtype(dtype: str | None, tmp_path: Path) -> None:
+    class Residual(layers.LayerNormalNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x
+
+    with (
+        pytest.warns(UserWarning, match=r"layer 1 \(Residual\) has a forward of its own"),
+        pytest.raises(ParityError, match="DIFFERENT"),
+    ):
+        export(nn.Sequential(nn.Linear(4, 6), Residual(6)), torch.randn(8, 4), tmp_path / "m.onnx", dtype=dtype)
+
+
+def test_overflow_of_float16_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParityError, match="PyTorch itself overflows in float16"):
+        export(Wide(lambda y: y * 1e5), torch.randn(8, 6), tmp_path / "m.onnx", dtype="fp16")
+
+
+def test_inputs_changed_in_place_stay_the_users_and_do_not_blind_the_comparison(tmp_path: Path) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 0.5
+            return self.linear(x)
+
+    model, x = InPlace(), torch.randn(4, 6)
+    before = x.clone()
+    path = export(model, x, tmp_path / "m.onnx").path
+    assert verify(path, model, x)
+    model.linear.weight.data *= 1.01
+    assert not verify(path, model, x)
+    torch.testing.assert_close(x, before, rtol=0, atol=0)
+
+
+def test_parametrized_layers_are_frozen(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), layers.BatchNormalNorm1d(6))
+    torch.nn.utils.parametrize.register_parametrization(model[1], "weight", nn.Softplus())
+    assert len(export(model, torch.randn(2, 4), tmp_path / "m.onnx").layers) == 1
+
+
+class Several(nn.Module):
+    """None and a number among the inputs, None among the outputs; two dtypes; *args and a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layers.LayerNormalNorm(6)
+
+    def forward(self, x: Tensor, mask: Tensor | None, power: int, *more: Tensor, wide: Tensor) -> dict[str, Any]:
+        assert mask is None
+        y = self.norm(x) * power + more[0]
+        return {"aux": None, "logits": y, "wide": wide * 2}
+
+
+def test_inputs_and_outputs_that_are_no_tensors(tmp_path: Path) -> None:
+    x, more, wide = torch.randn(2, 6), torch.randn(2, 6), torch.randn(2, 3, dtype=torch.float64)
+    report = export(Several(), (x, None, 2, more), tmp_path / "m.onnx", kwargs={"wide": wide})
+    runner = load(report.path)
+    assert [str(info) for info in runner.inputs] == [
+        "x: float32[batch, 6]",
+        "more_0: float32[batch, 6]",
+        "wide: float64[batch, 3]",
+    ]
+    assert [info.name for info in runner.outputs] == ["logits", "wide_out"]
+    with pytest.raises(ExportError, match=r"returns 2\.5 at output 1; return tensors only"):
+        export(Wide(lambda y: (y, 2.5)), torch.randn(2, 6), tmp_path / "m.onnx")
+
+
+def test_keyword_inputs_that_forward_does_not_name(tmp_path: Path) -> None:
+    class Open(nn.Module):
+        def forward(self, x: Tensor, **others: Tensor) -> Tensor:
+            return x + others["y"]
+
+    x = torch.randn(2, 3)
+    with pytest.raises(ExportError, match=r"where forward takes \*\*others: name y in its signature"):
+        export(Open(), x, tmp_path / "m.onnx", kwargs={"y": x})
+    assert export(Open(), x, tmp_path / "m.onnx", kwargs={"y": x}, dynamic_shapes={}).parity
+
+
+def test_integer_inputs_in_bfloat16(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(10, 8), layers.LayerNormalNorm(8), nn.Linear(8, 3))
+    report = export(model, torch.randint(10, (2, 5)), tmp_path / "m.onnx", dtype="bf16")
+    assert report.parity
+    assert report.parity.runtime == "reference"
+
+
+def test_a_batch_that_the_code_fixes_is_explained(tmp_path: Path) -> None:
+    model = Wide(lambda y: y.reshape(4, 3, 2))
+    with pytest.raises(ExportError, match=r"(?s)cannot trace Wide.*fixes the first axis.*--fixed-shape") as raised:
+        export(model, torch.randn(4, 6), tmp_path / "m.onnx")
+    assert "TORCH_LOGS" not in str(raised.value)
+    assert export(model, torch.randn(4, 6), tmp_path / "m.onnx", dynamic_shapes={}).parity
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Linear(64, 64), torch.randn(2, 64)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    export(model, x, "~/a model", verify=False)
+    (tmp_path / "link.onnx").symlink_to("a model")
+    export(model, x, tmp_path / "link.onnx", verify=False)
+    assert (tmp_path / "link.onnx").is_symlink()
+    (tmp_path / "link.onnx.data").mkdir()
+    (tmp_path / "a model.data").mkdir()
+    before = (tmp_path / "a model").read_bytes()
+    with pytest.raises(ExportError, match=r"a model\.data is a folder"):
+        export(model, x, tmp_path / "link.onnx", external_data=True)
+    assert (tmp_path / "a model").read_bytes() == before
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = export(nn.Linear(4, 4), torch.randn(2, 4), tmp_path / "m.onnx").path
+    before = path.read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nnorm_export.exporter.ir.save", full)
+    with pytest.raises(ExportError, match="No space left on device; nothing was written"):
+        export(nn.Linear(4, 4), torch.randn(2, 4), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
