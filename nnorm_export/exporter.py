@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, ModelFileError, ParityError
 from nnorm_export.exporting import arguments, metadata
 from nnorm_export.exporting.files import staged
-from nnorm_export.exporting.forms import apply_form, check_form
+from nnorm_export.exporting.forms import apply_form, check_form, strip_bodies
 from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.translate import check_opset, translate
 from nnorm_export.parity import ParityReport, compare_with_pytorch
@@ -88,8 +88,8 @@ def export(
             (float64 for fp64) whatever it is.
         external_data: True puts the weights into ``<f>.data``; None does where they exceed 2 GiB.
         verify: compare the written model with PyTorch, through ONNX Runtime where it is installed, else through
-            onnx's reference evaluator; with a dynamic batch, at other batch sizes too. A form ``custom`` without a
-            kernel to run it cannot be compared and is only checked.
+            onnx's reference evaluator; with a dynamic batch, at other batch sizes too. The form ``custom`` is
+            compared while it still has its bodies.
         passthrough: see :func:`nnorm_export.freeze`.
 
     Raises:
@@ -98,7 +98,7 @@ def export(
         ParityError: the written model computes something else.
         In every case ``f`` is what it was before.
     """
-    path = Path(f)
+    path = Path(f).expanduser()
     check_form(form)
     check_opset(opset_version)
     torch_dtype = arguments.resolve_dtype(dtype)
@@ -116,18 +116,24 @@ def export(
     onnx_model = translate(source.program, opset_version, inputs, outputs, source.axis_names)
     table = metadata.layer_table(onnx_model, source.records)
     weights = metadata.weights_sha256(onnx_model)
-    apply_form(onnx_model, form)
+    # Nothing runs a node without its body, so the form custom is compared with the bodies that it then goes without.
+    comparable = "portable" if verify and form == "custom" else form
+    apply_form(onnx_model, comparable)
     metadata.stamp(onnx_model, form, table, weights)
 
     with staged(path) as staging:
         _save(onnx_model, staging, external_data)
-        _check(staging, form)
-        parity = _compare(source, staging, passthrough) if verify and form != "custom" else None
+        _check(staging, comparable)
+        parity = _compare(source, staging, passthrough) if verify else None
         if parity is not None and not parity:
             raise ParityError(
                 f"{path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
                 "Export with verify=False (--no-verify) to keep the file for a closer look"
             )
+        if comparable != form:
+            strip_bodies(onnx_model)
+            _save(onnx_model, staging, external_data)
+            _check(staging, form)
     return ExportReport(path, form, opset_version, len(onnx_model.graph), table, weights, parity)
 
 

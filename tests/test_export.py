@@ -38,7 +38,7 @@ def test_forms(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> 
     if form != "primitives":
         standard_nodes = 8  # Conv, Relu, Conv, Relu, ReduceMean, Gemm, Gemm, Mul
         assert len(model.graph.node) == len(report.layers) + standard_nodes == report.nodes
-    assert (report.parity is None) == (form == "custom")
+    assert report.parity
     assert model.ir_version == 10
     assert [layer["path"] for layer in report.layers] == ["stem.1", "group", "stem.1", "instance", "head.1"]
 
@@ -172,6 +172,9 @@ def test_exported_programs(network: nn.Module, image: Tensor, tmp_path: Path) ->
     report = export(torch.export.load(tmp_path / "model.pt2"), (), tmp_path / "model.onnx")
     assert report.parity
     assert [layer["path"] for layer in report.layers] == ["stem.1", "group", "stem.1", "instance", "head.1"]
+    dims = {"image": {0: torch.export.Dim("n")}}
+    dynamic = torch.export.export(freeze(network), (image,), dynamic_shapes=dims)
+    assert load(export(dynamic, (), tmp_path / "model.onnx").path).inputs[0].shape == ("batch", 3, 8, 6)
     unfrozen = torch.export.export(network.eval(), (image,))
     with pytest.raises(ExportError, match=r"training code of .*NormalNorm.*nnorm_export\.freeze"):
         export(unfrozen, (), tmp_path / "model.onnx")

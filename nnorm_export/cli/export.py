@@ -212,7 +212,5 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
     typer.echo()
     if report.parity is not None:
         print_parity(report.parity)
-    elif report.form == Form.custom.value:
-        typer.echo("not compared with PyTorch: the form custom runs only where a kernel or plugin is loaded")
     else:
         typer.echo("not compared with PyTorch (--no-verify)")

@@ -23,7 +23,7 @@ def staged(target: Path) -> Iterator[Path]:
     Raises:
         ExportError: the folder does not exist or cannot be written, the disk is full, or a folder has the name.
     """
-    target = target.expanduser().resolve()
+    target = target.resolve()
     _refuse_folder(target)
     staging = None
     try:

@@ -41,6 +41,12 @@ def apply_form(model: ir.Model, form: str) -> None:
         _inline_bodies(model)
 
 
+def strip_bodies(model: ir.Model) -> None:
+    """From ``portable`` to ``custom``: the nodes stay, their bodies go."""
+    for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
+        del model.functions[identifier]
+
+
 def nodes_of(model: ir.Model) -> list[ir.Node]:
     """The normalizations of ``model`` that are nodes of the domain ``nnorm``."""
     return [node for node in model.graph if node.domain == DOMAIN]

@@ -53,7 +53,8 @@ class Source:
         args, kwargs = program.example_inputs or ((), {})
         module = program.module()
         example = arguments.bind(module, args, kwargs)
-        return cls(program, module, example)
+        # A program has forgotten the names of its axes. If the first axis of the first input is dynamic, it is a batch.
+        return cls(program, module, example, axis_names={(0, 0): arguments.BATCH})
 
     @classmethod
     def of_module(

@@ -116,7 +116,7 @@ def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> No
     names = {}
     for (index, axis), name in axis_names.items():
         shape = model.graph.inputs[index].shape
-        if shape is not None and isinstance(shape[axis], ir.SymbolicDim):
+        if shape is not None and axis < len(shape) and isinstance(shape[axis], ir.SymbolicDim):
             names[str(shape[axis].value)] = name  # type: ignore[union-attr]
     values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
     for value in values:
