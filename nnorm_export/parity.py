@@ -195,16 +195,14 @@ def _dtype_of(runner: Runner) -> torch.dtype | None:
 
 
 def _as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
-    """Bound inputs as tensors, the floating-point ones in the dtype that the file takes them in."""
+    """Bound inputs, the floating-point tensors among them in the dtype that the file takes them in."""
     kinds = iter(info.dtype for info in runner.inputs)
 
     def as_taken(value: Any) -> Any:
-        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        if not isinstance(tensor, Tensor):
+        kind = next(kinds, None) if isinstance(value, Tensor) else None
+        if kind is None or not (is_float(kind) and value.is_floating_point()):
             return value
-        kind = next(kinds, None)
-        taken = kind is not None and is_float(kind) and tensor.is_floating_point()
-        return tensor.to(getattr(torch, kind.name)) if taken and kind is not None else tensor
+        return value.to(getattr(torch, kind.name))
 
     taken: dict[str, Any] = pytree.tree_map(as_taken, dict(example))
     return taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,11 +188,32 @@ def test_integer_inputs_in_bfloat16(tmp_path: Path) -> None:
     assert report.parity.runtime == "reference"
 
 
+def test_what_is_printed_while_tracing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model's own prints are passed on; the graph that torch prints before it raises is not."""
+
+    def announce(y: Tensor) -> Tensor:
+        print("in forward")
+        return y
+
+    export(Wide(announce), torch.randn(2, 6), tmp_path / "m.onnx", verify=False)
+    assert capfd.readouterr().err.count("in forward") >= 1
+    with pytest.raises(ExportError, match=r"x\.sum\(\) > 0"):
+        export(Branching(), torch.randn(2, 6), tmp_path / "m.onnx")
+    assert "torch.ops" not in "".join(capfd.readouterr())
+
+
+def test_arrays_are_inputs_too(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((2, 6), np.float32)
+    path = export(Wide(torch.relu), array, tmp_path / "m.onnx").path
+    assert verify(path, Wide(torch.relu), (array,))
+
+
 def test_a_batch_that_the_code_fixes_is_explained(tmp_path: Path) -> None:
     model = Wide(lambda y: y.reshape(4, 3, 2))
     with pytest.raises(ExportError, match=r"(?s)cannot trace Wide.*fixes the first axis.*--fixed-shape") as raised:
         export(model, torch.randn(4, 6), tmp_path / "m.onnx")
     assert "TORCH_LOGS" not in str(raised.value)
+    assert "mark_dynamic" not in str(raised.value)
     assert export(model, torch.randn(4, 6), tmp_path / "m.onnx", dynamic_shapes={}).parity
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -41,14 +42,22 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
     Raises:
         InputError: the arguments are not those of ``forward``.
     """
-    if not isinstance(args, (Tensor, Sequence)):
+    if not isinstance(args, (Tensor, np.ndarray, Sequence)):
         raise InputError(f"args is {type(args).__name__}; give a tuple of inputs, or one tensor")
-    positional = (args,) if isinstance(args, Tensor) else tuple(args)
+    positional = (args,) if isinstance(args, (Tensor, np.ndarray)) else tuple(args)
     try:
         bound = inspect.signature(model.forward).bind(*positional, **dict(kwargs or {}))
     except (TypeError, ValueError) as error:
         raise InputError(f"the inputs do not fit {type(model).__name__}.forward: {error}") from error
-    return dict(bound.arguments)
+    return as_tensors(dict(bound.arguments))
+
+
+def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
+    """NumPy arrays among nested ``values`` as tensors; everything else as it is."""
+    tensors: dict[str, Any] = pytree.tree_map(
+        lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value, values
+    )
+    return tensors
 
 
 def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

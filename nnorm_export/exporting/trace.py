@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,12 +30,11 @@ _LOUD = (
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def exporting_state() -> Iterator[None]:
     """What tracing needs of the process, put back afterwards.
 
-    torch's exporter logs every optional package that is not installed, warns of its own internals, and prints a whole
-    graph before it raises.
+    torch's exporter logs every optional package that is not installed, and warns of its own internals.
     """
     loggers = [logging.getLogger(name) for name in _LOUD]
     levels = [logger.level for logger in loggers]
@@ -60,8 +61,12 @@ def trace(
     args, kwargs = unbind(frozen, arguments)
     if dynamic_shapes:
         _refuse_dynamic_var_keyword(frozen, arguments)
+    printed = io.StringIO()  # by the model, which is passed on, or by torch, which prints a graph before it raises
     try:
-        return torch.export.export(frozen, args, kwargs, dynamic_shapes=dynamic_shapes or None)
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            program = torch.export.export(frozen, args, kwargs, dynamic_shapes=dynamic_shapes or None)
+        sys.stderr.write(printed.getvalue())
+        return program
     except Exception as error:  # torch.export raises dozens of unrelated types
         remedy = ""
         if dynamic_batch and re.search(r"onstraint|specializ|dynamic_shapes|Dim\b", str(error)):
@@ -93,7 +98,7 @@ def _reason(error: Exception) -> str:
     """torch's first words and the last line of the user's code, without its advice on flags that users do not have."""
     text = str(error).strip()
     first = _ADVICE.split(text)[0].partition("\nFrom user code")[0].strip()
-    lines = [line for line in first.splitlines() if "TORCH_LOGS" not in line][:6]
+    lines = [line.partition(" If you're using")[0] for line in first.splitlines() if "TORCH_LOGS" not in line][:6]
     frames = [frame for frame in _FRAME.findall(text) if "/torch/" not in frame]
     where = f"\n{frames[-1]}" if frames else ""
     return f"{type(error).__name__}: " + "\n".join(lines) + where
