@@ -12,12 +12,21 @@ import torch
 from torch import Tensor
 
 
-def standardize(x: Tensor, dim: Sequence[int], epsilon: float) -> Tensor:
-    r"""h = (x − mean)/√(var + ε) with the mean and the biased variance over ``dim`` (NN eq. 2)."""
+def standardize(x: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Tensor:
+    r"""h = (x − mean)/√(var + ε) (NN eq. 2), the statistics broadcastable against ``x``."""
+    return (x - mean) / torch.sqrt(variance + epsilon)
+
+
+def standardize_over(x: Tensor, dim: Sequence[int], epsilon: float) -> Tensor:
+    """:func:`standardize` with the mean and the biased variance of ``x`` itself over ``dim``."""
     dim = list(dim)
-    centred = x - x.mean(dim, keepdim=True)
-    variance = torch.square(centred).mean(dim, keepdim=True)
-    return centred / torch.sqrt(variance + epsilon)
+    mean = x.mean(dim, keepdim=True)
+    return standardize(x, mean, torch.square(x - mean).mean(dim, keepdim=True), epsilon)
+
+
+def expand_trailing(values: Tensor, trailing: int) -> Tensor:
+    """View ``values`` with ``trailing`` more axes of length 1, so that a channel vector broadcasts over a map."""
+    return values.reshape(values.shape + (1,) * trailing)
 
 
 def resolve_exponents(lmbda: Tensor, delta: float) -> tuple[Tensor, Tensor]:

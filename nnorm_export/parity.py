@@ -113,17 +113,18 @@ def _compare(
     passthrough: Passthrough,
 ) -> ParityReport:
     pytorch = _PyTorch(model, _dtype_of(runner), passthrough)
-    compared = []
+    compared, first = [], None
     for example in (_as_taken(runner, example) for example in examples):
         actual = runner(*[_to_numpy(tensor) for tensor in tensors_in(example)])
         expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
+        first = first or (example, expected, truth)
         if len(actual) != len(expected):
             raise NnormExportError(f"the file has {len(actual)} outputs, the model {len(expected)}")
         truths: Sequence[Array | None] = truth or [None] * len(actual)
         quartets = zip(runner.outputs, actual, expected, truths, strict=True)
         compared.append([judge(info.name, a, e, t, rtol, atol) for info, a, e, t in quartets])
     outputs = [worst(parts) for parts in zip(*compared, strict=True)]
-    if defect := pytorch.defect(_as_taken(runner, examples[0])):
+    if first and (defect := pytorch.defect(*first)):
         outputs = [output.failed(defect) for output in outputs]
     if rtol is not None or atol is not None:
         criterion = f"allclose, rtol {rtol or 0:g}, atol {atol or 0:g}"
@@ -166,17 +167,16 @@ class _PyTorch:
         except RuntimeError:  # a model with float32 written into its code
             return None
 
-    def defect(self, example: Mapping[str, Any]) -> str:
-        """What makes a comparison with this model worthless, or nothing."""
-        first, again = self.run(example), self.run(example)
-        if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(first, again)):
+    def defect(self, example: Mapping[str, Any], result: list[Array], truth: list[Array] | None) -> str:
+        """What makes a comparison with this model, which gave ``result``, worthless; or nothing."""
+        if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(result, self.run(example))):
             return "PyTorch gives another result each time: F.dropout without training=self.training, for example"
         if self._frozen is None:
             return ""
         single = cast(example, torch.float32)
         frozen, original = (_run(model.float(), single) for model in (self._frozen, self._original))
-        truth: Sequence[Array | None] = self.run_in_float64(example) or [None] * len(frozen)
-        for number, (f, o, t) in enumerate(zip(frozen, original, truth, strict=True)):
+        truths: Sequence[Array | None] = truth or [None] * len(frozen)
+        for number, (f, o, t) in enumerate(zip(frozen, original, truths, strict=True)):
             parity = judge(str(number), f, o, t)
             if not parity.passed:
                 return f"in float32 already, the frozen model does not compute what the model does: output {parity}"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nnorm_export.freezing import state
 from nnorm_export.freezing.table import Row, refuse, register
+from nnorm_export.mathematics import expand_trailing
 
 
 def _load_affine(norm: nn.Module, layer: nn.Module, path: str, shape: tuple[int, ...]) -> nn.Module:
@@ -72,7 +73,7 @@ class FrozenStandardize(nn.Module):
         mean: Any = self.mean
         std: Any = self.std
         if mean.dim() == 1:
-            mean, std = (value.view(-1, *[1] * (x.dim() - 2)) for value in (mean, std))
+            mean, std = (expand_trailing(value, x.dim() - 2) for value in (mean, std))
         y: Tensor = (x - mean) / std
         return y
 

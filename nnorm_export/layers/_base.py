@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.mathematics import estimate_lmbda, power_transform, resolve_exponents, standardize
+from nnorm_export.mathematics import (
+    estimate_lmbda,
+    expand_trailing,
+    power_transform,
+    resolve_exponents,
+    standardize_over,
+)
 
 Form = Literal["reference", "paper"]
 
 
-class NormalNorm(nn.Module):
+class NormalNorm(nn.Module, ABC):
     r"""y = (ψ(h; λ) + z·ξ·s̄)·weight + bias: the base of the normality-normalization layers (NN Algorithm 1).
 
     h is the standardised input, ψ the power transform (NN eq. 3), and the middle term the noise of training only:
@@ -67,12 +74,13 @@ class NormalNorm(nn.Module):
         with _without_autocast(input.device):
             return self._normalize(x).to(input.dtype)
 
+    @abstractmethod
     def _check_input(self, x: Tensor) -> None:
-        raise NotImplementedError
+        """Raises, as torch's own norms do, where ``x`` is no input of the layer."""
 
+    @abstractmethod
     def _normalize(self, x: Tensor) -> Tensor:
         """The layer, in the dtype of ``x`` (float32 or float64)."""
-        raise NotImplementedError
 
     def _init_affine(
         self,
@@ -99,7 +107,7 @@ class NormalNorm(nn.Module):
 
     def _gaussianize_samples(self, x: Tensor, dim: Sequence[int]) -> Tensor:
         """Standardise, transform and add noise, all with the statistics that ``x`` itself has over ``dim``."""
-        h = standardize(x, dim, self.eps)
+        h = standardize_over(x, dim, self.eps)
         x = self._transform(h, estimate_lmbda(h, dim, self.delta))
         if self._adds_noise:
             x = self._add_noise(x, mean_absolute_deviation(x, dim))
@@ -126,11 +134,6 @@ def mean_absolute_deviation(x: Tensor, dim: Sequence[int]) -> Tensor:
     """s̄ = mean|x − mean x| over ``dim``, kept as axes of length 1; a constant for the gradient."""
     dim = list(dim)
     return (x - x.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
-
-
-def expand_trailing(values: Tensor, trailing: int) -> Tensor:
-    """View ``values`` with ``trailing`` more axes of length 1, so that a channel vector broadcasts over a map."""
-    return values.reshape(values.shape + (1,) * trailing)
 
 
 def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:

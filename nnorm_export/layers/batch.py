@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from nnorm_export.layers._base import Form, NormalNorm, expand_trailing, mean_absolute_deviation
-from nnorm_export.mathematics import estimate_lmbda
+from nnorm_export.layers._base import Form, NormalNorm, mean_absolute_deviation
+from nnorm_export.mathematics import estimate_lmbda, expand_trailing, standardize
 
 
 class _BatchNormalNorm(NormalNorm):
@@ -132,7 +132,7 @@ class _BatchNormalNorm(NormalNorm):
         return self._add_noise(x, norm) if self._adds_noise else x
 
     def _standardize(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return (x - mean) / torch.sqrt(variance + self.eps) if self.standardize else x
+        return standardize(x, mean, variance, self.eps) if self.standardize else x
 
     def _running(self, name: str, x: Tensor) -> Tensor:
         buffer: Tensor = getattr(self, f"running_{name}")

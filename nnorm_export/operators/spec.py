@@ -12,6 +12,7 @@ import onnxscript
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.mathematics import expand_trailing
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators.onnx_body import function_proto
 
@@ -113,4 +114,4 @@ class FrozenOperator(nn.Module):
 
 def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
     """[C] viewed so that it broadcasts against x of shape [N, C, *spatial]."""
-    return parameter.view(-1, *[1] * (x.dim() - 2))
+    return expand_trailing(parameter, x.dim() - 2)
