@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import openvino
 import pytest
 import torch
@@ -25,6 +26,7 @@ from nnorm_export import (
     verify,
 )
 from nnorm_export.judgement import _budget_share, judge
+from nnorm_export.runtimes.onnxruntime import ran_by
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,15 @@ def test_a_runner_says_what_it_takes_and_what_ran(runtime: str, portable: Path) 
         "output: float32[batch, 3]",
     ]
     assert runner.implementations == {"1/BatchNormalNorm": "body", "2/LayerNormalNorm": "body"}
+
+
+def test_a_node_that_the_optimized_graph_still_holds_was_run_by_a_kernel(portable: Path) -> None:
+    """No kernel exists to be registered yet, so the graph is one that ONNX Runtime would leave if it did."""
+    optimized = onnx.load(portable)
+    names = [node.name for node in optimized.graph.node if node.domain == "nnorm"]
+    assert ran_by(names, optimized) == dict.fromkeys(names, "kernel")
+    optimized.graph.node.remove(next(node for node in optimized.graph.node if node.name == names[0]))
+    assert ran_by(names, optimized) == {names[0]: "body", names[1]: "kernel"}
 
 
 @pytest.mark.parametrize(

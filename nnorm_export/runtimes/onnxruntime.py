@@ -46,6 +46,12 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
+def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
+    """Node name -> ``kernel`` where the node is left in the graph that ONNX Runtime runs, ``body`` where it is not."""
+    kept = {node.name for node in optimized.graph.node if node.domain == DOMAIN}
+    return {name: "kernel" if name in kept else "body" for name in names}
+
+
 class OnnxRuntimeRunner(Runner):
     """A model in an ONNX Runtime session.
 
@@ -93,8 +99,7 @@ class OnnxRuntimeRunner(Runner):
             options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
             self._open(options)
             optimized = onnx.load(options.optimized_model_filepath, load_external_data=False)
-        kept = {node.name for node in optimized.graph.node if node.domain == DOMAIN}
-        return {name: "kernel" if name in kept else "body" for name in names}
+        return ran_by(names, optimized)
 
     def _options(self) -> Any:
         options = self._ort.SessionOptions()
