@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, ModelFileError, ParityError
 from nnorm_export.exporting import arguments, metadata
+from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.files import staged
 from nnorm_export.exporting.forms import apply_form, check_form, strip_bodies
 from nnorm_export.exporting.source import Source
@@ -32,7 +33,8 @@ class ExportReport:
         path: the file; its external data, if any, lies beside it as ``<name>.data``.
         form: ``portable``, ``primitives`` or ``custom``.
         opset: version of the standard operators.
-        nodes: nodes of the graph; a normalization counts as one in the portable and custom forms.
+        nodes: nodes of the graph; a normalization counts as one in the portable and custom forms, together with the
+            ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.exporting.epilogues`).
         layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
         weights_sha256: hash of the weights before any folding.
         parity: the comparison with PyTorch, None where it was not asked for.
@@ -114,6 +116,7 @@ def export(
     if twice := [name for name, count in Counter([*inputs, *outputs]).items() if count > 1]:
         raise ExportError(f"two inputs or outputs would be called {twice[0]}; give input_names and output_names")
     onnx_model = translate(source.program, opset_version, inputs, outputs, source.axis_names)
+    fuse_epilogues(onnx_model)
     table = metadata.layer_table(onnx_model, source.records)
     weights = metadata.weights_sha256(onnx_model)
     # Nothing runs a node without its body, so the form custom is compared with the bodies that it then goes without.

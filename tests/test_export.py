@@ -19,7 +19,7 @@ from nnorm_export import ExportError, export, freeze, layers, load, verify
 
 FORMS = ("portable", "primitives", "custom")
 
-NODES = {"BatchNormalNorm": 2, "GroupNormalNorm": 2, "LayerNormalNorm": 1}
+NODES = {"BatchNormalNorm": 1, "BatchNormalNormRelu": 1, "GroupNormalNorm": 2, "LayerNormalNorm": 1}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -36,7 +36,7 @@ def test_forms(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> 
     standard = {node.op_type for node in model.graph.node if node.domain == ""}
     assert not standard & {"RandomNormalLike", "RandomNormal", "Dropout", "ScatterND", "NonZero", "Pow", "Sign"}
     if form != "primitives":
-        standard_nodes = 8  # Conv, Relu, Conv, Relu, ReduceMean, Gemm, Gemm, Mul
+        standard_nodes = 7  # Conv, Conv, Relu, ReduceMean, Gemm, Gemm, Mul; the other Relu is in its BatchNormalNorm
         assert len(model.graph.node) == len(report.layers) + standard_nodes == report.nodes
     assert report.parity
     assert model.ir_version == 10
@@ -67,7 +67,8 @@ def test_metadata(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     assert metadata["weights_sha256"] == report.weights_sha256
     table = json.loads(metadata["layers"])
     assert table == report.layers
-    assert table[0]["node"] == "stem.1/BatchNormalNorm"
+    assert table[0]["node"] == "stem.1/BatchNormalNorm"  # by its layer, whatever was folded into it
+    assert table[0]["op_type"] == "BatchNormalNormRelu"
     assert table[2]["node"] == "stem.1/BatchNormalNorm_2"  # the same layer, called twice
     assert 0.4 <= table[0]["lambda_min"] < table[0]["lambda_max"] <= 1.6
     text = str(model)

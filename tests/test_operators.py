@@ -1,4 +1,4 @@
-"""The three operators: torch op and ONNX body against the float64 oracle, in every dtype, runtime and awkward size."""
+"""The operators: torch op and ONNX body against the float64 oracle, in every dtype, runtime and awkward size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 from nnorm_export import load
 from nnorm_export.mathematics import resolve_exponents
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
-from nnorm_export.operators import OPERATORS
+from nnorm_export.operators import NORMALIZATIONS, OPERATORS
+from nnorm_export.operators.onnx_body import NAME_PREFIX
 
 NEWEST = onnx.defs.onnx_opset_version()
 NEWEST_OF_ONNXRUNTIME = 26  # of 1.31
@@ -28,6 +29,12 @@ ELEMENTS = {
 }
 # One rounding of the output to its dtype, and what the float32 arithmetic adds; relative to max(1, |y|).
 BOUNDS = {"float32": 4e-6, "float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-13}
+# Those of one node on an input of shape [3, 8, 5]; BatchNormalNorm has none, whatever its epilogue.
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "LayerNormalNorm": {"axis": -1, "epsilon": 1e-5, "delta": DELTA},
+    "GroupNormalNorm": {"num_groups": 4, "epsilon": 1e-5, "delta": DELTA},
+}
+BATCH_OPERATORS = [op_type for op_type in OPERATORS if op_type.startswith("BatchNormalNorm")]
 
 
 def single_node_model(
@@ -35,6 +42,7 @@ def single_node_model(
 ) -> str:
     """A model of one node with its body; inputs of any length, so that shapes stay dynamic."""
     operator = OPERATORS[op_type]
+    assert tuple(values) == operator.inputs
     element = {np.dtype(kind): number for number, kind in ELEMENTS.values()}
     node = helper.make_node(op_type, list(values), ["Y"], name="node", domain=DOMAIN, **attributes)
     infos = [
@@ -60,7 +68,7 @@ def make_values(op_type: str, shape: tuple[int, ...], dtype: str, normalized_axe
     kind, arithmetic = ELEMENTS[dtype][1], np.float64 if dtype == "float64" else np.float32
     parameter_shape = shape[len(shape) - normalized_axes :] if op_type == "LayerNormalNorm" else (shape[1],)
     values = {"X": (2 * rng.standard_normal(shape)).astype(kind)}
-    if op_type == "BatchNormalNorm":
+    if op_type in BATCH_OPERATORS:
         lmbda = np.resize([0.0, 1.0, 2.0, 0.3, -0.7, 1.6, 3.1], shape[1])
         values["scale"] = rng.uniform(0.5, 2, shape[1]).astype(arithmetic)
         values["shift"] = rng.standard_normal(shape[1]).astype(arithmetic)
@@ -68,6 +76,7 @@ def make_values(op_type: str, shape: tuple[int, ...], dtype: str, normalized_axe
         values["exponent_neg"] = (2 - lmbda).astype(arithmetic)
     values["weight"] = rng.uniform(-2, 2, parameter_shape).astype(arithmetic)
     values["bias"] = rng.standard_normal(parameter_shape).astype(arithmetic)
+    values |= {name: (2 * rng.standard_normal(shape)).astype(kind) for name in OPERATORS[op_type].operands}
     return values
 
 
@@ -78,23 +87,19 @@ def expected_output(op_type: str, values: dict[str, np.ndarray], num_groups: int
         return x
     attributes = {"eps": float(np.float32(1e-5)), "delta": float(np.float32(DELTA)), "weight": weight, "bias": bias}
     per_channel = (-1, *[1] * (x.ndim - 2))
-    if op_type == "BatchNormalNorm":
+    if op_type in BATCH_OPERATORS:
         scale, shift, lmbda = (wide[name].reshape(per_channel) for name in ("scale", "shift", "exponent_pos"))
         psi = oracle.power_transform(scale * x + shift, lmbda, 0.0)
-        return weight.reshape(per_channel) * psi + bias.reshape(per_channel)
+        y = weight.reshape(per_channel) * psi + bias.reshape(per_channel) + wide.get("residual", 0.0)
+        return np.maximum(y, 0.0) if op_type.endswith("Relu") else y
     if op_type == "LayerNormalNorm":
         return oracle.layer_normal_norm(x, normalized_axes, **attributes)
     return oracle.group_normal_norm(x, num_groups, **attributes)
 
 
-CASES = [
-    ("BatchNormalNorm", (4, 7), {}),
-    ("BatchNormalNorm", (1, 1), {}),
-    ("BatchNormalNorm", (0, 7), {}),
-    ("BatchNormalNorm", (3, 7, 5), {}),
-    ("BatchNormalNorm", (2, 7, 3, 5), {}),
-    ("BatchNormalNorm", (2, 7, 0, 5), {}),
-    ("BatchNormalNorm", (2, 7, 1, 2, 3), {}),
+BATCH_SHAPES = [(4, 7), (1, 1), (0, 7), (3, 7, 5), (2, 7, 3, 5), (2, 7, 0, 5), (2, 7, 1, 2, 3)]
+CASES: list[tuple[str, tuple[int, ...], dict[str, int]]] = [
+    *((op_type, shape, {}) for op_type in BATCH_OPERATORS for shape in BATCH_SHAPES),
     ("LayerNormalNorm", (37,), {"axis": -1}),
     ("LayerNormalNorm", (3, 1), {"axis": -1}),
     ("LayerNormalNorm", (2, 5, 37), {"axis": -1}),
@@ -117,7 +122,7 @@ def test_body_and_torch_op_match_the_oracle(
     normalized_axes = -attributes.get("axis", -1)
     values = make_values(op_type, shape, dtype, normalized_axes)
     expected = expected_output(op_type, values, attributes.get("num_groups", 1), normalized_axes)
-    node_attributes = attributes if op_type == "BatchNormalNorm" else {**attributes, "epsilon": 1e-5, "delta": DELTA}
+    node_attributes = {**ATTRIBUTES.get(op_type, {}), **attributes}
     path = single_node_model(tmp_path / "node.onnx", op_type, values, **node_attributes)
 
     results = {}
@@ -125,7 +130,8 @@ def test_body_and_torch_op_match_the_oracle(
         runner = load(path, runtime)
         assert runner.implementations == {"node": "body"}
         (results[runtime],) = runner(**values)
-    results["torch"] = call_torch_op(op_type, values, attributes)
+    if op_type in NORMALIZATIONS:
+        results["torch"] = call_torch_op(op_type, values, attributes)
 
     for name, result in results.items():
         assert result.shape == shape, name
@@ -142,7 +148,7 @@ def call_torch_op(op_type: str, values: dict[str, np.ndarray], attributes: dict[
 
     groups = [attributes["num_groups"]] if "num_groups" in attributes else []
     scalars = [] if op_type == "BatchNormalNorm" else [*groups, float(np.float32(1e-5)), float(np.float32(DELTA))]
-    result = OPERATORS[op_type].torch_op(*(tensor(value) for value in values.values()), *scalars)
+    result = NORMALIZATIONS[op_type].torch_op(*(tensor(value) for value in values.values()), *scalars)
     if result.dtype == torch.bfloat16:
         return result.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return result.numpy()
@@ -152,19 +158,23 @@ def call_torch_op(op_type: str, values: dict[str, np.ndarray], attributes: dict[
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_body_at_every_opset(op_type: str, opset: int, tmp_path: Any) -> None:
     values = make_values(op_type, (3, 8, 5), "float32")
-    attributes = {
-        "BatchNormalNorm": {},
-        "LayerNormalNorm": {"axis": -1, "epsilon": 1e-5, "delta": DELTA},
-        "GroupNormalNorm": {"num_groups": 4, "epsilon": 1e-5, "delta": DELTA},
-    }[op_type]
     expected = expected_output(op_type, values, 4, 1)
-    path = single_node_model(tmp_path / "node.onnx", op_type, values, opset, **attributes)
+    path = single_node_model(tmp_path / "node.onnx", op_type, values, opset, **ATTRIBUTES.get(op_type, {}))
     for runtime in ("onnxruntime", "reference") if opset <= NEWEST_OF_ONNXRUNTIME else ("reference",):
         (result,) = load(path, runtime)(**values)
         np.testing.assert_allclose(result, expected, rtol=4e-6, atol=4e-6)
 
 
-@pytest.mark.parametrize("op_type", ["LayerNormalNorm", "GroupNormalNorm"])
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_schema_and_body_agree(op_type: str) -> None:
+    operator = OPERATORS[op_type]
+    schema, function = operator.schema(), operator.function(20)
+    assert [NAME_PREFIX + value.name for value in schema.inputs] == list(function.input)
+    assert [value.name for value in schema.inputs if value.type_str == "T"] == ["X", *operator.operands]
+    assert set(schema.attributes) == {attribute.name for attribute in function.attribute_proto}
+
+
+@pytest.mark.parametrize("op_type", ATTRIBUTES)
 def test_missing_attributes_mean_their_defaults(op_type: str, tmp_path: Any) -> None:
     values = make_values(op_type, (3, 8, 5), "float32")
     given = {name: default for name, (_, default) in OPERATORS[op_type].attributes.items()}
@@ -208,27 +218,48 @@ def test_relative_accuracy_of_the_power_transform(
     assert (np.abs(result - expected)[nonzero] / np.abs(expected[nonzero])).max() <= bound
 
 
+@pytest.mark.parametrize("op_type", BATCH_OPERATORS)
 @pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
-def test_nan_propagates_and_wild_exponents_stay_finite(runtime: str, tmp_path: Any) -> None:
-    values = make_values("BatchNormalNorm", (4, 7), "float32")
+def test_nan_propagates_and_wild_exponents_stay_finite(runtime: str, op_type: str, tmp_path: Any) -> None:
+    values = make_values(op_type, (4, 7), "float32")
     values["exponent_pos"][:] = [0, 1e-12, -1e-12, 40, -40, 1e3, -1e3]
     values["exponent_neg"][:] = 2 - values["exponent_pos"]
     values["X"][0] = np.nan
     values["X"][1:] = np.array([[0.0], [1e-20], [1e-3]])
     values["scale"][:], values["shift"][:] = 1, 0
-    path = single_node_model(tmp_path / "node.onnx", "BatchNormalNorm", values)
+    path = single_node_model(tmp_path / "node.onnx", op_type, values)
     (result,) = load(path, runtime)(**values)
     assert np.isnan(result[0]).all()
-    expected = expected_output("BatchNormalNorm", values, 1, 1)
+    expected = expected_output(op_type, values, 1, 1)
     np.testing.assert_allclose(result[1:], expected[1:], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("op_type", OPERATORS)
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_nan_in_the_residual_propagates(runtime: str, tmp_path: Any) -> None:
+    values = make_values("BatchNormalNormAddRelu", (3, 7, 5), "float32")
+    values["residual"][1:, ::2] = np.nan
+    path = single_node_model(tmp_path / "node.onnx", "BatchNormalNormAddRelu", values)
+    (result,) = load(path, runtime)(**values)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(values["residual"]))
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_the_sum_with_the_residual_is_rounded_once(runtime: str, tmp_path: Any) -> None:
+    """y = 1 + 2⁻¹¹ + 2⁻¹³ lies between two float16, and y − 1 is one: rounding y first would give 2⁻¹⁰."""
+    values = make_values("BatchNormalNormAddRelu", (2, 3, 5), "float16")
+    values["X"][:], values["shift"][:], values["residual"][:] = 0, 0, -1
+    values["bias"][:] = 1 + 2**-11 + 2**-13
+    path = single_node_model(tmp_path / "node.onnx", "BatchNormalNormAddRelu", values)
+    (result,) = load(path, runtime)(**values)
+    np.testing.assert_array_equal(result, np.full_like(result, 2**-11 + 2**-13))
+
+
+@pytest.mark.parametrize("op_type", NORMALIZATIONS)
 def test_torch_op_has_a_correct_fake(op_type: str) -> None:
     values = {name: torch.from_numpy(value) for name, value in make_values(op_type, (3, 8, 5), "float32").items()}
     scalars = {"BatchNormalNorm": [], "LayerNormalNorm": [1e-5, DELTA], "GroupNormalNorm": [4, 1e-5, DELTA]}[op_type]
     torch.library.opcheck(
-        OPERATORS[op_type].torch_op,
+        NORMALIZATIONS[op_type].torch_op,
         (*values.values(), *scalars),
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )

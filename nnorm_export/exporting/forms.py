@@ -1,7 +1,8 @@
 """The three forms of one model.
 
-- ``portable``: every normalization is one node of the domain ``nnorm`` and the model carries its body as a
-  model-local function, so that any runtime runs the file and one that has a kernel or plugin uses it.
+- ``portable``: every normalization, with its epilogue if it has one, is one node of the domain ``nnorm`` and the model
+  carries its body as a model-local function, so that any runtime runs the file and one that has a kernel or plugin
+  uses it.
 - ``primitives``: the bodies inlined and folded; standard operators only, for runtimes that know no functions.
 - ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (TensorRT ≤ 10.6, or to prove
   that a kernel ran).

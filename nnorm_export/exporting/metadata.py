@@ -18,20 +18,14 @@ PRODUCER = "nnorm_export"
 
 
 def layer_table(model: ir.Model, records: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for each ``nnorm`` node, in graph order; names the nodes after their layers.
+    """One entry for each ``nnorm`` node, in graph order.
 
     ``records`` maps the path of a layer to what :attr:`FrozenOperator.record` says of it.
     """
-    table, taken = [], set()
+    table = []
     for node in nodes_of(model):
         path = node.metadata_props[LAYER_PATH]
-        name, repeat = f"{path or 'model'}/{node.op_type}", 1
-        while name in taken:
-            repeat += 1
-            name = f"{path or 'model'}/{node.op_type}_{repeat}"
-        taken.add(name)
-        node.name = name
-        table.append({"node": name, "op_type": node.op_type, "path": path, **records.get(path, {})})
+        table.append({"node": node.name, "op_type": node.op_type, "path": path, **records.get(path, {})})
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.trace import exporting_state
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH
-from nnorm_export.operators import OPERATORS
+from nnorm_export.operators import NORMALIZATIONS
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
 NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reaches
@@ -41,7 +42,7 @@ def translate(
 ) -> ir.Model:
     """The ONNX model of ``program``; ``axis_names`` maps (input, axis) to the name of that dynamic axis."""
     table: dict[Callable[..., Any], Callable[..., Any]] = {
-        operator.torch_op: operator.translate for operator in OPERATORS.values()
+        operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
     with exporting_state(), _registered_schemas():
         try:
@@ -67,6 +68,7 @@ def translate(
         if node.domain == DOMAIN:
             _complete(node)
         _drop_torch_metadata(node)
+    _name_after_layers(model)
     for value in (*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()
     model.graph.metadata_props.clear()
@@ -78,7 +80,7 @@ def translate(
 def _registered_schemas() -> Iterator[None]:
     """onnxscript looks a node's schema up in onnx's registry; a user's registry is left as it was."""
     registered = []
-    for operator in OPERATORS.values():
+    for operator in NORMALIZATIONS.values():
         if not onnx.defs.has(operator.op_type, DOMAIN_VERSION, DOMAIN):
             onnx.defs.register_schema(operator.schema())
             registered.append(operator.op_type)
@@ -132,6 +134,16 @@ def _complete(node: ir.Node) -> None:
     for name, value in PLUGIN_ATTRIBUTES.items():
         node.attributes.add(ir.AttrString(name, value))
     node.metadata_props[LAYER_PATH] = _layer_path(node)
+
+
+def _name_after_layers(model: ir.Model) -> None:
+    """``path.of.layer/BatchNormalNorm``, and ``…_2`` for the second call of that layer."""
+    calls: Counter[str] = Counter()
+    for node in model.graph:
+        if node.domain == DOMAIN:
+            name = f"{node.metadata_props[LAYER_PATH] or 'model'}/{node.op_type}"
+            calls[name] += 1
+            node.name = name if calls[name] == 1 else f"{name}_{calls[name]}"
 
 
 def _layer_path(node: ir.Node) -> str:

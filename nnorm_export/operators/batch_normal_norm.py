@@ -15,10 +15,11 @@ from nnorm_export.operators.onnx_body import (
     UNIT_STATISTICS,
     per_channel_affine,
 )
-from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator, per_channel
+from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator, per_channel
 
 # The standardization is one BatchNormalization, which runtimes fold into a convolution before it.
-_BODY = f"""
+NORMALIZE = f"""
+    # X and the parameters -> y, not yet rounded to the dtype of X
     x = CastLike (X, scale)
 {UNIT_STATISTICS}
 {per_channel_affine("h", "x", "scale", "shift")}
@@ -29,7 +30,6 @@ _BODY = f"""
 {POWER_TRANSFORM}
     half_weight = Mul (weight, half)
 {per_channel_affine("y", "twice_psi", "half_weight", "bias")}
-    Y = CastLike (y, X)
 """
 
 
@@ -77,11 +77,11 @@ class FrozenBatchNormalNorm(FrozenOperator):
     exponent_pos: Tensor
     exponent_neg: Tensor
 
-    operator = Operator(
+    operator = TracedOperator(
         op_type="BatchNormalNorm",
         torch_op=torch.ops.nnorm.batch_normal_norm.default,
         parameters=("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias"),
-        body=_BODY,
+        body=NORMALIZE + "    Y = CastLike (y, X)",
         translate=_translate,
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nnorm_export.operators.onnx_body import UNIT_STATISTICS, per_channel_affine
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS, normal_norm_over
-from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator, per_channel
+from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator, per_channel
 
 _BODY = f"""
     x = CastLike (X, weight)
@@ -74,7 +74,7 @@ class FrozenGroupNormalNorm(FrozenOperator):
         batch_rank: the rank of a batched input where an unbatched one is allowed too (instance norms), else None.
     """
 
-    operator = Operator(
+    operator = TracedOperator(
         op_type="GroupNormalNorm",
         torch_op=torch.ops.nnorm.group_normal_norm.default,
         parameters=("weight", "bias"),

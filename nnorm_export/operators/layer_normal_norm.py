@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS, normal_norm_over
-from nnorm_export.operators.spec import OPSET, FrozenOperator, Operator
+from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
 
 # The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (Only a
 # Constant may refer to an attribute: onnx's reference evaluator cannot pass one on to other operators.)
@@ -69,7 +69,7 @@ def _translate(X: Any, weight: Any, bias: Any, epsilon: float, delta: float) -> 
 class FrozenLayerNormalNorm(FrozenOperator):
     """LayerNormalNorm without its noise; see :func:`layer_normal_norm` for the parameters."""
 
-    operator = Operator(
+    operator = TracedOperator(
         op_type="LayerNormalNorm",
         torch_op=torch.ops.nnorm.layer_normal_norm.default,
         parameters=("weight", "bias"),

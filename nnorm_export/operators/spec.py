@@ -1,4 +1,4 @@
-"""What an operator is: its torch op, its ONNX node and its body. One instance stands beside each operator."""
+"""What an operator is: its ONNX node, its body and its torch op. One instance stands beside each operator."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ _ARITHMETIC_TYPES = ["tensor(float)", "tensor(double)"]
 _ATTRIBUTE_TYPES = {"int": onnx.defs.OpSchema.AttrType.INT, "float": onnx.defs.OpSchema.AttrType.FLOAT}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator:
     """An operator of the ONNX domain ``nnorm``, version 1.
 
     Attributes:
         op_type: name of the ONNX node.
-        torch_op: the ``torch.library`` op that stands for it in a traced model.
         parameters: inputs after X, float32 (float64 in a float64 model).
+        body: ONNX statements that compute Y (see :mod:`nnorm_export.operators.onnx_body`).
+        operands: inputs after the parameters, of the dtype and shape of X; nothing broadcasts.
         attributes: name -> (``int`` or ``float``, default). The default is what a missing attribute means in every
             implementation: body, kernel and plugin.
-        body: ONNX statements that compute Y (see :mod:`nnorm_export.operators.onnx_body`).
-        translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
     """
 
     op_type: str
-    torch_op: torch._ops.OpOverload
     parameters: tuple[str, ...]
     body: str
-    translate: Callable[..., Any]
+    operands: tuple[str, ...] = ()
     attributes: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("X", *self.parameters, *self.operands)
 
     def function(self, opset: int, arithmetic: str = "float") -> onnx.FunctionProto:
         """The body as a model-local function for a model at ``opset``; ``arithmetic`` is ``float`` or ``double``."""
         declarations = [f"{name}: {kind} = {default!r}" for name, (kind, default) in self.attributes.items()]
-        return function_proto(self.op_type, ("X", *self.parameters), declarations, self.body, opset, arithmetic)
+        return function_proto(self.op_type, self.inputs, declarations, self.body, opset, arithmetic)
 
     def schema(self) -> onnx.defs.OpSchema:
         """The ONNX schema, which torch's exporter needs registered while it translates."""
@@ -57,13 +59,26 @@ class Operator:
             self.op_type,
             DOMAIN,
             DOMAIN_VERSION,
-            inputs=[parameter("X", "T"), *(parameter(name, "U") for name in self.parameters)],
+            inputs=[parameter(name, "U" if name in self.parameters else "T") for name in self.inputs],
             outputs=[parameter("Y", "T")],
             type_constraints=[("T", _FLOAT_TYPES, "values"), ("U", _ARITHMETIC_TYPES, "parameters")],
             attributes=[
                 attribute(name, _ATTRIBUTE_TYPES[kind], required=False) for name, (kind, _) in self.attributes.items()
             ],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedOperator(Operator):
+    """An operator that a traced model calls.
+
+    Attributes:
+        torch_op: the ``torch.library`` op that stands for it there.
+        translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
+    """
+
+    torch_op: torch._ops.OpOverload
+    translate: Callable[..., Any]
 
 
 class FrozenOperator(nn.Module):
@@ -75,7 +90,7 @@ class FrozenOperator(nn.Module):
         record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``form`` and so on.
     """
 
-    operator: Operator
+    operator: TracedOperator
     record: dict[str, Any]
     weight: Tensor
     bias: Tensor
