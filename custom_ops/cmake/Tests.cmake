@@ -1,0 +1,30 @@
+# Every tests/*.cpp is a program of its own that exits with 0 when all is well. It may use the kernels, and load
+# the library that the definition NNORM_ORT_LIBRARY names. But tests/*_target.cpp is compiled once for each
+# instruction set, with the kernels' own flags, and linked into all of them.
+
+file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
+add_library(nnorm_test_targets INTERFACE)
+foreach(name avx512 avx2 neon baseline)
+  if(TARGET nnorm_kernels_${name})
+    get_target_property(flags nnorm_kernels_${name} COMPILE_OPTIONS)
+    add_library(nnorm_test_${name} OBJECT ${target_sources})
+    target_compile_definitions(nnorm_test_${name} PRIVATE NNORM_TARGET=${name}_test)
+    target_compile_options(nnorm_test_${name} PRIVATE ${flags})
+    target_include_directories(nnorm_test_${name} PRIVATE include kernels)
+    target_link_libraries(nnorm_test_${name} PRIVATE nnorm_options)
+    target_sources(nnorm_test_targets INTERFACE $<TARGET_OBJECTS:nnorm_test_${name}>)
+  endif()
+endforeach()
+
+file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*.cpp")
+list(FILTER test_sources EXCLUDE REGEX "_target\\.cpp$")
+foreach(source IN LISTS test_sources)
+  cmake_path(GET source STEM name)
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE
+    nnorm_options nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
+  target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\"")
+  add_dependencies(${name} nnorm_ort)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+endforeach()

@@ -1,0 +1,114 @@
+// The kernels, free of any framework: pointers, sizes and a table of functions for each instruction set.
+//
+// A call works on a range of items, [begin, end) out of count_items(): the caller spreads them over its threads as it
+// likes. What an item holds depends on the sizes alone, so the same input gives the same bits for any number of threads.
+// Output may be input (or the residual), element for element. Nothing allocates, throws or blocks.
+#pragma once
+
+#include <cstddef>
+
+#include "nnorm/number_types.h"
+
+namespace nnorm {
+
+// y = weight·ψ(scale·x + shift) + bias per channel, frozen exponents (BatchNormalNorm), and what may follow.
+enum class Epilogue { none, relu, add_relu };
+
+// The parameters of channels, one array for each after another; made by prepare_channels().
+enum class ChannelField { scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias, count };
+
+// Which parameters belong to an element: x is a sequence of rows that run through `period` sets of parameters in turn.
+enum class Sharing {
+  row,     // a row is one channel: [N, C, extent]
+  element, // each element of a row has its own: [N, C], and [N, C·extent] with the table repeated for each element
+  lane,    // element i of a row has those of i mod `lanes`: blocks of channels, [N, C/lanes, extent, lanes]
+};
+
+template <class T>
+struct PerChannel {
+  const T* x;
+  const T* residual;  // of x's shape, for Epilogue::add_relu
+  T* y;
+  const Arithmetic<T>* table;  // [ChannelField::count][table_width]
+  size_t table_width;
+  size_t size;        // elements of x
+  size_t row_length;  // elements of a row
+  size_t period;      // rows after which the parameters repeat
+  size_t lanes;       // for Sharing::lane, 8 or 16
+  Sharing sharing;
+  Epilogue epilogue;
+};
+
+// y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, mean, var and λ̂ over each row (LayerNormalNorm, GroupNormalNorm).
+template <class T>
+struct PerRow {
+  const T* x;
+  T* y;
+  const Arithmetic<T>* weight;  // [period][row_length/run]
+  const Arithmetic<T>* bias;
+  size_t rows, row_length;
+  size_t period;  // rows after which weight and bias repeat
+  size_t run;     // neighbouring elements that share one weight
+  double epsilon, delta;
+};
+
+// Large enough to hide the cost of a hand-over between threads, small enough to share out evenly: about 1 µs each.
+constexpr size_t elements_per_item = 4096;
+
+template <class T>
+size_t count_items(const PerChannel<T>& work) {
+  return (work.size + elements_per_item - 1) / elements_per_item;
+}
+
+template <class T>
+size_t rows_per_item(const PerRow<T>& work) {
+  return work.row_length >= elements_per_item ? 1 : elements_per_item / (work.row_length ? work.row_length : 1);
+}
+
+template <class T>
+size_t count_items(const PerRow<T>& work) {
+  const size_t rows = rows_per_item(work);
+  return work.row_length ? (work.rows + rows - 1) / rows : 0;
+}
+
+template <class T>
+struct KernelTable {
+  void (*prepare_channels)(const Arithmetic<T>* const parameters[6], size_t channels, size_t repeat, Arithmetic<T>* table);
+  void (*per_channel)(const PerChannel<T>& work, size_t begin, size_t end);
+  void (*per_row)(const PerRow<T>& work, size_t begin, size_t end);
+};
+
+struct Target {
+  const char* name;  // avx512, avx2, neon, baseline
+  KernelTable<float> float32;
+  KernelTable<double> float64;
+  KernelTable<Float16> float16;
+  KernelTable<BFloat16> bfloat16;
+
+  template <class T>
+  const KernelTable<T>& table() const;
+};
+
+template <>
+inline const KernelTable<float>& Target::table<float>() const {
+  return float32;
+}
+template <>
+inline const KernelTable<double>& Target::table<double>() const {
+  return float64;
+}
+template <>
+inline const KernelTable<Float16>& Target::table<Float16>() const {
+  return float16;
+}
+template <>
+inline const KernelTable<BFloat16>& Target::table<BFloat16>() const {
+  return bfloat16;
+}
+
+// The instruction sets that this library was built for and this machine has, best first; the last is nullptr.
+const Target* const* targets();
+
+inline const Target& best_target() { return **targets(); }
+
+}  // namespace nnorm

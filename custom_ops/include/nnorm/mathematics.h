@@ -1,0 +1,266 @@
+// The formulas of normality normalization, once for every processor.
+//
+//   ψ(h; λ) = s·((1 + |h|)^η − 1)/η,   s = sign of h,   η = η₊ where h ≥ 0, η₋ where h < 0          (NN eq. 3)
+//
+// evaluated as s/η·(2^(η·log₂(1 + |h|)) − 1) without branches and without cancellation:
+//
+// - log₂(1 + a) is kept as an integer plus a fraction, and z = η·log₂(1 + a) as a product plus its rounding error, which
+//   2^z would magnify where z is large.
+// - 2^z − 1 is formed as 2^n·(2^f − 1) + (2^n − 1), n the integer nearest to z: no rounding but that of 2^f − 1 and of the
+//   sum, for 2^n scales exactly and 2^n − 1 is rounded only where either of them is beyond the other's last place.
+// - η = 0 needs no branch: an exponent below Format::least_exponent is replaced by it and gives the limit s·log(1 + |h|).
+// - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is taken for 2^126; 2^z saturates at about
+//   2^135 (2^1031) before the weight. Nothing finite becomes infinite on the way.
+//
+// ψ errs by less than 8 units in the last place (double: 10) for exponents in [−2, 4] and every h up to 2^126 whose result
+// is finite; more for greater exponents. Where |h·η| is near the least normal number, the error is less than two steps of
+// the least number times 256/|η| instead.
+//
+// Everything is a template of the arithmetic type, float or double, in expressions that a compiler turns into vector
+// instructions and nvcc into device code. Each bound that is stated here is enforced: ψ's by custom_ops/tests/test_psi.cpp,
+// the others by test_mathematics.cpp. A relative error of a result that is no normal number is one of the least normal.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define NNORM_INLINE __host__ __device__ __forceinline__
+#elif defined(_MSC_VER)
+#define NNORM_INLINE __forceinline
+#else
+#define NNORM_INLINE inline __attribute__((always_inline))
+#endif
+
+// One source is compiled for several instruction sets into one library: each gets names of its own, so that the linker
+// never picks code of an instruction set that the machine lacks.
+#ifndef NNORM_TARGET
+#define NNORM_TARGET portable
+#endif
+
+namespace nnorm {
+inline namespace NNORM_TARGET {
+
+template <class Real>
+struct Format;
+
+template <>
+struct Format<float> {
+  using Bits = int32_t;
+  using Unsigned = uint32_t;
+  static constexpr int mantissa_bits = 23;
+  static constexpr Bits one = 0x3f800000;
+  static constexpr Bits sqrt_half = 0x3f3504f3;
+  static constexpr float greatest_magnitude = 0x1p126f;
+  // 1.5·2^23: a sum with it has the rounded integer in its low bits.
+  static constexpr float round = 0x1.8p23f;
+  static constexpr Bits round_bits = 0x4b400000;
+  static constexpr Bits greatest_biased_exponent = 0xfe;
+  static constexpr float exponent_bias = 127.0f;
+  static constexpr Bits low_bits = 0x7f;  // 24 bits less the 7 of a logarithm's greatest integer
+  static constexpr float least_exponent = 0x1p-30f;
+  static constexpr float greatest_exponent = 0x1p15f;
+};
+
+template <>
+struct Format<double> {
+  using Bits = int64_t;
+  using Unsigned = uint64_t;
+  static constexpr int mantissa_bits = 52;
+  static constexpr Bits one = 0x3ff0000000000000;
+  static constexpr Bits sqrt_half = 0x3fe6a09e667f3bcd;
+  static constexpr double greatest_magnitude = 0x1p1022;
+  static constexpr double round = 0x1.8p52;
+  static constexpr Bits round_bits = 0x4338000000000000;
+  static constexpr Bits greatest_biased_exponent = 0x7fe;
+  static constexpr double exponent_bias = 1023.0;
+  static constexpr Bits low_bits = 0x3ff;
+  static constexpr double least_exponent = 0x1p-60;
+  static constexpr double greatest_exponent = 0x1p40;
+};
+
+// 2^z − 1 is computed divided by this, so that it stays finite where its product with weight/η is. Gains make up for it.
+constexpr int log2_output_divisor = 8;
+template <class Real>
+constexpr Real output_divisor = Real(1 << log2_output_divisor);
+
+NNORM_INLINE int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+NNORM_INLINE int64_t bits_of(double value) {
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+NNORM_INLINE float from_bits(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+NNORM_INLINE double from_bits(int64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.7e-7. The term of first
+// order is added last, so that only its own rounding counts in full.
+// The coefficients are from custom_ops/scripts/fit_polynomials.py.
+NNORM_INLINE float log2_1p_of_mantissa(float m) {
+  const float m2 = m * m, m4 = m2 * m2;
+  const float c12 = m * 0.48090896f + -0.721347392f;
+  const float c34 = m * 0.287953496f + -0.360700577f;
+  const float c56 = m * 0.215480775f + -0.239014849f;
+  const float c78 = m * 0.125843421f + -0.206787512f;
+  return ((c78 * m2 + c56) * m4 + (c34 * m2 + c12)) * m2 + m * 1.44269502f;
+}
+
+// The same in double, as 2·atanh(r)/ln 2 with r = m/(2 + m), |r| ≤ 0.172, by its series. Relative error 5e-16.
+NNORM_INLINE double log2_1p_of_mantissa(double m) {
+  const double r = m / (2.0 + m), r2 = r * r;
+  double sum = 1.0 / 23;
+  for (int k = 21; k > 0; k -= 2) sum = sum * r2 + 1.0 / k;
+  constexpr double two_over_ln2 = 2.88539008177792681471984936;
+  return two_over_ln2 * (r * sum);
+}
+
+// 2^f − 1 for |f| ≤ ½. Relative error of the polynomial 1.3e-8, with rounding 1.7e-7.
+NNORM_INLINE float exp2_m1_of_fraction(float f) {
+  const float f2 = f * f;
+  const float c12 = f * 0.0555036739f + 0.240226492f;
+  const float c34 = f * 0.00133873872f + 0.00961831119f;
+  return ((f2 * 0.000153820118f + c34) * f2 + c12) * f2 + f * 0.693147182f;
+}
+
+// The same in double by the exponential series, 14 terms. Relative error 4.5e-16.
+NNORM_INLINE double exp2_m1_of_fraction(double f) {
+  constexpr double ln2 = 0.693147180559945309417232121;
+  const double x = f * ln2;
+  double sum = 1.0;
+  for (int k = 14; k > 1; --k) sum = sum * (x / k) + 1.0;
+  return x * sum;
+}
+
+// A logarithm to base 2 as a sum: the integer is exact, the fraction is in [−½, ½] but for its rounding.
+template <class Real>
+struct Log2 {
+  Real integer, fraction;
+};
+
+// log₂(1 + a) for a ≥ 0. Relative error of the sum 1.7e-7 (double: 5e-16), for tiny a as well.
+template <class Real>
+NNORM_INLINE Log2<Real> log2_1p(Real a) {
+  using F = Format<Real>;
+  using Bits = typename F::Bits;
+  a = a > F::greatest_magnitude ? F::greatest_magnitude : a;  // in this order NaN stays
+  const Bits exponent = (bits_of(Real(1) + a) - F::sqrt_half) & ~((Bits(1) << F::mantissa_bits) - 1);
+  const Real scale = from_bits(Bits(F::one - exponent));  // 2^−integer
+  const Real m = a * scale + (scale - Real(1));           // (1 + a)·scale − 1, without forming 1 + a
+  return {Real(int32_t(exponent >> F::mantissa_bits)), log2_1p_of_mantissa(m)};
+}
+
+// η·log₂(1 + a) as a sum: high is the rounded product with the integer, low its rounding error and the rest. For |η| in
+// Format's range the error of the sum is 6e-8·|η| (double: 1.2e-16·|η|).
+template <class Real>
+struct Product {
+  Real high, low;
+};
+
+template <class Real>
+NNORM_INLINE Product<Real> times(Log2<Real> log, Real eta) {
+  const Real high = eta * log.integer;
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
+  return {high, std::fma(eta, log.fraction, std::fma(eta, log.integer, -high))};
+#else  // each part of η times the integer is exact
+  const Real head = from_bits(typename Format<Real>::Bits(bits_of(eta) & ~Format<Real>::low_bits)), tail = eta - head;
+  return {high, eta * log.fraction + ((head * log.integer - high) + tail * log.integer)};
+#endif
+}
+
+// (2^z − 1)/output_divisor for z = high + low, |z| ≤ 2^22 (2^51) and |low| ≤ 2. Relative error 2.5e-7 (5e-16) for an exact
+// z, up to where it saturates. An error of z counts as such, magnified nowhere: for small z the result is proportional to it.
+template <class Real>
+NNORM_INLINE Real exp2_m1(Product<Real> z) {
+  using F = Format<Real>;
+  using Bits = typename F::Bits;
+  constexpr Real magic = F::round + (F::exponent_bias - log2_output_divisor);
+  const Real shifted = (z.high + z.low) + magic;
+  const Real n = shifted - magic;
+  const Real f = (z.high - n) + z.low;
+  // Clamped as integers: of a clamp in floating point compilers make chains of comparisons.
+  constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
+  Bits biased = bits_of(shifted);
+  biased = biased < least ? least : biased;
+  biased = biased > greatest ? greatest : biased;
+  const Real scale = from_bits(Bits(typename F::Unsigned(biased) << F::mantissa_bits));  // 2^n/output_divisor
+  return exp2_m1_of_fraction(f) * scale + (scale - Real(1) / output_divisor<Real>);
+}
+
+// What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|)·eta). The gain is
+// rounded once: relative error 6e-8 (double: 1.2e-16).
+template <class Real>
+struct Branch {
+  Real eta, gain;
+};
+
+template <class Real>
+NNORM_INLINE Real usable_exponent(Real eta) {
+  const Real size = std::fabs(eta);
+  const Real least = Format<Real>::least_exponent, greatest = Format<Real>::greatest_exponent;
+  return std::copysign(size < least ? least : (size > greatest ? greatest : size), eta);  // NaN stays
+}
+
+// sign is +1 for the branch of h ≥ 0, −1 for that of h < 0.
+template <class Real>
+NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
+  const Real usable = usable_exponent(eta);
+  return {usable, sign * output_divisor<Real> * weight / usable};
+}
+
+// Sums over a row from which λ̂ follows (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The terms err
+// by 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t and 7e-7·((1 + a)·t)² (double: 7e-16, 8e-16, 8e-16, 1.6e-15). That is
+// no relative error: d cancels as a → 0, but such an a counts for nothing beside the row's others, which are of size 1.
+template <class Real>
+struct LmbdaSums {
+  Real signed_log;  // Σ s·t
+  Real h_d;         // Σ h·d
+  Real d;           // Σ d
+  Real curvature;   // Σ a·((1 + a)·t² − 2d) + d²
+};
+
+template <class Real>
+NNORM_INLINE LmbdaSums<Real> lmbda_terms(Real h, Log2<Real> log2) {
+  constexpr Real ln2 = Real(0.693147180559945309417232121);
+  const Real a = std::fabs(h), t = (log2.integer + log2.fraction) * ln2;
+  const Real grown = (a + Real(1)) * t, d = grown - a;
+  return {std::copysign(t, h), h * d, d, a * (grown * t - Real(2) * d) + d * d};
+}
+
+// η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ. Only
+// double's rounding is added: λ̂'s is 3e-16 for each term that cancels. L″ is positive: of values with variance 1 at least
+// 0.188 (found by search), and it falls as h⁴ where ε outweighs the variance; only there can λ̂ be large.
+struct Exponents {
+  double pos, neg;
+};
+
+NNORM_INLINE double estimate_lmbda(LmbdaSums<double> sums, double n, double delta) {
+  const double h_d = sums.h_d / n, d = sums.d / n;
+  const double slope = h_d - sums.signed_log / n;
+  const double curvature = sums.curvature / n - d * d - 2 * h_d * h_d;
+  const double damped = curvature + delta;
+  return damped == 0 ? 1 : 1 - slope / damped;  // 0 only for a row without spread where δ = 0, and then λ̂ = 1
+}
+
+NNORM_INLINE double shifted_exponent(double eta, double delta) {
+  return std::fabs(eta) <= delta ? 0.0 : eta + std::copysign(delta, eta);  // NaN stays
+}
+
+NNORM_INLINE Exponents resolve_exponents(double lmbda, double delta) {
+  return {shifted_exponent(lmbda, delta), shifted_exponent(2 - lmbda, delta)};
+}
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm

@@ -1,0 +1,67 @@
+// The types that tensors have, and the way from each to the type it is computed in and back, rounding to nearest even.
+#pragma once
+
+#include <cstdint>
+
+#include "nnorm/mathematics.h"
+
+namespace nnorm {
+
+struct Float16 {
+  uint16_t bits;
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// The type in which a tensor of T is computed, and which the parameters beside it have.
+template <class T>
+struct ArithmeticOf {
+  using type = float;
+};
+template <>
+struct ArithmeticOf<double> {
+  using type = double;
+};
+template <class T>
+using Arithmetic = typename ArithmeticOf<T>::type;
+
+inline namespace NNORM_TARGET {
+
+NNORM_INLINE float widened(float value) { return value; }
+NNORM_INLINE double widened(double value) { return value; }
+NNORM_INLINE float widened(BFloat16 value) { return from_bits(int32_t(uint32_t(value.bits) << 16)); }
+
+// Integer arithmetic and one exact subtraction: vectorised by any compiler, and right where denormals are flushed.
+NNORM_INLINE float widened(Float16 value) {
+  const uint32_t magnitude = uint32_t(value.bits & 0x7fffu) << 13;
+  const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
+  const uint32_t normal = magnitude + (magnitude >= 0x0f800000u ? 0x70000000u : 0x38000000u);  // infinity and NaN, or not
+  const uint32_t denormal = uint32_t(bits_of(from_bits(int32_t(magnitude + 0x38800000u)) - 0x1p-14f));
+  return from_bits(int32_t((magnitude < 0x00800000u ? denormal : normal) | sign));
+}
+
+NNORM_INLINE void narrow(float value, float& result) { result = value; }
+NNORM_INLINE void narrow(double value, double& result) { result = value; }
+
+NNORM_INLINE void narrow(float value, BFloat16& result) {
+  const uint32_t bits = uint32_t(bits_of(value));
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  result.bits = uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+}
+
+NNORM_INLINE void narrow(float value, Float16& result) {
+  const uint32_t bits = uint32_t(bits_of(value));
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Added to ½, a float's last bit is the least that float16 has, so the addition rounds.
+  const uint32_t denormal = uint32_t(bits_of(from_bits(int32_t(magnitude)) + 0.5f)) - 0x3f000000u;
+  const uint32_t beyond = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t finite = magnitude < 0x38800000u ? denormal : normal;
+  result.bits = uint16_t((magnitude >= 0x47800000u ? beyond : finite) | ((bits >> 16) & 0x8000u));
+}
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm

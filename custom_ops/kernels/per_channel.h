@@ -1,0 +1,168 @@
+// y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents: one pass over x.
+//
+// A tile is computed in two loops, logarithm and power: either keeps its constants in registers, which one loop with all
+// of them does not (it takes half as long again). What passes between them stays in the first-level cache.
+#pragma once
+
+#include "nnorm/kernels.h"
+
+namespace nnorm {
+inline namespace NNORM_TARGET {
+
+constexpr size_t tile = 256;
+
+template <class Real>
+struct alignas(64) PerChannelTile {
+  Real h[tile], high[tile], low[tile];
+};
+
+template <class Real>
+struct Channel {
+  Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
+};
+
+template <class Real>
+NNORM_INLINE const Real* field(const Real* table, size_t width, ChannelField which) {
+  return table + size_t(which) * width;
+}
+
+template <class Real>
+NNORM_INLINE Channel<Real> channel_at(const Real* table, size_t width) {
+  return {*field(table, width, ChannelField::scale),    *field(table, width, ChannelField::shift),
+          *field(table, width, ChannelField::eta_pos),  *field(table, width, ChannelField::eta_neg),
+          *field(table, width, ChannelField::gain_pos), *field(table, width, ChannelField::gain_neg),
+          *field(table, width, ChannelField::bias)};
+}
+
+template <class Real>
+NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& high, Real& low) {
+  const Real h = channel.scale * x + channel.shift;
+  const Product<Real> z = times(log2_1p(std::fabs(h)), h < Real(0) ? channel.eta_neg : channel.eta_pos);
+  h_out = h;
+  high = z.high;
+  low = z.low;
+}
+
+template <Epilogue epilogue, class Real>
+NNORM_INLINE Real power(Real h, Real high, Real low, Real residual, const Channel<Real>& channel) {
+  const Real gain = h < Real(0) ? channel.gain_neg : channel.gain_pos;
+  Real y = gain * exp2_m1(Product<Real>{high, low}) + channel.bias;
+  if (epilogue == Epilogue::add_relu) y += residual;
+  if (epilogue != Epilogue::none) y = y < Real(0) ? Real(0) : y;  // in this order NaN stays
+  return y;
+}
+
+// At most a tile of elements that share one channel.
+template <Epilogue epilogue, class T>
+NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                             PerChannelTile<Arithmetic<T>>& t) {
+  const Channel<Arithmetic<T>> channel = channel_at(table, width);
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) logarithm(widened(x[i]), channel, t.h[i], t.high[i], t.low[i]);
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
+    narrow(power<epilogue>(t.h[i], t.high[i], t.low[i], r, channel), y[i]);
+  }
+}
+
+// At most a tile of elements, each with a channel of its own.
+template <Epilogue epilogue, class T>
+NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                          PerChannelTile<Arithmetic<T>>& t) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) logarithm(widened(x[i]), channel_at(table + i, width), t.h[i], t.high[i], t.low[i]);
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
+    narrow(power<epilogue>(t.h[i], t.high[i], t.low[i], r, channel_at(table + i, width)), y[i]);
+  }
+}
+
+// At most a tile of elements, a multiple of `lanes`, which have `lanes` channels in turn.
+template <Epilogue epilogue, size_t lanes, class T>
+NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                            PerChannelTile<Arithmetic<T>>& t) {
+  using Real = Arithmetic<T>;
+  constexpr size_t fields = size_t(ChannelField::count);
+  alignas(64) Real channels[fields * lanes];  // a copy that nothing written here can be, so that it stays in registers
+  for (size_t f = 0; f < fields; ++f)
+    for (size_t i = 0; i < lanes; ++i) channels[f * lanes + i] = table[f * width + i];
+  for (size_t o = 0; o < n; o += lanes) {
+#pragma omp simd
+    for (size_t i = 0; i < lanes; ++i)
+      logarithm(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.high[o + i], t.low[o + i]);
+  }
+  for (size_t o = 0; o < n; o += lanes) {
+#pragma omp simd
+    for (size_t i = 0; i < lanes; ++i) {
+      const auto r = epilogue == Epilogue::add_relu ? widened(residual[o + i]) : Real(0);
+      narrow(power<epilogue>(t.h[o + i], t.high[o + i], t.low[o + i], r, channel_at(channels + i, lanes)), y[o + i]);
+    }
+  }
+}
+
+// The elements [first, last) of x, tile by tile; no tile reaches over the end of a row.
+template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
+void run_elements(const PerChannel<T>& work, size_t first, size_t last) {
+  PerChannelTile<Arithmetic<T>> t;
+  while (first < last) {
+    const size_t row = first / work.row_length, position = first % work.row_length;
+    const size_t left_in_row = work.row_length - position, left = last - first;
+    size_t n = left < left_in_row ? left : left_in_row;
+    n = n < tile ? n : tile;
+    const T* x = work.x + first;
+    const T* residual = epilogue == Epilogue::add_relu ? work.residual + first : nullptr;
+    T* y = work.y + first;
+    const Arithmetic<T>* table = work.table;
+    if constexpr (sharing == Sharing::row)
+      run_shared<epilogue>(x, residual, y, n, table + row % work.period, work.table_width, t);
+    else if constexpr (sharing == Sharing::element)
+      run_own<epilogue>(x, residual, y, n, table + position, work.table_width, t);
+    else
+      run_lanes<epilogue, lanes>(x, residual, y, n, table + row % work.period * lanes, work.table_width, t);
+    first += n;
+  }
+}
+
+template <Epilogue epilogue, class T>
+void run_with(const PerChannel<T>& work, size_t first, size_t last) {
+  switch (work.sharing) {
+    case Sharing::row:
+      return run_elements<epilogue, Sharing::row, 1>(work, first, last);
+    case Sharing::element:
+      return run_elements<epilogue, Sharing::element, 1>(work, first, last);
+    case Sharing::lane:
+      return work.lanes == 16 ? run_elements<epilogue, Sharing::lane, 16>(work, first, last)
+                              : run_elements<epilogue, Sharing::lane, 8>(work, first, last);
+  }
+}
+
+template <class T>
+void per_channel(const PerChannel<T>& work, size_t begin, size_t end) {
+  const size_t first = begin * elements_per_item, beyond = end * elements_per_item;
+  const size_t last = beyond < work.size ? beyond : work.size;
+  switch (work.epilogue) {
+    case Epilogue::none:
+      return run_with<Epilogue::none>(work, first, last);
+    case Epilogue::relu:
+      return run_with<Epilogue::relu>(work, first, last);
+    case Epilogue::add_relu:
+      return run_with<Epilogue::add_relu>(work, first, last);
+  }
+}
+
+template <class Real>
+void prepare_channels(const Real* const parameters[6], size_t channels, size_t repeat, Real* table) {
+  const size_t width = channels * repeat;
+  for (size_t c = 0, i = 0; c < channels; ++c) {
+    const Branch<Real> pos = branch(parameters[2][c], parameters[4][c], Real(1));
+    const Branch<Real> neg = branch(parameters[3][c], parameters[4][c], Real(-1));
+    const Real fields[] = {parameters[0][c], parameters[1][c], pos.eta, neg.eta, pos.gain, neg.gain, parameters[5][c]};
+    for (size_t r = 0; r < repeat; ++r, ++i)
+      for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * width + i] = fields[f];
+  }
+}
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm

@@ -1,0 +1,114 @@
+#include "normal_norm_rows.h"
+
+namespace nnorm::ort {
+namespace {
+
+// The defaults of nnorm_export/operators/rows.py: ε = 1e-5 and δ = √ε.
+constexpr float default_epsilon = 1e-5f, default_delta = 0.0031622776601683794f;
+
+// A run of elements with one weight that is shorter than this is no length for a vectorised loop.
+constexpr size_t short_run = 16;
+
+double not_negative(const Attributes& attributes, const char* name, float missing) {
+  const float value = attributes.real(name, missing);
+  if (!(value >= 0)) refuse(std::string("attribute ") + name + " must be at least 0, it is " + std::to_string(value));
+  return double(value);
+}
+
+template <class Real>
+std::vector<Real> repeated(const Real* values, size_t count, size_t times) {
+  std::vector<Real> result;
+  result.reserve(count * times);
+  for (size_t i = 0; i < count; ++i) result.insert(result.end(), times, values[i]);
+  return result;
+}
+
+}  // namespace
+
+template <class T>
+LayerNormalNorm<T>::LayerNormalNorm(const Attributes& attributes)
+    : axis_(attributes.integer("axis", -1)),
+      epsilon_(not_negative(attributes, "epsilon", default_epsilon)),
+      delta_(not_negative(attributes, "delta", default_delta)) {}
+
+template <class T>
+void LayerNormalNorm<T>::operator()(const Run& run) const {
+  const Tensor<const T> x = run.input<T>(0);
+  const Tensor<const Arithmetic<T>> weight = run.input<Arithmetic<T>>(1), bias = run.input<Arithmetic<T>>(2);
+  const int64_t rank = int64_t(x.shape.size());
+  if (axis_ < -rank || axis_ >= rank)
+    refuse("attribute axis is " + std::to_string(axis_) + ", X " + to_string(x.shape) + " has " + std::to_string(rank) + " axes");
+  const size_t first = size_t(axis_ < 0 ? axis_ + rank : axis_);
+  const Shape normalized(x.shape.begin() + long(first), x.shape.end());
+  if (weight.shape != normalized || bias.shape != normalized)
+    refuse("weight and bias must be " + to_string(normalized) + ", the axes of X " + to_string(x.shape) + " from axis " +
+           std::to_string(axis_) + "; they are " + to_string(weight.shape) + " and " + to_string(bias.shape));
+
+  PerRow<T> work{};
+  work.x = x.data;
+  work.y = run.output<T>(x.shape);
+  work.weight = weight.data;
+  work.bias = bias.data;
+  work.row_length = count(normalized);
+  work.rows = work.row_length ? count(x.shape) / work.row_length : 0;
+  work.period = 1;
+  work.run = 1;
+  work.epsilon = epsilon_;
+  work.delta = delta_;
+  run.over_items(work, best_target().table<T>().per_row);
+}
+
+template <class T>
+GroupNormalNorm<T>::GroupNormalNorm(const Attributes& attributes)
+    : num_groups_(attributes.integer("num_groups", 1)),
+      epsilon_(not_negative(attributes, "epsilon", default_epsilon)),
+      delta_(not_negative(attributes, "delta", default_delta)) {
+  if (num_groups_ < 1) refuse("attribute num_groups must be at least 1, it is " + std::to_string(num_groups_));
+}
+
+template <class T>
+void GroupNormalNorm<T>::operator()(const Run& run) const {
+  using Real = Arithmetic<T>;
+  const Tensor<const T> x = run.input<T>(0);
+  if (x.shape.size() < 2) refuse("X must be [N, C, *spatial], it is " + to_string(x.shape));
+  const Tensor<const Real> weight = run.input<Real>(1), bias = run.input<Real>(2);
+  const int64_t channels = x.shape[1];
+  if (weight.shape != Shape{channels} || bias.shape != Shape{channels})
+    refuse("weight and bias must be [" + std::to_string(channels) + "], one number for each channel of X " +
+           to_string(x.shape) + "; they are " + to_string(weight.shape) + " and " + to_string(bias.shape));
+  if (channels % num_groups_ != 0)
+    refuse("attribute num_groups is " + std::to_string(num_groups_) + ", which does not divide the channels of X " +
+           to_string(x.shape));
+
+  PerRow<T> work{};
+  work.x = x.data;
+  work.y = run.output<T>(x.shape);
+  work.weight = weight.data;
+  work.bias = bias.data;
+  work.run = count(x.shape, 2);
+  work.row_length = size_t(channels / num_groups_) * work.run;
+  work.rows = size_t(x.shape[0]) * size_t(num_groups_);
+  work.period = size_t(num_groups_);
+  work.epsilon = epsilon_;
+  work.delta = delta_;
+  std::vector<Real> weights, biases;
+  if (work.run > 1 && work.run < short_run && channels > num_groups_) {
+    weights = repeated(weight.data, size_t(channels), work.run);
+    biases = repeated(bias.data, size_t(channels), work.run);
+    work.weight = weights.data();
+    work.bias = biases.data();
+    work.run = 1;
+  }
+  run.over_items(work, best_target().table<T>().per_row);
+}
+
+template struct LayerNormalNorm<float>;
+template struct LayerNormalNorm<double>;
+template struct LayerNormalNorm<Float16>;
+template struct LayerNormalNorm<BFloat16>;
+template struct GroupNormalNorm<float>;
+template struct GroupNormalNorm<double>;
+template struct GroupNormalNorm<Float16>;
+template struct GroupNormalNorm<BFloat16>;
+
+}  // namespace nnorm::ort

@@ -1,0 +1,108 @@
+// ONNX Runtime's C API as the operators see it: errors as exceptions inside, as statuses at the boundary.
+#pragma once
+
+#include <onnxruntime_c_api.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nnorm/kernels.h"
+
+namespace nnorm::ort {
+
+// What a caller did wrong, or what ONNX Runtime reported. Never leaves this library: see guarded().
+struct Error {
+  OrtErrorCode code;
+  std::string message;
+};
+
+[[noreturn]] inline void refuse(const std::string& message) { throw Error{ORT_INVALID_ARGUMENT, message}; }
+
+inline void check(const OrtApi* api, OrtStatus* status) {
+  if (status == nullptr) return;
+  Error error{api->GetErrorCode(status), api->GetErrorMessage(status)};
+  api->ReleaseStatus(status);
+  throw error;
+}
+
+// Runs f; whatever it throws becomes a status whose message starts with `where`.
+template <class F>
+OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
+  try {
+    f();
+    return nullptr;
+  } catch (const Error& error) {
+    try {
+      return api->CreateStatus(error.code, (std::string(where) + ": " + error.message).c_str());
+    } catch (...) {
+    }
+  } catch (...) {  // of the standard library only running out of memory can happen
+  }
+  return api->CreateStatus(ORT_FAIL, "nnorm: out of memory");
+}
+
+using Shape = std::vector<int64_t>;
+
+std::string to_string(const Shape& shape);
+size_t count(const Shape& shape, size_t first_axis = 0);
+
+template <class T>
+struct Tensor {
+  T* data;
+  Shape shape;
+};
+
+// The attributes of a node, while its kernel is made.
+class Attributes {
+ public:
+  Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
+  // A missing attribute has the default that the body gives it (nnorm_export/operators).
+  int64_t integer(const char* name, int64_t missing) const;
+  float real(const char* name, float missing) const;
+
+ private:
+  const OrtApi* api_;
+  const OrtKernelInfo* info_;
+};
+
+// One run of a node: its tensors and the session's threads.
+class Run {
+ public:
+  Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+
+  template <class T>
+  Tensor<const T> input(size_t index) const {
+    Tensor<const T> tensor;
+    tensor.data = static_cast<const T*>(input(index, tensor.shape));
+    return tensor;
+  }
+
+  template <class T>
+  T* output(const Shape& shape) const {
+    return static_cast<T*>(output(shape));
+  }
+
+  // The items of `work`, spread over the session's threads where there is enough to do.
+  template <class Work>
+  void over_items(const Work& work, void (*kernel)(const Work&, size_t, size_t)) const {
+    struct Call {
+      const Work& work;
+      void (*kernel)(const Work&, size_t, size_t);
+    } call{work, kernel};
+    over_items(count_items(work), &call, [](void* data, size_t item) {
+      const Call& call = *static_cast<const Call*>(data);
+      call.kernel(call.work, item, item + 1);
+    });
+  }
+
+ private:
+  const void* input(size_t index, Shape& shape) const;
+  void* output(const Shape& shape) const;
+  void over_items(size_t items, void* call, void (*item)(void*, size_t)) const;
+
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+};
+
+}  // namespace nnorm::ort
