@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nnorm_export import layers
     from nnorm_export.exporter import ExportReport, export
     from nnorm_export.freezing import freeze
+    from nnorm_export.library import get_library_path, register
     from nnorm_export.parity import ParityReport, verify
     from nnorm_export.runtimes import Runner, load
 
@@ -31,7 +32,9 @@ _MODULES = {
     "Runner": "nnorm_export.runtimes",
     "export": "nnorm_export.exporter",
     "freeze": "nnorm_export.freezing",
+    "get_library_path": "nnorm_export.library",
     "load": "nnorm_export.runtimes",
+    "register": "nnorm_export.library",
     "verify": "nnorm_export.parity",
 }
 
@@ -63,7 +66,9 @@ __all__ = [
     "__version__",
     "export",
     "freeze",
+    "get_library_path",
     "layers",
     "load",
+    "register",
     "verify",
 ]

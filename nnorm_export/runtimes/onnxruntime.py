@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from nnorm_export import library
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.names import DOMAIN
-from nnorm_export.runtimes import model_file
+from nnorm_export.runtimes import machine, model_file
 from nnorm_export.runtimes.base import Array, Runner, TensorInfo
 
 _DTYPES: dict[str, Any] = {
@@ -58,8 +59,17 @@ class OnnxRuntimeRunner(Runner):
     Args:
         path: the model file.
         providers: execution providers in order of preference; default the CPU's.
-        session_options: an ``onnxruntime.SessionOptions`` of the caller's; it is used as it is.
+        session_options: an ``onnxruntime.SessionOptions`` of the caller's; it is used as it is
+            (:func:`nnorm_export.register` gives it the kernels), except that the graph of an optimised file is final:
+            such a file is opened without graph optimisations whatever the options say.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
+        kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
+            where they are installed and the CPU is the only provider: beside another, which has no kernels for these
+            nodes, they would take the activations from it and back. An optimised file always needs them.
+
+    Raises:
+        ModelFileError: ONNX Runtime refuses the file, or it is optimised for another machine.
+        RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed.
     """
 
     runtime = "onnxruntime"
@@ -71,11 +81,11 @@ class OnnxRuntimeRunner(Runner):
         providers: Sequence[str | tuple[str, dict[str, Any]]] = ("CPUExecutionProvider",),
         session_options: Any = None,
         intra_op_num_threads: int = 0,
+        kernels: bool | None = None,
     ) -> None:
         self._ort = import_onnxruntime()
         self._file = model_file.read(path)
         self._providers = list(providers)
-        self._threads = intra_op_num_threads
         available = self._ort.get_available_providers()
         for provider in providers:
             name = provider if isinstance(provider, str) else provider[0]
@@ -84,7 +94,13 @@ class OnnxRuntimeRunner(Runner):
                     f"this ONNX Runtime has no {name} (it has {', '.join(available)}); "
                     "the CUDA and TensorRT providers come with onnxruntime-gpu"
                 )
-        self._session = self._open(session_options or self._options())
+        self._target = machine.machine_of(self._file)
+        if self._target is not None:
+            machine.refuse_elsewhere(self._file, self._target, self._ort)
+            machine.refuse_without_kernels(self._file, self._providers, kernels, session_options)
+            kernels = True
+        self._options = session_options or self._own_options(intra_op_num_threads, kernels)
+        self._session = self._open()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
 
@@ -94,32 +110,53 @@ class OnnxRuntimeRunner(Runner):
         names = [node.name for node in self._file.normalizations]
         if not names:
             return {}
-        options = self._options()
+        unchanged = self._options.optimized_model_filepath
         with tempfile.TemporaryDirectory() as folder:
-            options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-            self._open(options)
-            optimized = onnx.load(options.optimized_model_filepath, load_external_data=False)
+            self._options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+            try:
+                self._open()
+                optimized = onnx.load(self._options.optimized_model_filepath, load_external_data=False)
+            finally:
+                self._options.optimized_model_filepath = unchanged
         return ran_by(names, optimized)
 
-    def _options(self) -> Any:
+    def _own_options(self, threads: int, kernels: bool | None) -> Any:
         options = self._ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        if kernels is None:
+            kernels = self._providers == ["CPUExecutionProvider"] and library.find_library() is not None
+        if kernels:
+            library.register(options)
         return options
 
-    def _open(self, options: Any) -> Any:
+    def _open(self) -> Any:
+        level = self._options.graph_optimization_level
+        if self._target is not None:
+            self._options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
+            return self._ort.InferenceSession(str(self._file.path), self._options, providers=self._providers)
         except Exception as error:  # ONNX Runtime's exceptions share no public base
-            reason = str(error).strip()
-            if not self._file.has_bodies:
-                reason = (
-                    f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernel "
-                    f"is registered for them; export the form 'portable' instead. ({reason})"
-                )
             raise ModelFileError(
-                f"{self._file.path}: ONNX Runtime {self._ort.__version__} cannot load it: {reason}"
+                f"{self._file.path}: ONNX Runtime {self._ort.__version__} cannot load it: "
+                f"{self._reason(str(error).strip())}"
             ) from error
+        finally:
+            self._options.graph_optimization_level = level
+
+    def _reason(self, reason: str) -> str:
+        if self._target is not None:
+            return (
+                f"the file was optimised by ONNX Runtime {self._target.onnxruntime}. Session options of your own need "
+                "the kernels, nnorm_export.register(session_options); if they have them, optimise the portable file "
+                f"again with this ONNX Runtime. ({reason})"
+            )
+        if not self._file.has_bodies:
+            return (
+                f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernels "
+                f"are registered for them or they refuse it; export the form 'portable' instead. ({reason})"
+            )
+        return reason
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         values = {name: self._to_ort(array) for name, array in feed.items()}

