@@ -18,13 +18,13 @@ import standins
 import torch
 from golden_data import GOLDEN, LayerCase, layer_cases
 from torch import Tensor, nn
+from ways import WAYS, open_with
 
 import nnorm_export
-from nnorm_export import export, layers, load
+from nnorm_export import export, layers
 
 OPSETS = (18, 20, 26)  # 26 is the newest that ONNX Runtime 1.31 reads
 FORMS = ("portable", "primitives")
-RUNTIMES = ("onnxruntime", "reference")
 CASES = layer_cases()
 EVALUATIONS = [(case, index) for case in CASES for index in range(len(case.inputs))]
 
@@ -50,33 +50,32 @@ class AllLayers(nn.Module):
 
 @pytest.fixture(scope="session")
 def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], list[np.ndarray]]:
-    """(form, opset, runtime) -> the outputs of :class:`AllLayers`; each file is exported once."""
+    """(form, opset, way) -> the outputs of :class:`AllLayers`; each file is exported once."""
     folder, results = tmp_path_factory.mktemp("layers"), {}
     inputs = [case.inputs[index] for case, index in EVALUATIONS]
 
-    def run(form: str, opset: int, runtime: str) -> list[np.ndarray]:
+    def run(form: str, opset: int, way: str) -> list[np.ndarray]:
         path = folder / f"{form}{opset}.onnx"
         if not path.exists():
             export(AllLayers(), (inputs,), path, form=form, opset_version=opset, dynamic_shapes={}, verify=False)
-        key = (form, opset, runtime)
+        key = (form, opset, way)
         if key not in results:
-            runner = load(path, runtime)
-            nodes = len(EVALUATIONS) if form == "portable" else 0
-            assert list(runner.implementations.values()) == ["body"] * nodes
+            runner = open_with(path, way)
+            assert len(runner.implementations) == (len(EVALUATIONS) if form == "portable" else 0)
             results[key] = runner(*[x.numpy() for x in inputs])
         return results[key]
 
     return run
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", FORMS)
 def test_recorded_layers(
-    form: str, opset: int, runtime: str, layer_results: Callable[[str, int, str], list[np.ndarray]]
+    form: str, opset: int, way: str, layer_results: Callable[[str, int, str], list[np.ndarray]]
 ) -> None:
     failures = []
-    for (case, index), result in zip(EVALUATIONS, layer_results(form, opset, runtime), strict=True):
+    for (case, index), result in zip(EVALUATIONS, layer_results(form, opset, way), strict=True):
         recorded = case.outputs[index].numpy()
         allowed = 2e-6 + EXTRA_ABSOLUTE.get(case.name, 0.0) + 2e-5 * np.abs(recorded)
         excess = np.abs(result - recorded) - allowed
@@ -119,8 +118,8 @@ def test_trained_networks(name: str, form: str, opset: int, tmp_path: Path) -> N
     report = export(network, example, path, form=form, opset_version=opset, verify=False)
     norms = sum(type(module).__name__.endswith(("NormalNorm", "Norm1d", "Norm2d")) for module in network.modules())
     assert len(report.layers) == norms
-    for runtime in RUNTIMES:
-        (logits,) = load(path, runtime)(recorded["input"])
+    for way in WAYS:
+        (logits,) = open_with(path, way)(recorded["input"])
         np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=1e-5)
         np.testing.assert_array_equal(logits.argmax(1), recorded["logits"].argmax(1))
         assert (logits.argmax(1) == recorded["label"]).mean() > 0.93  # the networks were trained to this
@@ -132,5 +131,5 @@ def test_our_layers_in_the_trained_networks(name: str, tmp_path: Path) -> None:
     network = trained_network(name, OURS)
     network.get_submodule("standardize").forward = None  # only its frozen form may run
     report = export(network, torch.from_numpy(recorded["input"][:2]), tmp_path / "network.onnx", verify=False)
-    (logits,) = load(report.path)(recorded["input"])
+    (logits,) = open_with(report.path, "kernel")(recorded["input"])
     np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=1e-5)

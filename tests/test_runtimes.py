@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import openvino
 import pytest
 import torch
 from test_golden import CHECKPOINTS, STANDINS, trained_network
 from torch import Tensor, nn
+from ways import WAYS, open_with
 
 from nnorm_export import (
     InputError,
@@ -23,6 +25,7 @@ from nnorm_export import (
     export,
     layers,
     load,
+    register,
     verify,
 )
 from nnorm_export.judgement import _budget_share, judge
@@ -40,19 +43,36 @@ def portable(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path
     return export(model, torch.randn(2, 4), tmp_path_factory.mktemp("files") / "portable.onnx").path
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
-def test_a_runner_says_what_it_takes_and_what_ran(runtime: str, portable: Path) -> None:
-    runner = load(portable, runtime)
-    assert runner.runtime == runtime
+@pytest.mark.parametrize("way", WAYS)
+def test_a_runner_says_what_it_takes_and_what_ran(way: str, portable: Path) -> None:
+    runner = open_with(portable, way)
+    assert runner.runtime == ("reference" if way == "reference" else "onnxruntime")
     assert [str(info) for info in (*runner.inputs, *runner.outputs)] == [
         "input: float32[batch, 4]",
         "output: float32[batch, 3]",
     ]
-    assert runner.implementations == {"1/BatchNormalNorm": "body", "2/LayerNormalNorm": "body"}
+    assert list(runner.implementations) == ["1/BatchNormalNorm", "2/LayerNormalNorm"]
+
+
+def test_kernels_are_used_where_they_are_unless_told_otherwise(
+    portable: Path, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(load(portable).implementations.values()) == {"kernel"}
+    own = onnxruntime.SessionOptions()
+    assert set(load(portable, session_options=own).implementations.values()) == {"body"}
+    register(own)
+    assert set(load(portable, session_options=own).implementations.values()) == {"kernel"}
+    assert own.optimized_model_filepath == ""
+    custom = export(model, torch.randn(2, 4), tmp_path / "custom.onnx", form="custom").path
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(load(custom)(x)[0], load(portable)(x)[0])
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    assert set(load(portable).implementations.values()) == {"body"}
+    with pytest.raises(RuntimeMissingError, match="switched off"):
+        load(portable, kernels=True)
 
 
 def test_a_node_that_the_optimized_graph_still_holds_was_run_by_a_kernel(portable: Path) -> None:
-    """No kernel exists to be registered yet, so the graph is one that ONNX Runtime would leave if it did."""
     optimized = onnx.load(portable)
     names = [node.name for node in optimized.graph.node if node.domain == "nnorm"]
     assert ran_by(names, optimized) == dict.fromkeys(names, "kernel")
@@ -91,9 +111,9 @@ def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module,
     with pytest.raises(RuntimeMissingError, match="has no NoSuchExecutionProvider"):
         load(portable, providers=["NoSuchExecutionProvider"])
     custom = export(model, torch.randn(2, 4), tmp_path / "custom.onnx", form="custom").path
-    for runtime in ("onnxruntime", "reference"):
+    for way in ("body", "reference"):
         with pytest.raises(ModelFileError, match=r"form 'custom'.*no bodies"):
-            load(custom, runtime)
+            open_with(custom, way)
 
 
 def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
