@@ -23,7 +23,8 @@ foreach(source IN LISTS test_sources)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE
     nnorm_options nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
-  target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\"")
+  target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
+    $<$<BOOL:${NNORM_SANITIZE}>:NNORM_SANITIZED>)
   add_dependencies(${name} nnorm_ort)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)

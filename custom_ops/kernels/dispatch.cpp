@@ -29,7 +29,8 @@ struct Available {
 #if defined(NNORM_HAVE_AVX512) || defined(NNORM_HAVE_AVX2)
   static bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2");
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
+           __builtin_cpu_supports("movbe");  // all of x86-64-v3
   }
 #endif
 };

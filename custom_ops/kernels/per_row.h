@@ -3,6 +3,9 @@
 // Four passes over a row that stays in the cache: mean, variance about it, logarithms with the sums for λ̂, powers. Sums
 // run in vector lanes over a tile and in double over the tiles of a row. The logarithms of a row of up to `kept` elements
 // are kept from the third pass to the fourth; those of a longer one are computed again, tile by tile.
+//
+// A row without spread and ε = 0 gives NaN, as 0/0 does; a float row whose squares overflow (beyond about 1e19) comes out
+// as its bias.
 #pragma once
 
 #include "nnorm/kernels.h"
@@ -10,7 +13,7 @@
 namespace nnorm {
 inline namespace NNORM_TARGET {
 
-constexpr size_t row_tile = 1024;
+constexpr size_t row_tile = 512;
 constexpr size_t kept = 4096;
 constexpr size_t rows_together = 8;
 
@@ -35,15 +38,21 @@ NNORM_INLINE double sum(const T* x, size_t n) {
   return double(total);
 }
 
+// Σ(x − near) and Σ(x − near)².
+struct Moments {
+  double first, second;
+};
+
 template <class T>
-NNORM_INLINE double sum_of_squares(const T* x, size_t n, Arithmetic<T> mean) {
-  Arithmetic<T> total = 0;
-#pragma omp simd reduction(+ : total)
+NNORM_INLINE Moments moments(const T* x, size_t n, Arithmetic<T> near) {
+  Arithmetic<T> first = 0, second = 0;
+#pragma omp simd reduction(+ : first, second)
   for (size_t i = 0; i < n; ++i) {
-    const Arithmetic<T> centred = widened(x[i]) - mean;
-    total += centred * centred;
+    const Arithmetic<T> centred = widened(x[i]) - near;
+    first += centred;
+    second += centred * centred;
   }
-  return double(total);
+  return {double(first), double(second)};
 }
 
 template <class Real>
@@ -147,12 +156,18 @@ NNORM_INLINE double mean_of(const T* x, size_t length) {
 template <class T>
 NNORM_INLINE Standardization<Arithmetic<T>> standardization_of(const T* x, size_t length, double mean, double epsilon) {
   using Real = Arithmetic<T>;
-  const Real near_mean = Real(mean);
-  double squares = 0;
-  for_each_tile(length, [&](size_t at, size_t count) { squares += sum_of_squares(x + at, count, near_mean); });
-  const double offset = mean - double(near_mean), variance = squares / double(length) - offset * offset;
+  // The mean was summed in T, so `near` is near it and no more: what it lacks shows in the sum about it.
+  const Real near = Real(mean);
+  Moments about{0, 0};
+  for_each_tile(length, [&](size_t at, size_t count) {
+    const Moments part = moments(x + at, count, near);
+    about.first += part.first;
+    about.second += part.second;
+  });
+  const double shift = about.first / double(length), variance = about.second / double(length) - shift * shift;
   const double inverse = 1 / std::sqrt((variance < 0 ? 0 : variance) + epsilon);  // in this order NaN stays
-  return {near_mean, Real(inverse), Real(-offset * inverse)};
+  const Real rounded_mean = Real(double(near) + shift);
+  return {rounded_mean, Real(inverse), Real((double(rounded_mean) - double(near) - shift) * inverse)};
 }
 
 // The rows first, …, first + count − 1, pass by pass: what follows from a row's sums is a chain of slow operations, which
@@ -195,8 +210,8 @@ template <class T>
 void per_row(const PerRow<T>& work, size_t begin, size_t end) {
   RowLogarithms<Arithmetic<T>> logs;
   const size_t rows = rows_per_item(work), beyond = end * rows, last = beyond < work.rows ? beyond : work.rows;
-  const size_t that_fit = kept / work.row_length, most = that_fit < rows_together ? that_fit : rows_together;
-  const size_t together = most ? most : 1;
+  const size_t that_fit = work.row_length ? kept / work.row_length : 0;
+  const size_t together = that_fit > rows_together ? rows_together : (that_fit ? that_fit : 1);
   for (size_t row = begin * rows; row < last; row += together)
     run_rows(work, row, last - row < together ? last - row : together, logs);
 }

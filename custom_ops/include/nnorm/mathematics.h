@@ -4,21 +4,22 @@
 //
 // evaluated as s/η·(2^(η·log₂(1 + |h|)) − 1) without branches and without cancellation:
 //
-// - log₂(1 + a) is kept as an integer plus a fraction, and z = η·log₂(1 + a) as a product plus its rounding error, which
-//   2^z would magnify where z is large.
-// - 2^z − 1 is formed as 2^n·(2^f − 1) + (2^n − 1), n the integer nearest to z: no rounding but that of 2^f − 1 and of the
-//   sum, for 2^n scales exactly and 2^n − 1 is rounded only where either of them is beyond the other's last place.
-// - η = 0 needs no branch: an exponent below Format::least_exponent is replaced by it and gives the limit s·log(1 + |h|).
+// - log₂(1 + a) is kept as an integer plus a fraction, and z = η·log₂(1 + a) as a product plus its rounding error,
+//   which 2^z would magnify where z is large.
+// - 2^z − 1 is formed as 2^n·(2^f − 1) + (2^n − 1), n the integer nearest to z: no rounding but that of 2^f − 1 and of
+//   the sum, for 2^n scales exactly and 2^n − 1 is rounded only where either is beyond the other's last place.
+// - η = 0 needs no branch: an exponent below Format::least_exponent is replaced by it and gives the limit
+//   s·log(1 + |h|).
 // - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is taken for 2^126; 2^z saturates at about
-//   2^135 (2^1031) before the weight. Nothing finite becomes infinite on the way.
+//   2^128 (2^1024) before the weight. Nothing finite becomes infinite on the way.
 //
-// ψ errs by less than 8 units in the last place (double: 10) for exponents in [−2, 4] and every h up to 2^126 whose result
-// is finite; more for greater exponents. Where |h·η| is near the least normal number, the error is less than two steps of
-// the least number times 256/|η| instead.
+// ψ errs by less than 8 units in the last place (double: 10) for exponents in [−2, 4] and |h| up to 2^126, where 2^z
+// does not saturate; by least_exponent·log(1 + |h|)/2 more where that stands for η; by more for greater exponents.
+// Where |h·η| is near the least normal number, the error is less than 2·(1 + output_divisor/|η|) steps of the least.
 //
 // Everything is a template of the arithmetic type, float or double, in expressions that a compiler turns into vector
-// instructions and nvcc into device code. Each bound that is stated here is enforced: ψ's by custom_ops/tests/test_psi.cpp,
-// the others by test_mathematics.cpp. A relative error of a result that is no normal number is one of the least normal.
+// instructions and nvcc into device code. Each bound that is stated here is enforced: ψ's by tests/test_psi.cpp, the
+// others by tests/test_mathematics.cpp. Where a result is no normal number, its error is relative to the least that is.
 #pragma once
 
 #include <cmath>
@@ -59,7 +60,7 @@ struct Format<float> {
   static constexpr Bits greatest_biased_exponent = 0xfe;
   static constexpr float exponent_bias = 127.0f;
   static constexpr Bits low_bits = 0x7f;  // 24 bits less the 7 of a logarithm's greatest integer
-  static constexpr float least_exponent = 0x1p-30f;
+  static constexpr float least_exponent = 0x1p-26f;
   static constexpr float greatest_exponent = 0x1p15f;
 };
 
@@ -80,8 +81,9 @@ struct Format<double> {
   static constexpr double greatest_exponent = 0x1p40;
 };
 
-// 2^z − 1 is computed divided by this, so that it stays finite where its product with weight/η is. Gains make up for it.
-constexpr int log2_output_divisor = 8;
+// 2^z − 1 is computed divided by this, so that z may reach 128 (1024), where 2^z alone is infinite and weight/η·2^z need
+// not be. Gains make up for it.
+constexpr int log2_output_divisor = 1;
 template <class Real>
 constexpr Real output_divisor = Real(1 << log2_output_divisor);
 
@@ -106,8 +108,8 @@ NNORM_INLINE double from_bits(int64_t bits) {
   return value;
 }
 
-// log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.7e-7. The term of first
-// order is added last, so that only its own rounding counts in full.
+// log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.7e-7. The term of
+// first order is added last, so that only its own rounding counts in full.
 // The coefficients are from custom_ops/scripts/fit_polynomials.py.
 NNORM_INLINE float log2_1p_of_mantissa(float m) {
   const float m2 = m * m, m4 = m2 * m2;
@@ -139,8 +141,8 @@ NNORM_INLINE float exp2_m1_of_fraction(float f) {
 NNORM_INLINE double exp2_m1_of_fraction(double f) {
   constexpr double ln2 = 0.693147180559945309417232121;
   const double x = f * ln2;
-  double sum = 1.0;
-  for (int k = 14; k > 1; --k) sum = sum * (x / k) + 1.0;
+  double sum = 0, factorial = 87178291200;  // 14!
+  for (int k = 14; k > 0; factorial /= k--) sum = sum * x + 1 / factorial;
   return x * sum;
 }
 
@@ -180,8 +182,9 @@ NNORM_INLINE Product<Real> times(Log2<Real> log, Real eta) {
 #endif
 }
 
-// (2^z − 1)/output_divisor for z = high + low, |z| ≤ 2^22 (2^51) and |low| ≤ 2. Relative error 2.5e-7 (5e-16) for an exact
-// z, up to where it saturates. An error of z counts as such, magnified nowhere: for small z the result is proportional to it.
+// (2^z − 1)/output_divisor for z = high + low, |z| ≤ 2^22 (2^51) and |low| ≤ 2. Relative error 2.5e-7 (5e-16) for an
+// exact z, up to where it saturates. An error of z counts as such, magnified nowhere: for small z the result is
+// proportional to it.
 template <class Real>
 NNORM_INLINE Real exp2_m1(Product<Real> z) {
   using F = Format<Real>;
@@ -221,8 +224,8 @@ NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
 }
 
 // Sums over a row from which λ̂ follows (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The terms err
-// by 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t and 7e-7·((1 + a)·t)² (double: 7e-16, 8e-16, 8e-16, 1.6e-15). That is
-// no relative error: d cancels as a → 0, but such an a counts for nothing beside the row's others, which are of size 1.
+// by 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t and 7e-7·((1 + a)·t)² (double: 7e-16, 8e-16, 8e-16, 1.6e-15). These
+// are no relative errors: d cancels as a → 0, but such an a counts for nothing beside the row's others, of size 1.
 template <class Real>
 struct LmbdaSums {
   Real signed_log;  // Σ s·t
@@ -239,9 +242,9 @@ NNORM_INLINE LmbdaSums<Real> lmbda_terms(Real h, Log2<Real> log2) {
   return {std::copysign(t, h), h * d, d, a * (grown * t - Real(2) * d) + d * d};
 }
 
-// η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ. Only
-// double's rounding is added: λ̂'s is 3e-16 for each term that cancels. L″ is positive: of values with variance 1 at least
-// 0.188 (found by search), and it falls as h⁴ where ε outweighs the variance; only there can λ̂ be large.
+// η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ.
+// Only double's rounding is added, 3e-16 of each term that cancels. L″ is positive: of values with variance 1 at least
+// 0.188 (found by search); it falls as h⁴ where ε outweighs the variance, and only there can λ̂ be large.
 struct Exponents {
   double pos, neg;
 };

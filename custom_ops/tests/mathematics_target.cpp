@@ -1,0 +1,148 @@
+// See mathematics_target.h. CMake compiles this once for each instruction set, with NNORM_TARGET a name of its own: it
+// includes a kernel that must not be taken for the library's.
+#include "mathematics_target.h"
+
+// The kernel of rows with a listener in place of estimate_lmbda(): λ̂ is no output, and a copy of what leads to it here
+// would test the copy.
+namespace nnorm {
+inline namespace NNORM_TARGET {
+static double heard_lmbda;
+NNORM_INLINE double listening_estimate_lmbda(LmbdaSums<double> sums, double n, double delta) {
+  return heard_lmbda = estimate_lmbda(sums, n, delta);
+}
+}  // namespace NNORM_TARGET
+}  // namespace nnorm
+#define estimate_lmbda listening_estimate_lmbda
+#include "per_row.h"
+#undef estimate_lmbda
+
+#define NNORM_MATHEMATICS_OF(target) mathematics_for_##target
+#define NNORM_MATHEMATICS(target) NNORM_MATHEMATICS_OF(target)
+
+namespace nnorm_test {
+namespace {
+
+using namespace nnorm;
+
+template <class Real>
+void log2_1p_of_mantissa_each(const Real* m, size_t n, Real* result) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) result[i] = log2_1p_of_mantissa(m[i]);
+}
+
+template <class Real>
+void exp2_m1_of_fraction_each(const Real* f, size_t n, Real* result) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1_of_fraction(f[i]);
+}
+
+template <class Real>
+void log2_1p_each(const Real* a, size_t n, Real* integer, Real* fraction) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const Log2<Real> log = log2_1p(a[i]);
+    integer[i] = log.integer;
+    fraction[i] = log.fraction;
+  }
+}
+
+template <class Real>
+void times_each(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* high, Real* low) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const Product<Real> z = times(Log2<Real>{integer[i], fraction[i]}, eta[i]);
+    high[i] = z.high;
+    low[i] = z.low;
+  }
+}
+
+template <class Real>
+void exp2_m1_each(const Real* high, const Real* low, size_t n, Real* result) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1(Product<Real>{high[i], low[i]});
+}
+
+template <class Real>
+void exp2_m1_of_times_each(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1(times(Log2<Real>{integer[i], fraction[i]}, eta[i]));
+}
+
+template <class Real>
+void branch_each(const Real* eta, const Real* weight, const Real* sign, size_t n, Real* usable, Real* gain) {
+  for (size_t i = 0; i < n; ++i) {
+    const Branch<Real> result = branch(eta[i], weight[i], sign[i]);
+    usable[i] = result.eta;
+    gain[i] = result.gain;
+  }
+}
+
+template <class Real>
+void lmbda_terms_each(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log, Real* h_d,
+                      Real* d, Real* curvature) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const LmbdaSums<Real> terms = lmbda_terms(h[i], Log2<Real>{integer[i], fraction[i]});
+    signed_log[i] = terms.signed_log;
+    h_d[i] = terms.h_d;
+    d[i] = terms.d;
+    curvature[i] = terms.curvature;
+  }
+}
+
+template <class T>
+void widened_each(const T* values, size_t n, Arithmetic<T>* result) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) result[i] = widened(values[i]);
+}
+
+template <class T>
+void narrow_each(const Arithmetic<T>* values, size_t n, T* result) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) narrow(values[i], result[i]);
+}
+
+template <class T>
+double lmbda_of_row(const PerRow<T>& work, size_t row) {
+  RowLogarithms<Arithmetic<T>> logs;
+  run_rows(work, row, 1, logs);
+  return heard_lmbda;
+}
+
+double estimate(double signed_log, double h_d, double d, double curvature, double n, double delta) {
+  return estimate_lmbda(LmbdaSums<double>{signed_log, h_d, d, curvature}, n, delta);
+}
+
+void resolve(double lmbda, double delta, double* pos, double* neg) {
+  const Exponents eta = resolve_exponents(lmbda, delta);
+  *pos = eta.pos;
+  *neg = eta.neg;
+}
+
+template <class Real>
+constexpr Functions<Real> functions() {
+  return {&log2_1p_of_mantissa_each<Real>,
+          &exp2_m1_of_fraction_each<Real>,
+          &log2_1p_each<Real>,
+          &times_each<Real>,
+          &exp2_m1_each<Real>,
+          &exp2_m1_of_times_each<Real>,
+          &branch_each<Real>,
+          &lmbda_terms_each<Real>};
+}
+
+template <class T>
+constexpr ForType<T> for_type() {
+  return {&widened_each<T>, &narrow_each<T>, &lmbda_of_row<T>};
+}
+
+}  // namespace
+
+const MathematicsTarget* NNORM_MATHEMATICS(NNORM_TARGET)() {
+  static const MathematicsTarget target{
+      functions<float>(),  functions<double>(),  for_type<float>(), for_type<double>(),
+      for_type<Float16>(), for_type<BFloat16>(), &estimate,         &resolve};
+  return &target;
+}
+
+}  // namespace nnorm_test

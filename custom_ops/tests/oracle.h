@@ -1,0 +1,130 @@
+// The truth, from the formulas as the papers have them, in the next wider type: double for float, long double (64 bits
+// of mantissa or more) for double. It errs by less than 1/500 of a unit in the last place of the narrower type.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "nnorm/number_types.h"
+
+namespace nnorm_test {
+
+// Where long double is no wider than double (macOS on AArch64), tests of the double functions are left out.
+constexpr bool have_truth_for_double = LDBL_MANT_DIG >= 64;
+
+template <class Real>
+struct WiderOf;
+template <>
+struct WiderOf<float> {
+  using type = double;
+};
+template <>
+struct WiderOf<double> {
+  using type = long double;
+};
+template <class T>
+using Wider = typename WiderOf<nnorm::Arithmetic<T>>::type;
+
+// |value − truth| in units in the last place of Real at `truth`; 0 where both are the same infinity or NaN.
+template <class Real>
+double in_ulps(Real value, Wider<Real> truth) {
+  using Limits = std::numeric_limits<Real>;
+  if (std::isnan(truth) || std::isinf(Real(truth)))
+    return std::isnan(truth) ? (std::isnan(value) ? 0 : INFINITY) : (Real(truth) == value ? 0 : INFINITY);
+  int exponent;
+  std::frexp(truth, &exponent);
+  const int last_place = std::max(exponent, Limits::min_exponent) - Limits::digits;
+  return double(std::ldexp(std::fabs(Wider<Real>(value) - truth), -last_place));
+}
+
+// |value − truth| relative to truth, or to the least normal number where truth is less.
+template <class Real>
+double relative_error(Real value, Wider<Real> truth) {
+  const Wider<Real> least = std::numeric_limits<Real>::min();
+  return double(std::fabs(Wider<Real>(value) - truth) / std::max(std::fabs(truth), least));
+}
+
+// ψ with its exponent for h's sign (NN eq. 3).
+template <class Wide>
+Wide true_psi(Wide h, Wide eta) {
+  const Wide log = std::log1p(std::fabs(h));
+  return std::copysign(eta == 0 ? log : std::expm1(eta * log) / eta, h);
+}
+
+// dψ/dh, by which an error of h grows.
+template <class Wide>
+Wide true_slope(Wide h, Wide eta) {
+  return std::exp((eta - 1) * std::log1p(std::fabs(h)));
+}
+
+// λ̂ of standardised values (NN eq. 5–15); L″ + δ, which it divides by; and what an error of the terms, relative to
+// their sizes before they cancel, is multiplied by on the way to λ̂.
+template <class Wide>
+struct TrueLmbda {
+  Wide lmbda, damped, condition;
+};
+
+template <class Wide>
+TrueLmbda<Wide> true_lmbda(const std::vector<Wide>& h, Wide delta) {
+  const Wide n = Wide(h.size());
+  Wide h_d = 0, s_t = 0, d_mean = 0, size_log = 0, size_h_d = 0, size_d = 0, size_d2 = 0;
+  std::vector<Wide> d(h.size()), t(h.size());
+  for (size_t i = 0; i < h.size(); ++i) {
+    const Wide a = std::fabs(h[i]), grown = (1 + a) * std::log1p(a);
+    t[i] = std::log1p(a);
+    d[i] = grown - a;
+    h_d += h[i] * d[i] / n;
+    s_t += std::copysign(t[i], h[i]) / n;
+    d_mean += d[i] / n;
+    size_log += t[i] / n;
+    size_h_d += a * grown / n;
+    size_d += grown / n;
+    size_d2 += grown * grown / n;
+  }
+  Wide v2 = 0;
+  for (size_t i = 0; i < h.size(); ++i) {
+    const Wide a = std::fabs(h[i]);
+    v2 += 2 * (a * ((1 + a) * t[i] * t[i] - 2 * d[i]) + (d[i] - d_mean) * (d[i] - d_mean)) / n;
+  }
+  const Wide v1 = 2 * h_d, damped = v2 / 2 - v1 * v1 / 2 + delta, slope = h_d - s_t, size = std::fabs(damped);
+  const Wide condition = 1 + (size_h_d + size_log) / size +
+                         std::fabs(slope) * (size_d2 + size_d * size_d + 4 * std::fabs(h_d) * size_h_d) / (size * size);
+  return {damped == 0 ? Wide(1) : 1 - slope / damped, damped, condition};
+}
+
+// η₊ and η₋ (NN eq. 3 with the exponent shift δ).
+template <class Wide>
+Wide true_exponent(Wide lmbda, int sign, Wide delta) {
+  const Wide eta = sign > 0 ? lmbda : 2 - lmbda;  // 1 + sign·(λ − 1) without its rounding
+  return std::fabs(eta) <= delta ? 0 : eta + std::copysign(delta, eta);
+}
+
+// The same numbers for every platform, which std::normal_distribution and its like do not promise.
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  double uniform() { return (double(engine_() >> 11) + 0.5) * 0x1p-53; }
+  double uniform(double low, double high) { return low + (high - low) * uniform(); }
+  double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
+  double sign() { return engine_() & 1 ? 1 : -1; }
+  double log_uniform(double low, double high) { return std::exp(uniform(std::log(low), std::log(high))); }
+  size_t below(size_t n) { return size_t(engine_() % n); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// n numbers of [low, high], evenly spaced, both ends among them.
+template <class Real>
+std::vector<Real> evenly(double low, double high, size_t n) {
+  std::vector<Real> result(n);
+  for (size_t i = 0; i < n; ++i) result[i] = Real(low + (high - low) * double(i) / double(n - 1));
+  return result;
+}
+
+}  // namespace nnorm_test

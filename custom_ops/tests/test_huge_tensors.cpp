@@ -1,0 +1,133 @@
+// Tensors of more than 2^32 elements, in address space alone: only the items at their far end are run, so that only the
+// pages there come into being.
+#include <sys/mman.h>
+
+#include <string>
+
+#include "buffers.h"
+#include "check.h"
+#include "mathematics_target.h"
+#include "oracle.h"
+
+namespace nnorm_test {
+namespace {
+
+using nnorm::Float16;
+using nnorm::Sharing;
+
+constexpr size_t size = (size_t(1) << 32) + 123456, beyond = 4096;
+
+// `size` zeros and a few more, none of which takes memory until it is written.
+class AddressSpace {
+ public:
+  AddressSpace() {
+    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    data_ = address == MAP_FAILED ? nullptr : static_cast<Float16*>(address);
+  }
+  ~AddressSpace() {
+    if (data_) munmap(data_, bytes);
+  }
+  Float16* data() const { return data_; }
+
+ private:
+  static constexpr size_t bytes = (size + beyond) * sizeof(Float16);
+  Float16* data_;
+};
+
+double number_at(size_t i) { return double(i % 31) / 8 - 2; }
+
+void fill(Float16* x, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) nnorm::narrow(float(number_at(i)), x[i]);
+}
+
+bool all_zero(const Float16* x, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i)
+    if (x[i].bits != 0) return false;
+  return true;
+}
+
+// With λ = 1, y is x plus the channel's bias, which is the channel's number.
+void test_per_channel(const Available& target, Sharing sharing, size_t row_length, size_t period) {
+  const AddressSpace memory;
+  const size_t lanes = 16, channels = sharing == Sharing::row    ? period
+                                      : sharing == Sharing::lane ? period * lanes
+                                                                 : row_length;
+  const std::vector<float> ones(channels, 1), zeros(channels, 0);
+  std::vector<float> bias(channels), table(size_t(nnorm::ChannelField::count) * channels);
+  for (size_t c = 0; c < channels; ++c) bias[c] = float(c);
+  const float* parameters[] = {ones.data(), zeros.data(), ones.data(), ones.data(), ones.data(), bias.data()};
+  target.kernels->float16.prepare_channels(parameters, channels, 1, table.data());
+
+  nnorm::PerChannel<Float16> work{};
+  work.x = work.y = memory.data();
+  work.table = table.data();
+  work.table_width = channels;
+  work.size = size / row_length * row_length;
+  work.row_length = row_length;
+  work.period = period;
+  work.lanes = lanes;
+  work.sharing = sharing;
+  const size_t items = nnorm::count_items(work), first = (items - 2) * nnorm::elements_per_item;
+  CHECK(items == work.size / nnorm::elements_per_item + (work.size % nnorm::elements_per_item != 0), "%zu items",
+        items);
+  fill(memory.data(), first, work.size);
+  target.kernels->float16.per_channel(work, items - 2, items);
+  for (size_t i = first; i < work.size; ++i) {
+    const size_t row = i / row_length, position = i % row_length;
+    const size_t channel = sharing == Sharing::row    ? row % period
+                           : sharing == Sharing::lane ? row % period * lanes + position % lanes
+                                                      : position;
+    const double expected = number_at(i) + double(channel), result = double(nnorm::widened(memory.data()[i]));
+    CHECK(std::fabs(result - expected) < 0.05, "%s, sharing %d: y[%zu] = %g, should be %g", target.name, int(sharing),
+          i, result, expected);
+  }
+  CHECK(all_zero(memory.data(), first - beyond, first) && all_zero(memory.data(), work.size, size + beyond),
+        "%s, sharing %d: written outside the items", target.name, int(sharing));
+}
+
+// The last rows must come out as the same rows alone do.
+void test_per_row(const Available& target, size_t row_length, size_t run) {
+  const AddressSpace memory;
+  const size_t period = 3, weights = row_length / run, rows = size / row_length;
+  std::vector<float> weight(period * weights), bias(period * weights);
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = float(1 + i % 5), bias[i] = float(i % 7);
+  nnorm::PerRow<Float16> work{memory.data(), memory.data(), weight.data(), bias.data(), rows,
+                              row_length,    period,        run,           1e-5,        3e-3};
+  const size_t items = nnorm::count_items(work), first_row = (items - 2) * nnorm::rows_per_item(work),
+               first = first_row * row_length;
+  fill(memory.data(), first, rows * row_length);
+  target.kernels->float16.per_row(work, items - 2, items);
+  for (size_t row = first_row; row < rows; ++row) {
+    std::vector<Float16> alone(row_length);
+    for (size_t i = 0; i < row_length; ++i) nnorm::narrow(float(number_at(row * row_length + i)), alone[i]);
+    const size_t at = row % period * weights;
+    const nnorm::PerRow<Float16> one{alone.data(), alone.data(), &weight[at], &bias[at], 1, row_length, 1,
+                                     run,          1e-5,         3e-3};
+    target.kernels->float16.per_row(one, 0, nnorm::count_items(one));
+    CHECK(std::memcmp(alone.data(), memory.data() + row * row_length, row_length * sizeof(Float16)) == 0,
+          "%s: row %zu of length %zu", target.name, row, row_length);
+  }
+  CHECK(all_zero(memory.data(), first - beyond, first) && all_zero(memory.data(), rows * row_length, size + beyond),
+        "%s: written outside the items", target.name);
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main() {
+  using namespace nnorm_test;
+  if (!AddressSpace().data()) {
+    std::printf("skipped: %zu elements of address space are not to be had here\n", size);
+    return skipped;
+  }
+  for (const Available& target : available_targets()) {
+    test_per_channel(target, Sharing::row, 1001, 7);
+    test_per_channel(target, Sharing::row, size, 1);
+    test_per_channel(target, Sharing::element, 48, 1);
+    test_per_channel(target, Sharing::lane, 16 * 63, 3);
+    test_per_row(target, 768, 1);
+    test_per_row(target, 4099, 1);
+    test_per_row(target, 8190, 9);
+  }
+  return finish();
+}

@@ -1,0 +1,195 @@
+// The kernel per_channel (BatchNormalNorm) against a loop over the formula: every type, epilogue and way to share
+// parameters, awkward sizes and addresses, results in place, and items in any order.
+#include <string>
+
+#include "buffers.h"
+#include "check.h"
+#include "mathematics_target.h"
+#include "oracle.h"
+
+namespace nnorm_test {
+namespace {
+
+using nnorm::Arithmetic;
+using nnorm::Epilogue;
+using nnorm::PerChannel;
+using nnorm::Sharing;
+
+struct Geometry {
+  Sharing sharing;
+  size_t row_length, rows, period, lanes, repeat;
+
+  size_t size() const { return row_length * rows; }
+  size_t channels() const {
+    return sharing == Sharing::row ? period : sharing == Sharing::lane ? period * lanes : row_length / repeat;
+  }
+  size_t channel_of(size_t i) const {
+    const size_t row = i / row_length, position = i % row_length;
+    return sharing == Sharing::row    ? row % period
+           : sharing == Sharing::lane ? row % period * lanes + position % lanes
+                                      : position / repeat;
+  }
+  std::string name() const {
+    const char* names[] = {"row", "element", "lane"};
+    return std::string(names[int(sharing)]) + " " + std::to_string(rows) + "x" + std::to_string(row_length) +
+           " period " + std::to_string(period) + " lanes " + std::to_string(lanes) + " repeat " +
+           std::to_string(repeat);
+  }
+};
+
+// About the sizes of tiles (256) and of items (4096), below, on and above.
+std::vector<Geometry> geometries() {
+  std::vector<Geometry> all{
+      {Sharing::row, 5, 0, 1, 0, 1}, {Sharing::element, 5, 0, 1, 0, 1}, {Sharing::lane, 16, 0, 1, 16, 1}};
+  for (const size_t length : {1, 3, 255, 256, 257, 4095, 4096, 4097, 5001})
+    for (const size_t rows : {1, 7}) all.push_back({Sharing::row, length, rows, rows == 1 ? 1u : 3u, 0, 1});
+  all.push_back({Sharing::row, 1, 8195, 5, 0, 1});
+  for (const size_t lanes : {8, 16})
+    for (const size_t extent : {1, 3, 16, 17, 255, 256, 257, 513})
+      for (const size_t rows : {1, 5})
+        all.push_back({Sharing::lane, extent * lanes, rows, rows == 1 ? 1u : 2u, lanes, 1});
+  for (const auto& [channels, repeat] :
+       {std::pair<size_t, size_t>{1, 1}, {7, 1}, {5, 3}, {255, 1}, {257, 1}, {64, 9}, {4095, 1}, {4097, 1}})
+    for (const size_t rows : {1, 6}) all.push_back({Sharing::element, channels * repeat, rows, 1, 0, repeat});
+  return all;
+}
+
+template <class Real>
+struct Parameters {
+  std::vector<Real> scale, shift, pos, neg, weight, bias;
+
+  Parameters(size_t channels, Random& random) {
+    for (size_t c = 0; c < channels; ++c) {
+      const double exact[] = {0, 1, 2};
+      const double lmbda = random.below(4) ? random.uniform(-2, 4) : exact[random.below(3)];
+      scale.push_back(Real(random.uniform(0.3, 2)));
+      shift.push_back(Real(random.normal()));
+      pos.push_back(Real(lmbda));
+      neg.push_back(Real(2 - lmbda));
+      weight.push_back(Real(random.normal()));
+      bias.push_back(Real(random.normal()));
+    }
+  }
+
+  template <class Prepare>
+  std::vector<Real> table(Prepare prepare_channels, size_t repeat) const {
+    const Real* fields[] = {scale.data(), shift.data(), pos.data(), neg.data(), weight.data(), bias.data()};
+    std::vector<Real> result(size_t(nnorm::ChannelField::count) * scale.size() * repeat);
+    prepare_channels(fields, scale.size(), repeat, result.data());
+    return result;
+  }
+};
+
+// What y should be, and the size of what may be rounded on the way to it.
+template <class Real>
+void expected(const Geometry& geometry, Epilogue epilogue, const Parameters<Real>& p, const std::vector<Real>& x,
+              const std::vector<Real>& residual, std::vector<Wider<Real>>& y, std::vector<Wider<Real>>& size) {
+  using Wide = Wider<Real>;
+  y.resize(x.size());
+  size.resize(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t c = geometry.channel_of(i);
+    const Wide scaled = Wide(p.scale[c]) * Wide(x[i]), shift = p.shift[c], h = scaled + shift;
+    const Wide eta = h < 0 ? p.neg[c] : p.pos[c], psi = Wide(p.weight[c]) * true_psi(h, eta), bias = p.bias[c];
+    const Wide added = epilogue == Epilogue::add_relu ? Wide(residual[i]) : Wide(0), sum = psi + bias + added;
+    y[i] = epilogue != Epilogue::none && sum < 0 ? Wide(0) : sum;
+    size[i] = std::fabs(psi) + std::fabs(bias) + std::fabs(added) +
+              std::fabs(Wide(p.weight[c])) * true_slope(h, eta) * (std::fabs(scaled) + std::fabs(shift));
+  }
+}
+
+enum class Place { apart, over_x, over_residual };
+
+template <class T>
+std::vector<T> run(const Available& target, const Geometry& geometry, Epilogue epilogue,
+                   const Parameters<Arithmetic<T>>& p, const std::vector<T>& x, const std::vector<T>& residual,
+                   Place place, size_t offset, Order order, Random& random) {
+  const nnorm::KernelTable<T>& kernels = target.kernels->template table<T>();
+  const std::vector<Arithmetic<T>> table = p.table(kernels.prepare_channels, geometry.repeat);
+  const Input<T> x_apart(x, offset), residual_apart(residual, offset);
+  Output<T> y = place == Place::over_x          ? Output<T>(x, offset)
+                : place == Place::over_residual ? Output<T>(residual, offset)
+                                                : Output<T>(x.size(), offset);
+  PerChannel<T> work{};
+  work.x = place == Place::over_x ? y.data() : x_apart.data();
+  if (epilogue == Epilogue::add_relu) work.residual = place == Place::over_residual ? y.data() : residual_apart.data();
+  work.y = y.data();
+  work.table = table.data();
+  work.table_width = geometry.channels() * geometry.repeat;
+  work.size = geometry.size();
+  work.row_length = geometry.row_length;
+  work.period = geometry.period;
+  work.lanes = geometry.lanes;
+  work.sharing = geometry.sharing;
+  work.epilogue = epilogue;
+  run_items(kernels.per_channel, work, order, random);
+  CHECK(y.guards_hold(), "%s %s, %s: written outside y", target.name, NameOf<T>::value, geometry.name().c_str());
+  return y.values();
+}
+
+template <class T>
+void test_type(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+  using Real = Arithmetic<T>;
+  Random random(1);
+  std::vector<Worst> worst(targets.size());
+  for (const Geometry& geometry : geometries())
+    for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu, Epilogue::add_relu}) {
+      const size_t n = geometry.size();
+      std::vector<double> numbers(n), others(n);
+      for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
+      for (double& value : others) value = random.normal();
+      if (n > 4) numbers[random.below(n)] = NAN;  // must come out as NaN, and nowhere else
+      const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
+      const Parameters<Real> p(geometry.channels(), random);
+      std::vector<Wider<T>> truth, size;
+      expected(geometry, epilogue, p, widened_all(x), widened_all(residual), truth, size);
+
+      for (size_t k = 0; k < targets.size(); ++k) {
+        const Available& target = targets[k];
+        const auto again = [&](Place place, size_t offset, Order order) {
+          return run<T>(target, geometry, epilogue, p, x, residual, place, offset, order, random);
+        };
+        const std::string name = std::string(target.name) + " " + NameOf<T>::value + ", " + geometry.name();
+        const std::vector<T> y = again(Place::apart, 0, Order::at_once);
+        CHECK(same_bits(y, again(Place::apart, 1, Order::shuffled)), "%s: one by one, unaligned", name.c_str());
+        // An item that ran twice would have transformed x twice.
+        CHECK(same_bits(y, again(Place::over_x, 1, Order::in_groups)), "%s: in place, in groups", name.c_str());
+        if (epilogue == Epilogue::add_relu)
+          CHECK(same_bits(y, again(Place::over_residual, 3, Order::shuffled)), "%s: over the residual", name.c_str());
+
+        // A narrow type's result is the float kernel's, rounded once; of that the error is measured.
+        const std::vector<Real> exact = run<Real>(target, geometry, epilogue, p, widened_all(x), widened_all(residual),
+                                                  Place::apart, 0, Order::at_once, random);
+        for (size_t i = 0; i < n; ++i) {
+          T rounded;
+          nnorm::narrow(exact[i], rounded);
+          CHECK(std::memcmp(&rounded, &y[i], sizeof(T)) == 0 ||
+                    (std::isnan(exact[i]) && std::isnan(nnorm::widened(y[i]))),
+                "%s: y[%zu] = %.9g is not %.9g rounded", name.c_str(), i, double(nnorm::widened(y[i])),
+                double(exact[i]));
+          if (std::isnan(truth[i]))
+            CHECK(std::isnan(exact[i]), "%s: NaN becomes %g", name.c_str(), double(exact[i]));
+          else
+            worst[k].see(double(std::fabs(exact[i] - truth[i]) / size[i]), double(nnorm::widened(x[i])),
+                         double(exact[i]));
+        }
+      }
+    }
+  for (size_t k = 0; k < targets.size(); ++k)
+    errors.add(std::string("per_channel, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main() {
+  using namespace nnorm_test;
+  const std::vector<Available> targets = available_targets();
+  ErrorTable errors(0.4);  // where several things are rounded, they are seldom all at their worst
+  test_type<float>(targets, errors, 3e-7);
+  test_type<nnorm::Float16>(targets, errors, 3e-7);
+  test_type<nnorm::BFloat16>(targets, errors, 3e-7);
+  if (have_truth_for_double) test_type<double>(targets, errors, 5e-16);
+  errors.print_and_check();
+  return finish();
+}

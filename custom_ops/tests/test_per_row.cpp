@@ -1,0 +1,307 @@
+// The kernel per_row (LayerNormalNorm, GroupNormalNorm) against a loop over the formulas: every type, rows about the
+// sizes of tiles and buffers, weights shared in every way, degenerate rows, and items in any order.
+#include <string>
+
+#include "buffers.h"
+#include "check.h"
+#include "mathematics_target.h"
+#include "oracle.h"
+
+namespace nnorm_test {
+namespace {
+
+using nnorm::Arithmetic;
+using nnorm::PerRow;
+
+const double reference_delta = std::sqrt(1e-5);
+
+// Sanitized code is not vectorised: sums over a tile then run in one lane instead of 4 to 16, and round as much worse.
+#if defined(NNORM_SANITIZED)
+constexpr double lanes_lost = 10;
+#else
+constexpr double lanes_lost = 1;
+#endif
+
+struct Geometry {
+  size_t rows, row_length, period, run;
+};
+
+template <class T>
+struct Problem {
+  Geometry geometry;
+  std::vector<T> x;
+  std::vector<Arithmetic<T>> weight, bias;
+  double epsilon = 1e-5, delta = reference_delta;
+
+  Problem(Geometry sizes, const std::vector<double>& numbers, Random& random)
+      : geometry(sizes), x(to_type<T>(numbers)) {
+    for (size_t i = 0; i < sizes.period * (sizes.row_length / sizes.run); ++i) {
+      weight.push_back(Arithmetic<T>(random.normal()));
+      bias.push_back(Arithmetic<T>(random.normal()));
+    }
+  }
+
+  PerRow<T> work(const T* from, T* to) const {
+    return {from,         to,      weight.data(), bias.data(), geometry.rows, geometry.row_length, geometry.period,
+            geometry.run, epsilon, delta};
+  }
+};
+
+template <class Wide>
+struct Truth {
+  TrueLmbda<Wide> lmbda;
+  std::vector<Wide> y, size;  // the result, and the size of what may be rounded on the way to it
+};
+
+template <class T>
+Truth<Wider<T>> true_row(const Problem<T>& problem, size_t row) {
+  using Wide = Wider<T>;
+  const Geometry& g = problem.geometry;
+  const T* x = problem.x.data() + row * g.row_length;
+  std::vector<Wide> h(g.row_length);
+  Wide mean = 0, variance = 0;
+  for (size_t i = 0; i < h.size(); ++i) mean += h[i] = nnorm::widened(x[i]);
+  mean /= Wide(h.size());
+  for (const Wide value : h) variance += (value - mean) * (value - mean) / Wide(h.size());
+  const Wide deviation = std::sqrt(variance + Wide(problem.epsilon));
+  for (Wide& value : h) value = (value - mean) / deviation;
+  Truth<Wide> truth{true_lmbda(h, Wide(problem.delta)), {}, {}};
+  for (size_t i = 0; i < h.size(); ++i) {
+    const size_t w = row % g.period * (g.row_length / g.run) + i / g.run;
+    const Wide weight = problem.weight[w], bias = problem.bias[w];
+    const Wide eta = true_exponent(truth.lmbda.lmbda, h[i] < 0 ? -1 : 1, Wide(problem.delta)),
+               psi = true_psi(h[i], eta);
+    truth.y.push_back(weight * psi + bias);
+    // Of h, what is left of x's digits by taking off the mean; of λ̂, an error of the type's, by dψ/dη ≤ |ψ|·log1p|h|.
+    truth.size.push_back(std::fabs(weight) * (std::fabs(psi) * (1 + std::log1p(std::fabs(h[i]))) +
+                                              true_slope(h[i], eta) * (std::fabs(h[i]) + std::fabs(mean) / deviation)) +
+                         std::fabs(bias));
+  }
+  return truth;
+}
+
+template <class T>
+std::vector<T> run(const Available& target, const Problem<T>& problem, bool in_place, size_t offset, Order order,
+                   Random& random) {
+  const Input<T> apart(problem.x, offset);
+  Output<T> y = in_place ? Output<T>(problem.x, offset) : Output<T>(problem.x.size(), offset);
+  run_items(target.kernels->template table<T>().per_row, problem.work(in_place ? y.data() : apart.data(), y.data()),
+            order, random);
+  CHECK(y.guards_hold(), "%s %s, %zux%zu: written outside y", target.name, NameOf<T>::value, problem.geometry.rows,
+        problem.geometry.row_length);
+  return y.values();
+}
+
+// What rounding the result to T may add.
+template <class T>
+double last_rounding(double value) {
+  const bool half = std::is_same_v<T, nnorm::Float16>, brain = std::is_same_v<T, nnorm::BFloat16>;
+  return half ? std::fabs(value) * 0x1p-11 + 0x1p-25 : brain ? std::fabs(value) * 0x1p-8 : 0;
+}
+
+std::vector<double> normal_numbers(size_t n, Random& random) {
+  std::vector<double> result(n);
+  for (double& value : result) value = 0.7 + 2 * random.normal();
+  return result;
+}
+
+std::vector<Geometry> geometries() {
+  std::vector<Geometry> all{{0, 5, 1, 1}, {3, 0, 1, 1}, {1, 70000, 1, 1}, {1, 1 << 20, 1, 1 << 18}, {2, 70000, 2, 7}};
+  for (const size_t length : {1, 2, 15, 16, 17, 255, 256, 257, 768, 4095, 4096, 4097}) {
+    all.push_back({1, length, 1, 1});
+    all.push_back({length < 300 ? 5 + 9000 / length : 5, length, 3, 1});  // several items
+    all.push_back({3, length, 2, length});                                // one weight for the row
+    for (const size_t run : {3, 5, 16, 64, 257})
+      if (length % run == 0 && length != run) all.push_back({4, length, 2, run});
+  }
+  return all;
+}
+
+template <class T>
+void test_type(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+  Random random(1);
+  std::vector<Worst> worst(targets.size());
+  for (const Geometry& geometry : geometries()) {
+    const Problem<T> problem(geometry, normal_numbers(geometry.rows * geometry.row_length, random), random);
+    std::vector<Wider<T>> truth, size;
+    for (size_t row = 0; row < (geometry.row_length ? geometry.rows : 0); ++row) {
+      const Truth<Wider<T>> of_row = true_row(problem, row);
+      truth.insert(truth.end(), of_row.y.begin(), of_row.y.end());
+      size.insert(size.end(), of_row.size.begin(), of_row.size.end());
+    }
+    for (size_t k = 0; k < targets.size(); ++k) {
+      const Available& target = targets[k];
+      const std::vector<T> y = run(target, problem, false, 0, Order::at_once, random);
+      CHECK(same_bits(y, run(target, problem, false, 1, Order::shuffled, random)),
+            "%s %s, %zux%zu: one by one, unaligned", target.name, NameOf<T>::value, geometry.rows, geometry.row_length);
+      // An item that ran twice would have transformed x twice.
+      CHECK(same_bits(y, run(target, problem, true, 3, Order::in_groups, random)),
+            "%s %s, %zux%zu: in place, in groups", target.name, NameOf<T>::value, geometry.rows, geometry.row_length);
+      for (size_t i = 0; i < y.size(); ++i) {
+        const double error = double(std::fabs(nnorm::widened(y[i]) - truth[i])) - last_rounding<T>(double(truth[i]));
+        worst[k].see(error / double(size[i]), double(geometry.row_length), double(i));
+      }
+    }
+  }
+  for (size_t k = 0; k < targets.size(); ++k)
+    errors.add(std::string("per_row, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+}
+
+// λ̂ itself, which is no output.
+template <class T>
+void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+  struct Distribution {
+    const char* name;
+    double (*draw)(Random&);
+  };
+  const bool wide = sizeof(T) > 2;  // a narrow type does not hold a mean of 10000 and its deviations
+  const Distribution distributions[] = {
+      {"normal", [](Random& random) { return random.normal(); }},
+      {"uniform", [](Random& random) { return random.uniform(-3, 5); }},
+      {"exponential", [](Random& random) { return -std::log(random.uniform()); }},
+      {"bimodal", [](Random& random) { return (random.below(3) ? 1 : -1) + 0.2 * random.normal(); }},
+      {"mean of 100 deviations", [](Random& random) { return 100 + random.normal(); }},
+      {"mean of 10000 deviations", [](Random& random) { return 10000 + random.normal(); }},
+  };
+  for (const Distribution& distribution : distributions)
+    for (const Available& target : targets) {
+      if (!wide && std::strstr(distribution.name, "10000")) continue;
+      Random random(2);
+      Worst worst;
+      for (const size_t length : {256, 300, 768, 1024, 4096, 5000, 50000})
+        for (int repeat = 0; repeat < (length < 4096 ? 6 : 1); ++repeat) {
+          std::vector<double> numbers(length);
+          for (double& value : numbers) value = distribution.draw(random);
+          const Problem<T> problem({1, length, 1, length}, numbers, random);
+          std::vector<T> y(length);
+          const double lmbda = target.mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
+          worst.see(double(std::fabs(lmbda - true_row(problem, 0).lmbda.lmbda)), double(length), lmbda);
+        }
+      errors.add("lambda, " + std::string(distribution.name) + ", " + NameOf<T>::value, bound, target.name, worst);
+    }
+}
+
+// Rows without spread are the bias. The mean that is summed in T is not such a row's value in the last places, which
+// for a great value is much more than √ε.
+template <class T>
+void test_constant_rows(const Available& target) {
+  Random random(3);
+  for (const double value : {0.0, 1.0, -0.1, 3e-39, 1234.1, -1234567.1, 7.7e8})
+    for (const size_t length : {1, 2, 17, 256, 257, 768, 5000})
+      for (const double delta : {0.0, reference_delta}) {
+        T in_type;
+        nnorm::narrow(Arithmetic<T>(value), in_type);
+        if (!std::isfinite(nnorm::widened(in_type))) continue;
+        Problem<T> problem({2, length, 1, length}, std::vector<double>(2 * length, value), random);
+        problem.delta = delta;
+        const double rest =
+            2 * std::fabs(value) * double(std::numeric_limits<Arithmetic<T>>::epsilon()) / std::sqrt(problem.epsilon);
+        for (const T y : run(target, problem, false, 0, Order::at_once, random)) {
+          const double error = std::fabs(double(nnorm::widened(y)) - double(problem.bias[0]));
+          CHECK(error <= last_rounding<T>(problem.bias[0]) + 1e-5 * rest, "%s %s: %zu times %g, delta %g: off by %g",
+                target.name, NameOf<T>::value, length, value, delta, error);
+        }
+      }
+}
+
+// A row with NaN or infinity is NaN, one without spread too where ε = 0; the rows beside it do not notice.
+template <class T>
+void test_bad_rows(const Available& target) {
+  Random random(4);
+  for (const size_t length : {3, 64, 257, 5000}) {
+    Problem<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
+    clean.epsilon = 0;
+    Problem<T> spoilt = clean;
+    nnorm::narrow(Arithmetic<T>(NAN), spoilt.x[length + length / 2]);
+    nnorm::narrow(Arithmetic<T>(-INFINITY), spoilt.x[4 * length - 1]);
+    for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), spoilt.x[4 * length + i]);
+    const std::vector<T> expected = run(target, clean, false, 0, Order::at_once, random);
+    const std::vector<T> y = run(target, spoilt, false, 0, Order::at_once, random);
+    for (size_t i = 0; i < y.size(); ++i) {
+      const size_t row = i / length;
+      const bool bad = row == 1 || row == 3 || row == 4, is_nan = std::isnan(nnorm::widened(y[i]));
+      CHECK(bad ? is_nan : !is_nan && std::memcmp(&y[i], &expected[i], sizeof(T)) == 0,
+            "%s %s: row %zu of length %zu is %g", target.name, NameOf<T>::value, row, length,
+            double(nnorm::widened(y[i])));
+    }
+  }
+}
+
+// Rows with few but far outliers, and rows of less spread than √ε. Of values of variance 1, L″ is 0.188 or more (found
+// by searching), so that λ̂ has no pole; but where ε outweighs the variance it goes to 0 as h⁴, and only δ is left.
+template <class T>
+void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+  Random random(5);
+  const double epsilon = double(std::numeric_limits<Arithmetic<T>>::epsilon());
+  std::vector<Worst> worst(targets.size());
+  double nearest = INFINITY, steepest = 0;
+  int hopeless = 0, rows = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const size_t length = 16 + random.below(400);
+    std::vector<double> numbers(length);
+    const double tail = random.uniform(0.3, 3), outlier = random.log_uniform(1, 300),
+                 spread = random.log_uniform(1e-7, 1e-2);
+    for (double& value : numbers) {
+      value = random.normal();
+      if (i % 3 == 0) value *= std::pow(random.uniform(), -1 / tail);
+      if (i % 3 == 1) value *= spread;
+    }
+    if (i % 3 == 2) numbers[0] = outlier;
+    Problem<T> problem({1, length, 1, length}, numbers, random);
+    if (i % 2) problem.delta = 0;
+    const Truth<Wider<T>> truth = true_row(problem, 0);
+    nearest = std::min(nearest, std::fabs(double(truth.lmbda.damped)));
+    steepest = std::max(steepest, std::fabs(double(truth.lmbda.lmbda)));
+    const bool lost = epsilon * double(truth.lmbda.condition) > 0.01;
+    hopeless += lost;
+    ++rows;
+    for (size_t k = 0; k < targets.size(); ++k) {
+      std::vector<T> y(length);
+      const double lmbda = targets[k].mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
+      if (!lost) worst[k].see(double(std::fabs(lmbda - truth.lmbda.lmbda) / truth.lmbda.condition), double(i), lmbda);
+      for (size_t j = 0; j < length; ++j) {
+        const bool representable = std::fabs(truth.y[j]) < std::numeric_limits<Arithmetic<T>>::max() / 4;
+        CHECK(!std::isnan(y[j]) && (lost || !representable || std::isfinite(y[j])),
+              "%s %s: lambda %g, true %g: y = %g, true %g", targets[k].name, NameOf<T>::value, lmbda,
+              double(truth.lmbda.lmbda), double(y[j]), double(truth.y[j]));
+      }
+    }
+  }
+  std::printf("hard rows, %s: %d rows, |L'' + delta| from %.3g, |lambda| up to %.4g; %d without a digit of lambda\n",
+              NameOf<T>::value, rows, nearest, steepest, hopeless);
+  for (size_t k = 0; k < targets.size(); ++k)
+    errors.add(std::string("lambda over its condition, hard, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main() {
+  using namespace nnorm_test;
+  const std::vector<Available> targets = available_targets();
+  ErrorTable errors(0);  // where sums of many things are rounded, they are never all at their worst
+  test_type<float>(targets, errors, lanes_lost * 1e-6);
+  test_type<nnorm::Float16>(targets, errors, lanes_lost * 1e-6);
+  test_type<nnorm::BFloat16>(targets, errors, lanes_lost * 1e-6);
+  test_lmbda<float>(targets, errors, lanes_lost * 1e-6);
+  test_lmbda<nnorm::Float16>(targets, errors, lanes_lost * 1e-6);
+  test_lmbda<nnorm::BFloat16>(targets, errors, lanes_lost * 1e-6);
+  test_hard_rows<float>(targets, errors, lanes_lost * 3e-6);
+  if (have_truth_for_double) {
+    test_type<double>(targets, errors, 3e-15);
+    test_lmbda<double>(targets, errors, 1e-14);
+    test_hard_rows<double>(targets, errors, 2e-15);
+  }
+  for (const Available& target : targets) {
+    test_constant_rows<float>(target);
+    test_constant_rows<double>(target);
+    test_constant_rows<nnorm::Float16>(target);
+    test_constant_rows<nnorm::BFloat16>(target);
+    test_bad_rows<float>(target);
+    test_bad_rows<double>(target);
+    test_bad_rows<nnorm::Float16>(target);
+    test_bad_rows<nnorm::BFloat16>(target);
+  }
+  errors.print_and_check();
+  return finish();
+}
