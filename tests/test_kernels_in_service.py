@@ -1,0 +1,163 @@
+"""The kernels as a server uses them: many threads, bound buffers, and errors that leave process and session alive."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from test_operators import ATTRIBUTES, ELEMENTS, make_values
+
+import nnorm_export
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.operators import OPERATORS
+
+KERNELS = [*OPERATORS, "NchwcBatchNormalNorm", "NchwcBatchNormalNormRelu", "NchwcBatchNormalNormAddRelu"]
+# More than enough elements to be spread over threads; a whole number of blocks of channels.
+SHAPE = (3, 16, 53, 61)
+
+
+def open_node(op_type: str, values: dict[str, np.ndarray], threads: int = 1, **attributes: Any) -> Any:
+    """A session with one node and no body, so that only a kernel can run it."""
+    numbers = {np.dtype(kind): number for number, kind in ELEMENTS.values()} | {np.dtype(np.int32): TensorProto.INT32}
+    infos = [
+        helper.make_tensor_value_info(name, numbers[value.dtype], [f"{name}{axis}" for axis in range(value.ndim)])
+        for name, value in values.items()
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(op_type, list(values), ["Y"], name="node", domain=DOMAIN, **attributes)],
+        "graph",
+        infos,
+        [helper.make_tensor_value_info("Y", numbers[values["X"].dtype], None)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    nnorm_export.register(options)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def values_of(kernel: str, shape: tuple[int, ...] = SHAPE) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Inputs and attributes of a kernel's node."""
+    op_type = kernel.removeprefix("Nchwc")
+    attributes = dict(ATTRIBUTES.get(op_type, {}))
+    return make_values(op_type, shape, "float32"), attributes | ({"block": 16} if op_type != kernel else {})
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_number_of_threads_gives_the_same_bits(kernel: str) -> None:
+    values, attributes = values_of(kernel)
+    results = [open_node(kernel, values, threads, **attributes).run(None, values)[0] for threads in (1, 2, 3, 16)]
+    assert results[0].size > 100_000
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sixteen_callers_share_a_session(kernel: str) -> None:
+    values, attributes = values_of(kernel)
+    inputs = [{**values, "X": np.roll(values["X"], shift)} for shift in range(16)]
+    alone = [open_node(kernel, values, **attributes).run(None, feeds)[0] for feeds in inputs]
+    shared = open_node(kernel, values, 2, **attributes)
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(3):
+            for result, expected in zip(pool.map(lambda feeds: shared.run(None, feeds)[0], inputs), alone, strict=True):
+                np.testing.assert_array_equal(result, expected)
+
+
+def in_blocks(x: np.ndarray, block: int) -> np.ndarray:
+    """[N, C, H, W] as ONNX Runtime's convolutions have it: [N, C/block, H, W, block] in memory, the shape unchanged."""
+    n, c, h, w = x.shape
+    return np.ascontiguousarray(x.reshape(n, c // block, block, h, w).transpose(0, 1, 3, 4, 2)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.startswith("Nchwc")])
+def test_blocks_of_channels_give_what_plain_tensors_give(kernel: str, block: int) -> None:
+    values, _ = values_of(kernel)
+    plain = open_node(kernel.removeprefix("Nchwc"), values).run(None, values)[0]
+    feeds = {name: in_blocks(x, block) if name in ("X", "residual") else x for name, x in values.items()}
+    result = open_node(kernel, values, 3, block=block).run(None, feeds)[0]
+    np.testing.assert_allclose(result, in_blocks(plain, block), rtol=3e-7, atol=3e-7)
+
+
+def test_bound_buffers() -> None:
+    values, attributes = values_of("LayerNormalNorm")
+    session = open_node("LayerNormalNorm", values, 2, **attributes)
+    binding, y = session.io_binding(), np.empty(SHAPE, np.float32)
+    for name, value in values.items():
+        binding.bind_cpu_input(name, value)
+    binding.bind_output("Y", "cpu", 0, np.float32, SHAPE, y.ctypes.data)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(y, session.run(None, values)[0])
+
+
+# kernel, the inputs that are of another shape, the attributes that are others, and what the error says.
+REFUSALS: list[tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = [
+    ("BatchNormalNorm", {"X": (7,)}, {}, r"BatchNormalNorm: X must be \[N, C, \*spatial\], it is \[7\]"),
+    ("BatchNormalNorm", {"shift": (3,)}, {}, r"BatchNormalNorm: shift must be \[16\].*it is \[3\]"),
+    ("BatchNormalNormAddRelu", {"residual": (3, 16, 53, 1)}, {}, "residual must have the shape of X"),
+    ("NchwcBatchNormalNorm", {"X": (3, 12, 5, 5)}, {}, "no whole number of blocks of 16 channels"),
+    ("NchwcBatchNormalNorm", {}, {"block": 4}, "attribute block must be 8 or 16, it is 4"),
+    ("LayerNormalNorm", {"weight": (60,)}, {}, r"weight and bias must be \[61\]"),
+    ("LayerNormalNorm", {}, {"axis": 4}, "attribute axis is 4, X .* has 4 axes"),
+    ("LayerNormalNorm", {}, {"epsilon": -1.0}, "attribute epsilon must be at least 0"),
+    ("LayerNormalNorm", {}, {"delta": float("nan")}, "attribute delta must be at least 0"),
+    ("GroupNormalNorm", {"X": (16,)}, {}, r"X must be \[N, C, \*spatial\]"),
+    ("GroupNormalNorm", {"bias": (1,)}, {}, r"weight and bias must be \[16\]"),
+    ("GroupNormalNorm", {}, {"num_groups": 5}, "num_groups is 5, which does not divide the channels"),
+    ("GroupNormalNorm", {}, {"num_groups": 0}, "attribute num_groups must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "shapes", "other", "message"), REFUSALS)
+def test_refusals_name_the_operator_and_the_reason(
+    kernel: str, shapes: dict[str, tuple[int, ...]], other: dict[str, Any], message: str
+) -> None:
+    values, attributes = values_of(kernel)
+    wrong = {name: np.ones(shapes.get(name, value.shape), np.float32) for name, value in values.items()}
+    with pytest.raises(Exception, match=message) as refusal:
+        open_node(kernel, wrong, **{**attributes, **other}).run(None, wrong)
+    assert kernel in str(refusal.value)
+
+
+def test_a_session_outlives_a_refusal() -> None:
+    values, _ = values_of("BatchNormalNorm")
+    session = open_node("BatchNormalNorm", values)
+    expected = session.run(None, values)[0]
+    for _ in range(3):
+        with pytest.raises(Exception, match="weight must be"):
+            session.run(None, {**values, "weight": np.ones(3, np.float32)})
+        np.testing.assert_array_equal(session.run(None, values)[0], expected)
+
+
+def test_types_without_a_kernel_are_refused_when_the_file_is_opened() -> None:
+    values, _ = values_of("BatchNormalNorm", (2, 16, 3))
+    with pytest.raises(Exception, match="BatchNormalNorm"):
+        open_node("BatchNormalNorm", {**values, "X": np.ones((2, 16, 3), np.int32)})
+
+
+def test_flushed_denormals_change_nothing_that_is_none(tmp_path: Path) -> None:
+    values, _ = values_of("BatchNormalNorm")
+    expected = open_node("BatchNormalNorm", values).run(None, values)[0]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape) for name, value in values.items()]
+    graph = helper.make_graph(
+        [helper.make_node("BatchNormalNorm", list(values), ["Y"], domain=DOMAIN)],
+        "graph",
+        infos,
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "node.onnx")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    nnorm_export.register(options)
+    session = onnxruntime.InferenceSession(str(tmp_path / "node.onnx"), options)
+    np.testing.assert_array_equal(session.run(None, values)[0], expected)

@@ -1,0 +1,119 @@
+"""The library of kernels in other versions of ONNX Runtime, each in an environment of its own, and under sanitizers.
+
+``make test`` runs the oldest supported version and the newest; ``make test-onnxruntime-versions`` runs more of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from test_operators import ATTRIBUTES, BATCH_OPERATORS, BOUNDS, ELEMENTS, expected_output, make_values
+
+from nnorm_export import get_library_path
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.operators import OPERATORS
+
+PROGRAM = Path(__file__).parent / "kernels_in_onnxruntime.py"
+# Interpreters of other environments, and the sanitized build, as the Makefile makes and names them.
+ENVIRONMENTS = os.environ.get("NNORM_ONNXRUNTIME_ENVIRONMENTS", "").split()
+SANITIZED = os.environ.get("NNORM_SANITIZED_LIBRARY")
+
+SHAPES = {
+    **{op_type: [(4, 8), (0, 8, 3), (2, 8, 0), (5, 8, 3, 3), (3, 8, 83, 61)] for op_type in BATCH_OPERATORS},
+    "LayerNormalNorm": [(0, 8), (3, 5, 8), (67, 768)],
+    "GroupNormalNorm": [(3, 8), (0, 8, 5), (3, 8, 3, 3), (2, 8, 43, 53)],
+}
+
+
+def write_case(folder: Path, op_type: str, shape: tuple[int, ...], dtype: str, name_axes: bool) -> None:
+    """Cast → the node, twice → Cast → Add: what one of the nodes may overwrite, the other still needs.
+
+    Half precision is inside of the model only: older versions cannot be given bfloat16.
+    """
+    values = make_values(op_type, shape, dtype)
+    tensors = ("X", *OPERATORS[op_type].operands)
+    element, outside = ELEMENTS[dtype][0], TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT
+    axes = [f"axis{axis}" if name_axes else None for axis in range(len(shape))]
+    nodes = [helper.make_node("Cast", [name], [f"{name}_cast"], to=element) for name in tensors]
+    inputs = [f"{name}_cast" if name in tensors else name for name in values]
+    nodes += [
+        helper.make_node(
+            op_type, inputs, [f"y{copy}"], name=f"node{copy}", domain=DOMAIN, **ATTRIBUTES.get(op_type, {})
+        )
+        for copy in (0, 1)
+    ]
+    nodes += [helper.make_node("Cast", [f"y{copy}"], [f"y{copy}_cast"], to=outside) for copy in (0, 1)]
+    nodes.append(helper.make_node("Add", ["y0_cast", "y1_cast"], ["Y"]))
+    initializers = [onnx.numpy_helper.from_array(value, name) for name, value in values.items() if name not in tensors]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, outside, axes) for name in tensors],
+        [helper.make_tensor_value_info("Y", outside, None)],
+        initializers,
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    stem = f"{op_type}-{dtype}-{'x'.join(map(str, shape))}-{'named' if name_axes else 'nameless'}"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / f"{stem}.onnx")
+    wide = np.float64 if dtype == "float64" else np.float32
+    feeds = {name: values[name].astype(wide) for name in tensors}
+    expected = 2 * expected_output(op_type, values, 4, 1)
+    np.savez(folder / f"{stem}.npz", **feeds, expected=expected, bound=2 * BOUNDS[dtype])
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cases")
+    for op_type in OPERATORS:
+        for shape in SHAPES[op_type]:
+            for dtype in ELEMENTS:
+                for name_axes in (True, False):
+                    write_case(folder, op_type, shape, dtype, name_axes)
+    return folder
+
+
+def run_cases(
+    interpreter: str, library: str, cases: Path, environment: dict[str, str] | None = None
+) -> tuple[str, Sequence[str]]:
+    """The version of ONNX Runtime that ran the cases, and what failed."""
+    run = subprocess.run(
+        [interpreter, str(PROGRAM), library, str(cases)],
+        capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-4000:]
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert report["cases"] == len(list(cases.glob("*.onnx"))) > 0
+    return report["version"], report["failures"]
+
+
+def test_the_newest_version(cases: Path) -> None:
+    assert run_cases(sys.executable, get_library_path(), cases)[1] == []
+
+
+@pytest.mark.skipif(
+    not ENVIRONMENTS, reason="no environments with other versions of ONNX Runtime are named; `make test` makes one"
+)
+@pytest.mark.parametrize("interpreter", ENVIRONMENTS)
+def test_other_versions(interpreter: str, cases: Path) -> None:
+    version, failures = run_cases(interpreter, get_library_path(), cases)
+    assert failures == [], version
+
+
+@pytest.mark.skipif(SANITIZED is None, reason="no sanitized build is named; `make test-sanitizers` makes one")
+def test_under_sanitizers(cases: Path) -> None:
+    """Python was built without AddressSanitizer, so its run-time is loaded first; the leaks are Python's own."""
+    libasan = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert SANITIZED is not None
+    environment = {"LD_PRELOAD": libasan, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    assert run_cases(sys.executable, SANITIZED, cases, environment)[1] == []
