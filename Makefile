@@ -57,7 +57,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	$(BIN)/python -m benchmarks.onnx_models --write
+	$(BIN)/python -m benchmarks --write
 
 wheel: $(VENV)/installed
 	rm -rf build/wheel

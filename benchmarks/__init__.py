@@ -1,1 +1,6 @@
-"""Side-by-side measurements; a module that has a ``main`` is a command: ``python -m benchmarks.onnx_models``."""
+"""Measurements, side by side on one machine. ``python -m benchmarks`` runs them all."""
+
+import os
+
+# Threads of PyTorch that wait must not take the cores from the session whose turn it is. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

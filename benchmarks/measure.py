@@ -14,53 +14,58 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import onnxruntime
 import torch
-from numpy.typing import NDArray
 
 import nnorm_export
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median milliseconds of a run, and how many times the twin's, turn by turn."""
+    """Median milliseconds of a run, and how many times those of what it is compared with, turn by turn."""
 
     milliseconds: float
     ratio: float
 
 
-def open_session(path: Path, threads: int) -> nnorm_export.Runner:
+def session_options(threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def open_session(path: Path, threads: int, kernels: bool) -> nnorm_export.Runner:
+    options = session_options(threads)
+    if kernels:
+        nnorm_export.register(options)
     return nnorm_export.load(path, session_options=options)
 
 
 def time_in_turns(
-    runners: Mapping[str, nnorm_export.Runner],
-    images: NDArray[np.float32],
+    contestants: Mapping[str, Callable[[], Any]],
     *,
-    twin: str,
+    base: str,
     repeats: int,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Times each runner ``repeats`` times after a fifth as many turns of warm-up; ``advance`` is called every turn."""
-    warm_up = max(1, repeats // 5)
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    """Times each contestant ``repeats`` times after some turns of warm-up; ``advance`` is called every turn."""
+    warm_up = max(2, repeats // 5)
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(warm_up + repeats):
-        for name, runner in runners.items():
+        for name, run in contestants.items():
             start = time.perf_counter()
-            runner(images)
+            run()
             seconds[name].append(time.perf_counter() - start)
         advance()
     measured = {name: times[warm_up:] for name, times in seconds.items()}
     return {
         name: Timing(
             1000 * statistics.median(times),
-            statistics.median(mine / its for mine, its in zip(times, measured[twin], strict=True)),
+            statistics.median(mine / its for mine, its in zip(times, measured[base], strict=True)),
         )
         for name, times in measured.items()
     }

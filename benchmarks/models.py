@@ -1,6 +1,6 @@
 """The networks that are measured, and the published formulation of the layers as a baseline.
 
-Both networks take the class of their normalization, so that a network and its *twin* with the plain norm differ in
+All networks take the class of their normalization, so that a network and its *twin* with the plain norm differ in
 nothing else.
 """
 
@@ -56,6 +56,41 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
+
+
+class PreActivationBlock(nn.Module):
+    def __init__(self, channels_in: int, channels_out: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.norm1 = norm(channels_in)
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm2 = norm(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        changes = stride != 1 or channels_in != channels_out
+        self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x).relu()
+        shortcut = x if self.shortcut is None else self.shortcut(y)
+        return self.conv2(self.norm2(self.conv1(y)).relu()) + shortcut
+
+
+class WideResNet(nn.Module):
+    """WideResNet 28-2: images [N, 3, 32, 32] to logits [N, 10]; 25 normalizations, each before its convolution."""
+
+    def __init__(self, norm: Norm, channels: Sequence[int] = (32, 64, 128), blocks: int = 4, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        stages: list[nn.Module] = []
+        for channels_in, channels_out in itertools.pairwise([16, *channels]):
+            for index in range(blocks):
+                stride = 2 if index == 0 and len(stages) > 0 else 1
+                stages.append(PreActivationBlock(channels_out if index else channels_in, channels_out, stride, norm))
+        self.stages = nn.Sequential(*stages)
+        self.norm = norm(channels[-1])
+        self.head = nn.Linear(channels[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.stages(self.stem(images))).relu().mean(dim=(2, 3)))
 
 
 class TransformerBlock(nn.Module):

@@ -53,8 +53,8 @@ def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
     options = ["--quick", "--models", model, "--threads", "1", "--batch", "1", "3", "--repeats", "2"]
-    output = run(tmp_path, "-m", "benchmarks.onnx_models", *options)
+    output = run(tmp_path, "-m", "benchmarks", *options)
     assert model in output
-    for variant in ("twin", "published", "primitives", "portable"):
+    for variant in ("twin", "published", "primitives", "bodies", "fused", "openvino", "eager", "compiled"):
         timed = rf"{variant}\W+[\d,]+\W+[\d.]+ ms \([\d.]+\)\W+[\d.]+ ms \([\d.]+\)"
         assert re.search(timed, output), output

@@ -1,0 +1,98 @@
+"""Networks and kernels, measured and written to benchmarks/RESULTS.md.
+
+python -m benchmarks [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 wideresnet28-2 vit] [--quick]
+                     [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks import kernels, networks
+from benchmarks.measure import describe_machine
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+NETWORKS_TEXT = """
+Medians of {repeats} runs, all rows of a table taking turns; in brackets the median of the ratios to the twin, turn by
+turn. Compare ratios, not milliseconds, between machines. Batches are dynamic in all files. Every row was compared with
+its PyTorch model first, and the rows `bodies`, `fused` and `optimized` were seen to be run as they say.
+"""
+KERNELS_TEXT = """
+One node in a session of ONNX Runtime, its tensors bound beforehand, float32 unless it says otherwise; sizes are those
+of a float32 input. GB/s count what is read and written. In brackets the ratio to ONNX Runtime's own Relu of as many
+elements; for LayerNormalNorm, to its LayerNormalization over the same 768.
+"""
+
+
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a session (default 1 2)")
+    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default 1 8 64, for vit 1 4 16)")
+    parser.add_argument("--repeats", type=int, default=10, help="timed turns (default %(default)s)")
+    parser.add_argument("--models", nargs="*", choices=networks.NETWORKS, default=list(networks.NETWORKS))
+    parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} beside this file")
+    options = parser.parse_args(argv)
+    if options.quick and options.write:
+        parser.error("--quick measures nothing worth keeping; leave out --write")
+    return options
+
+
+def markdown_table(lines: list[list[str]]) -> list[str]:
+    ruler = ["---", *["---:"] * (len(lines[0]) - 1)]
+    return [*(f"| {' | '.join(line)} |" for line in (lines[0], ruler, *lines[1:])), ""]
+
+
+def terminal_table(lines: list[list[str]]) -> Table:
+    table = Table()
+    for index, heading in enumerate(lines[0]):
+        table.add_column(heading, justify="right" if index else "left")
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse_options(argv)
+    stderr = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
+        kernel_lines = kernels.table(kernels.measure(options, progress), options)
+        rows = networks.measure(options, progress)
+    network_tables, notes = networks.tables(rows, options), networks.notes(rows)
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(describe_machine(), highlight=False)
+    for lines in (kernel_lines, *network_tables):
+        console.print(terminal_table(lines))
+    console.print("\n".join(notes), highlight=False, markup=False)
+    if options.write:
+        text = [
+            "# Results",
+            "",
+            f"Written by `python -m benchmarks --threads {' '.join(map(str, options.threads))} --repeats "
+            f"{options.repeats} --write`.",
+            "",
+            f"Machine: {describe_machine()}.",
+            "",
+            "## Networks",
+            NETWORKS_TEXT.format(repeats=options.repeats),
+            *(line for lines in network_tables for line in markdown_table(lines)),
+            *(f"- {note.replace('<', '&lt;')}" for note in notes),
+            "",
+            "## Kernels",
+            KERNELS_TEXT,
+            *markdown_table(kernel_lines),
+        ]
+        RESULTS.write_text("\n".join(text), encoding="utf-8")
+        console.print(f"wrote {RESULTS.name}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

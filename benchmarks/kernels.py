@@ -1,0 +1,138 @@
+"""The kernels alone, each as a model of one node in ONNX Runtime, beside ONNX Runtime's own operators of that size."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from rich.progress import Progress
+
+import nnorm_export
+from benchmarks.measure import Timing, session_options, time_in_turns
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+
+# What fits the second-level cache, the third, and neither: elements of float32 in the input.
+SIZES = {"128 KiB": 2**15, "8 MiB": 2**21, "256 MiB": 2**26}
+WIDTH, CHANNELS, EXTENT = 768, 64, 1024
+DTYPES = {
+    "float32": (np.float32, TensorProto.FLOAT),
+    "float16": (np.float16, TensorProto.FLOAT16),
+    "float64": (np.float64, TensorProto.DOUBLE),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operator: how it is called, the shape of an input of so many elements, and what it is compared with."""
+
+    op_type: str
+    base: str
+    per_channel: bool
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        return self.op_type if self.dtype == "float32" else f"{self.op_type}, {self.dtype}"
+
+    def shape(self, elements: int) -> tuple[int, ...]:
+        return (
+            (elements // (CHANNELS * EXTENT) or 1, CHANNELS, 32, 32) if self.per_channel else (elements // WIDTH, WIDTH)
+        )
+
+
+# A copy with a comparison, ReLU, is the least that anything elementwise can take.
+KERNELS = [
+    Kernel("Relu", "Relu", True),
+    *(Kernel(f"BatchNormalNorm{epilogue}", "Relu", True) for epilogue in ("", "Relu", "AddRelu")),
+    Kernel("GroupNormalNorm", "Relu", True),
+    Kernel("LayerNormalization", "LayerNormalization", False),
+    Kernel("LayerNormalNorm", "LayerNormalization", False),
+    Kernel("BatchNormalNorm", "Relu", True, "float16"),
+    Kernel("BatchNormalNorm", "Relu", True, "float64"),
+]
+
+
+def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any]:
+    """A run of the node on tensors that are bound once, so that nothing is allocated or copied."""
+    rng = np.random.default_rng(0)
+    kind, element = DTYPES[kernel.dtype]
+    arithmetic = np.float64 if kernel.dtype == "float64" else np.float32
+    shape = kernel.shape(elements)
+    x = rng.standard_normal(shape, np.float32).astype(kind)
+    ours = kernel.op_type.endswith(("Norm", "NormRelu", "NormAddRelu"))
+    width = shape[1]
+    parameters = {name: rng.uniform(0.5, 1.5, width).astype(arithmetic) for name in _parameters(kernel.op_type)}
+    tensors = {"X": x} | ({"residual": x.copy()} if kernel.op_type.endswith("AddRelu") else {})
+    attributes = {"GroupNormalNorm": {"num_groups": 8}}.get(kernel.op_type, {})
+    node = helper.make_node(
+        kernel.op_type,
+        ["X", *parameters, *list(tensors)[1:]],
+        ["Y"],
+        domain=DOMAIN if ours else "",
+        **attributes,
+    )
+    graph = helper.make_graph(
+        [node],
+        kernel.op_type,
+        [helper.make_tensor_value_info(name, element, shape) for name in tensors],
+        [helper.make_tensor_value_info("Y", element, shape)],
+        [numpy_helper.from_array(value, name) for name, value in parameters.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = session_options(threads)
+    nnorm_export.register(options)  # the nodes of ours have no bodies: only the kernel can run them
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name, tensor in tensors.items():
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(tensor))
+    binding.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(x)))
+    return lambda: session.run_with_iobinding(binding)
+
+
+def _parameters(op_type: str) -> tuple[str, ...]:
+    if op_type == "Relu":
+        return ()
+    if op_type.startswith("BatchNormalNorm"):
+        return ("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias")
+    return ("weight", "bias")
+
+
+def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, str, int], Timing]:
+    """(kernel, size, threads) -> its timing, relative to what it is compared with."""
+    sizes = dict(list(SIZES.items())[:1]) if options.quick else SIZES
+    results = {}
+    task = progress.add_task("kernels", total=len(sizes) * len(options.threads))
+    for size, elements in sizes.items():
+        repeats = max(options.repeats, min(200, 2**24 // elements))
+        for threads in options.threads:
+            for base in dict.fromkeys(kernel.base for kernel in KERNELS):
+                runs = {k.name: open_kernel(k, elements, threads) for k in KERNELS if k.base == base}
+                for name, timing in time_in_turns(runs, base=base, repeats=repeats).items():
+                    results[name, size, threads] = timing
+            progress.advance(task)
+    return results
+
+
+def table(results: dict[tuple[str, str, int], Timing], options: argparse.Namespace) -> list[list[str]]:
+    """Nanoseconds per element, gigabytes per second read and written, and the ratio."""
+    columns = list(dict.fromkeys((size, threads) for _, size, threads in results))
+    lines = [["kernel", *(f"{size}, {threads} thread{'s' * (threads > 1)}" for size, threads in columns)]]
+    for kernel in KERNELS:
+        cells = []
+        for size, threads in columns:
+            timing = results[kernel.name, size, threads]
+            elements = int(np.prod(kernel.shape(SIZES[size])))
+            passes = 3 if kernel.op_type.endswith("AddRelu") else 2
+            bytes_moved = passes * elements * np.dtype(DTYPES[kernel.dtype][0]).itemsize
+            nanoseconds = 1e6 * timing.milliseconds / elements
+            cells.append(
+                f"{nanoseconds:.2f} ns, {bytes_moved / timing.milliseconds / 1e6:.0f} GB/s ({timing.ratio:.2f})"
+            )
+        lines.append([kernel.name, *cells])
+    return lines

@@ -1,0 +1,274 @@
+"""Whole networks: ours in every form beside the twin with the plain norm, and beside what users have today.
+
+Every contestant is compared with its PyTorch model before it is timed, and files say which implementation ran them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+import nnorm_export
+from benchmarks.measure import Timing, open_session, time_in_turns
+from benchmarks.models import (
+    MaskedBatchNormalNorm2d,
+    MaskedLayerNormalNorm,
+    Norm,
+    ResNet,
+    VisionTransformer,
+    WideResNet,
+    build,
+)
+from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
+
+TWIN = "twin"
+
+
+@dataclass(frozen=True)
+class Network:
+    build: Callable[..., nn.Module]
+    twin: Norm
+    ours: Norm
+    published: Norm
+    batches: tuple[int, ...]
+    quick_sizes: dict[str, Any]
+
+
+NETWORKS = {
+    "resnet18": Network(
+        ResNet,
+        nn.BatchNorm2d,
+        BatchNormalNorm2d,
+        MaskedBatchNormalNorm2d,
+        (1, 8, 64),
+        {"channels": (16, 32), "blocks": 1},
+    ),
+    "wideresnet28-2": Network(
+        WideResNet,
+        nn.BatchNorm2d,
+        BatchNormalNorm2d,
+        MaskedBatchNormalNorm2d,
+        (1, 8, 64),
+        {"channels": (16, 32), "blocks": 1},
+    ),
+    "vit": Network(
+        VisionTransformer,
+        nn.LayerNorm,
+        LayerNormalNorm,
+        MaskedLayerNormalNorm,
+        (1, 4, 16),
+        {"depth": 1, "width": 32, "heads": 2, "hidden": 64},
+    ),
+}
+
+# What each row of the tables is.
+EXPLANATIONS = {
+    TWIN: "the same network with BatchNorm2d or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm2d",
+    "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
+    "primitives": "nnorm_export.export(form='primitives')",
+    "bodies": "nnorm_export.export(), the portable file, without kernels: ONNX Runtime inlines the bodies",
+    "fused": "the same portable file with the kernels",
+    "optimized": "nnorm_export.optimize() of it",
+    "openvino": "the primitives file in OpenVINO, computing in float32",
+    "eager": "our training layers in eval mode in PyTorch",
+    "compiled": "the same by torch.compile, unfrozen",
+}
+# Which implementation must have run the normalizations that are nodes.
+RAN_BY = {"bodies": "body", "fused": "kernel", "optimized": "kernel"}
+# The rows that are files, and which file each of them opens.
+FILES = {
+    TWIN: "twin",
+    "published": "published",
+    "primitives": "primitives",
+    "bodies": "portable",
+    "fused": "portable",
+    "optimized": "optimized",
+    "openvino": "primitives",
+}
+
+
+@dataclass
+class Row:
+    """A contestant: the nodes of its file, or why there is none, and its timings by (threads, batch)."""
+
+    network: str
+    variant: str
+    nodes: int | None = None
+    why_not: str = ""
+    timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
+
+
+def write_plain(model: nn.Module, images: Tensor, path: Path) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists every optional package that is not installed
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (images,), path, dynamo=True, dynamic_shapes=({0: "batch"},), external_data=False)
+
+
+class Contestants:
+    """One network's files and PyTorch models in a folder."""
+
+    def __init__(self, name: str, folder: Path, quick: bool) -> None:
+        self.network, self.folder, self.name = NETWORKS[name], folder, name
+        self.sizes = self.network.quick_sizes if quick else {}
+        torch.manual_seed(1)
+        self.images = torch.randn(4, 3, 32, 32)
+        self.why_not: dict[str, str] = {}
+        self.models = {
+            "twin": self._build(self.network.twin),
+            "published": self._build(self.network.published),
+            "ours": self._build(self.network.ours),
+        }
+
+    def _build(self, norm: Norm) -> nn.Module:
+        return build(self.network.build, norm, self.images, **self.sizes)
+
+    def path(self, file: str) -> Path:
+        return self.folder / f"{self.name}-{file}.onnx"
+
+    def write(self, file: str) -> None:
+        """Writes a file and compares it with PyTorch. Only torch's own exporter may fail."""
+        model = self.models.get(file, self.models["ours"])
+        path = self.path(file)
+        if file == "optimized":
+            if not any(isinstance(layer, nn.BatchNorm2d) for layer in self.models["twin"].modules()):
+                self.why_not[file] = "it has no BatchNormalNorms to run in ONNX Runtime's layout for convolutions"
+                return
+            nnorm_export.optimize(self.path("portable"), path)
+        elif file in ("portable", "primitives"):
+            nnorm_export.export(model, (self.images,), path, form=file, verify=False)
+        else:
+            try:
+                write_plain(model, self.images, path)
+            except Exception as error:  # torch's exporter raises dozens of unrelated types
+                self.why_not[file] = _root_cause(error)
+                return
+        parity = nnorm_export.verify(path, model, (self.images,))
+        if not parity:
+            raise SystemExit(
+                f"{self.name}, {file}: the file does not compute what PyTorch computes, so it is not timed\n{parity}"
+            )
+
+    def open(self, threads: int) -> dict[str, Callable[[Tensor], Any]]:
+        """Everything that can be run, by the name of its row."""
+        torch.set_num_threads(threads)
+        runs: dict[str, Callable[[Tensor], Any]] = {}
+        for row, file in FILES.items():
+            if file in self.why_not:
+                continue
+            if row == "openvino":
+                settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+                compiled = openvino.Core().compile_model(self.path(file), "CPU", settings)
+                runs[row] = lambda images, compiled=compiled: compiled(images.numpy())
+                continue
+            runner = open_session(self.path(file), threads, kernels=RAN_BY.get(row) == "kernel")
+            if row in RAN_BY and set(runner.implementations.values()) != {RAN_BY[row]}:
+                raise SystemExit(f"{self.name}, {row}: not run as it says: {runner.implementations}")
+            runs[row] = lambda images, runner=runner: runner(images.numpy())
+        ours = self.models["ours"]
+        torch._dynamo.reset()
+        for row, model in (("eager", ours), ("compiled", torch.compile(ours))):
+            runs[row] = torch.inference_mode()(model.forward if row == "eager" else model)
+        self._compare(runs)
+        return runs
+
+    def _compare(self, runs: dict[str, Callable[[Tensor], Any]]) -> None:
+        """What was not verified as a file: OpenVINO and torch.compile, against PyTorch eager."""
+        expected = runs["eager"](self.images).numpy()
+        for row in ("openvino", "compiled"):
+            result = runs[row](self.images)
+            error = np.abs(np.asarray(result[0] if row == "openvino" else result) - expected).max()
+            if not error <= 1e-4 * max(1.0, np.abs(expected).max()):
+                raise SystemExit(f"{self.name}, {row}: off by {error:.1e}, so it is not timed")
+
+    def nodes(self, row: str) -> int | None:
+        if row not in FILES or FILES[row] in self.why_not:
+            return None
+        return len(onnx.load(self.path(FILES[row]), load_external_data=False).graph.node)
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
+    rows: list[Row] = []
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            contestants = Contestants(name, Path(folder), options.quick)
+            files = list(dict.fromkeys(FILES.values()))
+            task = progress.add_task(f"{name}: exporting", total=len(files))
+            for file in files:
+                contestants.write(file)
+                progress.advance(task)
+            mine = {
+                row: Row(name, row, contestants.nodes(row), contestants.why_not.get(FILES.get(row, ""), ""))
+                for row in EXPLANATIONS
+            }
+            rows += mine.values()
+            for threads in options.threads:
+                runs = contestants.open(threads)
+                for batch in batches_of(name, options):
+                    images = torch.randn(batch, 3, 32, 32)
+                    task = progress.add_task(f"{name}: {threads} threads, batch {batch}", total=options.repeats + 2)
+                    timings = time_in_turns(
+                        {row: lambda run=run, images=images: run(images) for row, run in runs.items()},
+                        base=TWIN,
+                        repeats=options.repeats,
+                        advance=lambda task=task: progress.advance(task),
+                    )
+                    for row, timing in timings.items():
+                        mine[row].timings[threads, batch] = timing
+    return rows
+
+
+def batches_of(name: str, options: argparse.Namespace) -> Sequence[int]:
+    return options.batch or NETWORKS[name].batches
+
+
+def settings_of(name: str, options: argparse.Namespace) -> list[tuple[int, int]]:
+    """(threads, batch) of every column of a network's table."""
+    return [(threads, batch) for threads in options.threads for batch in batches_of(name, options)]
+
+
+def headings(name: str, options: argparse.Namespace) -> list[str]:
+    timed = [f"{t} thread{'s' * (t > 1)}, batch {b}" for t, b in settings_of(name, options)]
+    return [name, "nodes", *timed]
+
+
+def cells(row: Row, options: argparse.Namespace) -> list[str]:
+    timings = [row.timings.get(setting) for setting in settings_of(row.network, options)]
+    shown = ["–" if timing is None else f"{timing.milliseconds:.1f} ms ({timing.ratio:.2f})" for timing in timings]
+    return [row.variant, "–" if row.nodes is None else f"{row.nodes:,}", *shown]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    lines = [f"{variant}: {meaning}" for variant, meaning in EXPLANATIONS.items()]
+    lines += [f"{row.network}, {row.variant}: none, {row.why_not}" for row in rows if row.why_not]
+    return lines
+
+
+def tables(rows: Sequence[Row], options: argparse.Namespace) -> list[list[list[str]]]:
+    """One table for each network: lines of cells, the headings first."""
+    by_network = {name: [row for row in rows if row.network == name] for name in dict.fromkeys(r.network for r in rows)}
+    return [
+        [headings(name, options), *(cells(row, options) for row in part if row.timings)]
+        for name, part in by_network.items()
+    ]
