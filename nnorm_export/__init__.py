@@ -22,18 +22,21 @@ if TYPE_CHECKING:
     from nnorm_export.exporter import ExportReport, export
     from nnorm_export.freezing import freeze
     from nnorm_export.library import get_library_path, register
+    from nnorm_export.optimizer import OptimizeReport, optimize
     from nnorm_export.parity import ParityReport, verify
     from nnorm_export.runtimes import Runner, load
 
 # Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
 _MODULES = {
     "ExportReport": "nnorm_export.exporter",
+    "OptimizeReport": "nnorm_export.optimizer",
     "ParityReport": "nnorm_export.parity",
     "Runner": "nnorm_export.runtimes",
     "export": "nnorm_export.exporter",
     "freeze": "nnorm_export.freezing",
     "get_library_path": "nnorm_export.library",
     "load": "nnorm_export.runtimes",
+    "optimize": "nnorm_export.optimizer",
     "register": "nnorm_export.library",
     "verify": "nnorm_export.parity",
 }
@@ -59,6 +62,7 @@ __all__ = [
     "InputError",
     "ModelFileError",
     "NnormExportError",
+    "OptimizeReport",
     "ParityError",
     "ParityReport",
     "Runner",
@@ -69,6 +73,7 @@ __all__ = [
     "get_library_path",
     "layers",
     "load",
+    "optimize",
     "register",
     "verify",
 ]

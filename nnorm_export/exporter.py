@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, ModelFileError, ParityError
 from nnorm_export.exporting import arguments, metadata
 from nnorm_export.exporting.epilogues import fuse_epilogues
-from nnorm_export.exporting.files import staged
+from nnorm_export.exporting.files import save, staged
 from nnorm_export.exporting.forms import apply_form, check_form, strip_bodies
 from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.translate import check_opset, translate
 from nnorm_export.parity import ParityReport, compare_with_pytorch
-
-EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ def export(
     metadata.stamp(onnx_model, form, table, weights)
 
     with staged(path) as staging:
-        _save(onnx_model, staging, external_data)
+        save(onnx_model, staging, external_data)
         _check(staging, comparable)
         parity = _compare(source, staging, passthrough) if verify else None
         if parity is not None and not parity:
@@ -135,7 +132,7 @@ def export(
             )
         if comparable != form:
             strip_bodies(onnx_model)
-            _save(onnx_model, staging, external_data)
+            save(onnx_model, staging, external_data)
             _check(staging, form)
     return ExportReport(path, form, opset_version, len(onnx_model.graph), table, weights, parity)
 
@@ -162,16 +159,6 @@ def _names(given: Sequence[str] | None, default: list[str], what: str) -> list[s
     if len(given) != len(default):
         raise ExportError(f"{what} has {len(given)} names, the model has {len(default)}: {', '.join(default)}")
     return list(given)
-
-
-def _save(model: ir.Model, path: Path, external_data: bool | None) -> None:
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
-        ir.save(model, path, external_data=f"{path.name}.data")
-    elif size > EXTERNAL_DATA_BYTES:
-        raise ExportError(f"the weights take {size / 2**30:.1f} GiB, a file without external data at most 2")
-    else:
-        ir.save(model, path)
 
 
 def _check(path: Path, form: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from nnorm_export.errors import NnormExportError
+from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.runtimes import load
+from nnorm_export.runtimes.machine import Machine, machine_of
 from nnorm_export.runtimes.model_file import ModelFile, read
 
 STANDARD_DOMAIN = "ai.onnx"
@@ -59,7 +60,9 @@ class ModelDescription:
     """A model file.
 
     Attributes:
-        form: ``portable``, ``primitives``, ``custom``, or ``unknown`` for a file that nnorm_export did not write.
+        form: ``portable``, ``primitives``, ``custom``, ``optimized``, or ``unknown`` for a file that nnorm_export did
+            not write.
+        optimized_for: the machine that a file in the form ``optimized`` is for, None for the others.
         opsets: domain -> version; ``opset`` is that of the standard operators.
         versions: of what made the file.
         nodes: domain -> number of nodes of the graph.
@@ -70,6 +73,7 @@ class ModelDescription:
 
     path: str
     form: str
+    optimized_for: Machine | None
     opset: int | None
     opsets: dict[str, int]
     ir_version: int
@@ -114,6 +118,7 @@ def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
     return ModelDescription(
         path=str(path),
         form=file.form,
+        optimized_for=_optimized_for(file),
         opset=opsets.get(STANDARD_DOMAIN),
         opsets=opsets,
         ir_version=file.proto.ir_version,
@@ -128,6 +133,13 @@ def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
         runtime_problem=problem,
         layers=[_layer(entry, file, implementations) for entry in _entries(file)],
     )
+
+
+def _optimized_for(file: ModelFile) -> Machine | None:
+    try:
+        return machine_of(file)
+    except ModelFileError:  # load() says it
+        return None
 
 
 def _entries(file: ModelFile) -> list[dict[str, Any]]:

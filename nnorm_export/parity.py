@@ -115,7 +115,7 @@ def _compare(
     pytorch = _PyTorch(model, _dtype_of(runner), passthrough)
     compared, first = [], None
     for example in (_as_taken(runner, example) for example in examples):
-        actual = runner(*[_to_numpy(tensor) for tensor in tensors_in(example)])
+        actual = runner(*[to_numpy(tensor) for tensor in tensors_in(example)])
         expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
         first = first or (example, expected, truth)
         if len(actual) != len(expected):
@@ -213,10 +213,10 @@ def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
     copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
     args, kwargs = unbind(model, copies)
     with torch.no_grad(), without_fused_attention():
-        return [_to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
+        return [to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
 
 
-def _to_numpy(tensor: Tensor) -> Array:
+def to_numpy(tensor: Tensor) -> Array:
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)

@@ -91,6 +91,17 @@ PassthroughOption = Annotated[
         rich_help_panel="Model",
     ),
 ]
+ExternalDataOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--external-data/--no-external-data",
+        help="Keep the weights in FILE.data, or never; by default where they exceed 2 GiB.",
+        rich_help_panel="Weights",
+    ),
+]
+NoVerifyOption = Annotated[
+    bool, typer.Option("--no-verify", help="Write the file without comparing it.", rich_help_panel="Output")
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel="Output")
 ]

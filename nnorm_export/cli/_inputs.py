@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import NnormExportError
 from nnorm_export.exporting.arguments import DTYPES
+from nnorm_export.inspection import TensorDescription
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0
@@ -45,10 +46,19 @@ def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str
     Raises:
         NnormExportError: a spec that cannot be parsed, a file that cannot be read, or a name given twice.
     """
+    return _read_all(specs, forward_parameters(model), _floating_dtype(model), aliases)
+
+
+def read_inputs_of_file(specs: Sequence[str], infos: Sequence[TensorDescription]) -> Inputs:
+    """As :func:`read_inputs`, for a file without its model: the inputs that it takes stand for forward's parameters."""
+    dtypes = (_DTYPES.get(info.dtype) for info in infos)
+    floating = next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
+    return _read_all(specs, [info.name for info in infos], floating, ())
+
+
+def _read_all(specs: Sequence[str], parameters: list[str] | None, dtype: torch.dtype, aliases: Sequence[str]) -> Inputs:
     inputs = Inputs()
     generator = torch.Generator().manual_seed(SEED)
-    dtype = _floating_dtype(model)
-    parameters = forward_parameters(model)
     own_names = dict(zip(aliases, parameters or (), strict=False))
     for spec in specs:
         name, file, rest = _split(spec)

@@ -11,10 +11,12 @@ import typer
 from nnorm_export.cli._common import (
     CheckpointKeyOption,
     CheckpointOption,
+    ExternalDataOption,
     InputOption,
     JsonOption,
     ModelArgOption,
     ModelOption,
+    NoVerifyOption,
     PassthroughOption,
     QuietOption,
     TrustPickleOption,
@@ -93,18 +95,9 @@ def export(
             metavar="TYPE", help="fp32, fp16, bf16 or fp64; the model's own by default.", rich_help_panel="File"
         ),
     ] = None,
-    external_data: Annotated[
-        bool | None,
-        typer.Option(
-            "--external-data/--no-external-data",
-            help="Keep the weights in FILE.data, or never; by default where they exceed 2 GiB.",
-            rich_help_panel="Weights",
-        ),
-    ] = None,
+    external_data: ExternalDataOption = None,
     passthrough: PassthroughOption = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Write the file without comparing it.", rich_help_panel="Output")
-    ] = False,
+    no_verify: NoVerifyOption = False,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

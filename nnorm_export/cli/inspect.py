@@ -69,10 +69,12 @@ def _print(description: ModelDescription) -> None:
 def _facts(description: ModelDescription) -> list[tuple[str, str]]:
     sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
     stranger = "" if description.form != "unknown" else " (not written by nnorm_export)"
+    target = description.optimized_for
     torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
     facts = [
         ("file", ", ".join(sizes)),
         ("form", description.form + stranger),
+        *((("for", f"{target}; optimised by ONNX Runtime {target.onnxruntime}"),) if target else ()),
         ("opset", f"{description.opset}, IR version {description.ir_version}"),
         ("made by", description.producer + torch_version),
         ("nodes", counted(description.nodes)),

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import onnx_ir as ir
+
 from nnorm_export.errors import ExportError
+
+EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
 
 
 @contextmanager
@@ -39,6 +43,21 @@ def staged(target: Path) -> Iterator[Path]:
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
+    """Writes ``model``; the weights go into ``<path>.data`` if ``external_data``, for None where they exceed 2 GiB.
+
+    Raises:
+        ExportError: the weights exceed 2 GiB and ``external_data`` is False.
+    """
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
+        ir.save(model, path, external_data=f"{path.name}.data")
+    elif size > EXTERNAL_DATA_BYTES:
+        raise ExportError(f"the weights take {size / 2**30:.1f} GiB, a file without external data at most 2")
+    else:
+        ir.save(model, path)
 
 
 def _refuse_folder(path: Path) -> None:

@@ -124,9 +124,10 @@ def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> No
     for value in values:
         if value.shape is None:
             continue
-        for axis, dim in enumerate(value.shape):
-            if isinstance(dim, ir.SymbolicDim) and str(dim.value) in names:
-                value.shape[axis] = names[str(dim.value)]
+        # A new shape: some of torch's translations, SiLU's for one, leave shapes that cannot be changed.
+        value.shape = ir.Shape(
+            [names.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape]
+        )
 
 
 def _complete(node: ir.Node) -> None:

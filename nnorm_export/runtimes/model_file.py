@@ -24,7 +24,7 @@ class ModelFile:
 
     @property
     def form(self) -> str:
-        """``portable``, ``primitives``, ``custom``, or ``unknown`` for a file that nnorm_export did not write."""
+        """``portable``, ``primitives``, ``custom``, ``optimized``, or ``unknown`` for a file of someone else's."""
         return self.metadata.get("form", "unknown")
 
     @property

@@ -23,8 +23,8 @@ class ReferenceRunner(Runner):
         self._file = model_file.read(path)
         if not self._file.has_bodies:
             raise ModelFileError(
-                f"{path}: the file is in the form 'custom', whose nnorm nodes have no bodies, and the reference "
-                "evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
+                f"{path}: the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and the "
+                "reference evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
             )
         try:
             self._evaluator = ReferenceEvaluator(str(path))

@@ -1,0 +1,62 @@
+"""The graph that ONNX Runtime makes of a file on this machine, with what the file says of itself."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from nnorm_export import library
+from nnorm_export._version import __version__
+from nnorm_export.names import METADATA_PREFIX
+from nnorm_export.runtimes import OnnxRuntimeRunner
+from nnorm_export.runtimes.machine import METADATA_KEY, OPTIMIZED, PROVIDER, Machine
+from nnorm_export.runtimes.model_file import ModelFile
+
+_WEIGHTS = "weights"
+_INLINE_BYTES = 1024  # larger weights go into a file of their own: together they may exceed protobuf's 2 GiB
+
+
+def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
+    """``file`` as ONNX Runtime runs it with the kernels on the CPU of this machine, in memory.
+
+    Raises:
+        ModelFileError: ONNX Runtime cannot load the file.
+        RuntimeMissingError: there are no kernels.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    library.register(options)
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        prefix = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{prefix}_file_name", _WEIGHTS)
+        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(_INLINE_BYTES))
+        OnnxRuntimeRunner(file.path, providers=(PROVIDER,), session_options=options)
+        model = ir.load(options.optimized_model_filepath)
+        ir.external_data.load_to_model(model)
+    for domain in model.opset_imports.keys() - {"", *(node.domain for node in RecursiveGraphIterator(model.graph))}:
+        del model.opset_imports[domain]  # ONNX Runtime lists all that it knows, and an older one may know fewer
+    return model
+
+
+def carry_over(file: ModelFile, model: ir.Model, machine: Machine) -> None:
+    """Writes into ``model``, made of ``file`` and for ``machine``, what ``file`` and export() noted in it."""
+    model.producer_name, model.producer_version = "nnorm_export", __version__
+    model.graph.name = file.proto.graph.name
+    model.metadata_props.update({prop.key: prop.value for prop in file.proto.metadata_props})
+    notes = {node.name: {prop.key: prop.value for prop in node.metadata_props} for node in file.proto.graph.node}
+    op_types = {}
+    for node in model.graph:
+        if node.name:
+            node.metadata_props.update(notes.get(node.name, {}))
+            op_types[node.name] = node.op_type
+    about: dict[str, str] = {"version": __version__, "form": OPTIMIZED, METADATA_KEY: machine.to_json()}
+    if "layers" in file.metadata:
+        layers = [{**entry, "op_type": op_types.get(entry["node"], entry["op_type"])} for entry in file.layers]
+        about["layers"] = json.dumps(layers)
+    model.metadata_props.update({METADATA_PREFIX + key: value for key, value in about.items()})
