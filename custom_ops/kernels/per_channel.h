@@ -106,8 +106,8 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
 template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
 void run_elements(const PerChannel<T>& work, size_t first, size_t last) {
   PerChannelTile<Arithmetic<T>> t;
+  size_t position = first % work.row_length, set = first / work.row_length % work.period;
   while (first < last) {
-    const size_t row = first / work.row_length, position = first % work.row_length;
     const size_t left_in_row = work.row_length - position, left = last - first;
     size_t n = left < left_in_row ? left : left_in_row;
     n = n < tile ? n : tile;
@@ -116,12 +116,17 @@ void run_elements(const PerChannel<T>& work, size_t first, size_t last) {
     T* y = work.y + first;
     const Arithmetic<T>* table = work.table;
     if constexpr (sharing == Sharing::row)
-      run_shared<epilogue>(x, residual, y, n, table + row % work.period, work.table_width, t);
+      run_shared<epilogue>(x, residual, y, n, table + set, work.table_width, t);
     else if constexpr (sharing == Sharing::element)
       run_own<epilogue>(x, residual, y, n, table + position, work.table_width, t);
     else
-      run_lanes<epilogue, lanes>(x, residual, y, n, table + row % work.period * lanes, work.table_width, t);
+      run_lanes<epilogue, lanes>(x, residual, y, n, table + set * lanes, work.table_width, t);
     first += n;
+    position += n;
+    if (position == work.row_length) {
+      position = 0;
+      set = set + 1 == work.period ? 0 : set + 1;
+    }
   }
 }
 
@@ -142,6 +147,7 @@ template <class T>
 void per_channel(const PerChannel<T>& work, size_t begin, size_t end) {
   const size_t first = begin * elements_per_item, beyond = end * elements_per_item;
   const size_t last = beyond < work.size ? beyond : work.size;
+  if (first >= last) return;  // a row may then have no elements
   switch (work.epilogue) {
     case Epilogue::none:
       return run_with<Epilogue::none>(work, first, last);
@@ -154,13 +160,20 @@ void per_channel(const PerChannel<T>& work, size_t begin, size_t end) {
 
 template <class Real>
 void prepare_channels(const Real* const parameters[6], size_t channels, size_t repeat, Real* table) {
-  const size_t width = channels * repeat;
-  for (size_t c = 0, i = 0; c < channels; ++c) {
-    const Branch<Real> pos = branch(parameters[2][c], parameters[4][c], Real(1));
-    const Branch<Real> neg = branch(parameters[3][c], parameters[4][c], Real(-1));
-    const Real fields[] = {parameters[0][c], parameters[1][c], pos.eta, neg.eta, pos.gain, neg.gain, parameters[5][c]};
-    for (size_t r = 0; r < repeat; ++r, ++i)
-      for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * width + i] = fields[f];
+  const Real *scale = parameters[0], *shift = parameters[1], *bias = parameters[5];
+  const Real *exponent_pos = parameters[2], *exponent_neg = parameters[3], *weight = parameters[4];
+#pragma omp simd
+  for (size_t c = 0; c < channels; ++c) {
+    const Branch<Real> pos = branch(exponent_pos[c], weight[c], Real(1));
+    const Branch<Real> neg = branch(exponent_neg[c], weight[c], Real(-1));
+    const Real fields[] = {scale[c], shift[c], pos.eta, neg.eta, pos.gain, neg.gain, bias[c]};
+    for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * channels + c] = fields[f];
+  }
+  if (repeat == 1) return;
+  // From the back, so that no number is overwritten before it was read.
+  for (size_t i = size_t(ChannelField::count) * channels; i-- > 0;) {
+    const Real value = table[i];
+    for (size_t r = 0; r < repeat; ++r) table[i * repeat + r] = value;
   }
 }
 
