@@ -4,6 +4,7 @@
 // of them does not (it takes half as long again). What passes between them stays in the first-level cache.
 #pragma once
 
+#include "nnorm/channel.h"
 #include "nnorm/kernels.h"
 
 namespace nnorm {
@@ -14,11 +15,6 @@ constexpr size_t tile = 256;
 template <class Real>
 struct alignas(64) PerChannelTile {
   Real h[tile], high[tile], low[tile];
-};
-
-template <class Real>
-struct Channel {
-  Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
 template <class Real>
@@ -34,35 +30,17 @@ NNORM_INLINE Channel<Real> channel_at(const Real* table, size_t width) {
           *field(table, width, ChannelField::bias)};
 }
 
-template <class Real>
-NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& high, Real& low) {
-  const Real h = channel.scale * x + channel.shift;
-  const Product<Real> z = times(log2_1p(std::fabs(h)), h < Real(0) ? channel.eta_neg : channel.eta_pos);
-  h_out = h;
-  high = z.high;
-  low = z.low;
-}
-
-template <Epilogue epilogue, class Real>
-NNORM_INLINE Real power(Real h, Real high, Real low, Real residual, const Channel<Real>& channel) {
-  const Real gain = h < Real(0) ? channel.gain_neg : channel.gain_pos;
-  Real y = gain * exp2_m1(Product<Real>{high, low}) + channel.bias;
-  if (epilogue == Epilogue::add_relu) y += residual;
-  if (epilogue != Epilogue::none) y = y < Real(0) ? Real(0) : y;  // in this order NaN stays
-  return y;
-}
-
 // At most a tile of elements that share one channel.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                              PerChannelTile<Arithmetic<T>>& t) {
   const Channel<Arithmetic<T>> channel = channel_at(table, width);
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) logarithm(widened(x[i]), channel, t.h[i], t.high[i], t.low[i]);
+  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel, t.h[i], t.high[i], t.low[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
     const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
-    narrow(power<epilogue>(t.h[i], t.high[i], t.low[i], r, channel), y[i]);
+    narrow(power<Accurate, epilogue>(t.h[i], t.high[i], t.low[i], r, channel), y[i]);
   }
 }
 
@@ -71,11 +49,11 @@ template <Epilogue epilogue, class T>
 NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                           PerChannelTile<Arithmetic<T>>& t) {
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) logarithm(widened(x[i]), channel_at(table + i, width), t.h[i], t.high[i], t.low[i]);
+  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.high[i], t.low[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
     const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
-    narrow(power<epilogue>(t.h[i], t.high[i], t.low[i], r, channel_at(table + i, width)), y[i]);
+    narrow(power<Accurate, epilogue>(t.h[i], t.high[i], t.low[i], r, channel_at(table + i, width)), y[i]);
   }
 }
 
@@ -91,13 +69,13 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i)
-      logarithm(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.high[o + i], t.low[o + i]);
+      logarithm<Accurate>(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.high[o + i], t.low[o + i]);
   }
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i) {
       const auto r = epilogue == Epilogue::add_relu ? widened(residual[o + i]) : Real(0);
-      narrow(power<epilogue>(t.h[o + i], t.high[o + i], t.low[o + i], r, channel_at(channels + i, lanes)), y[o + i]);
+      narrow(power<Accurate, epilogue>(t.h[o + i], t.high[o + i], t.low[o + i], r, channel_at(channels + i, lanes)), y[o + i]);
     }
   }
 }
@@ -164,9 +142,9 @@ void prepare_channels(const Real* const parameters[6], size_t channels, size_t r
   const Real *exponent_pos = parameters[2], *exponent_neg = parameters[3], *weight = parameters[4];
 #pragma omp simd
   for (size_t c = 0; c < channels; ++c) {
-    const Branch<Real> pos = branch(exponent_pos[c], weight[c], Real(1));
-    const Branch<Real> neg = branch(exponent_neg[c], weight[c], Real(-1));
-    const Real fields[] = {scale[c], shift[c], pos.eta, neg.eta, pos.gain, neg.gain, bias[c]};
+    const Channel<Real> made = channel_from(scale[c], shift[c], exponent_pos[c], exponent_neg[c], weight[c], bias[c]);
+    const Real fields[] = {made.scale,    made.shift,    made.eta_pos, made.eta_neg,
+                           made.gain_pos, made.gain_neg, made.bias};
     for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * channels + c] = fields[f];
   }
   if (repeat == 1) return;

@@ -112,7 +112,7 @@ NNORM_INLINE void powers(const T* x, T* y, size_t n, const Standardization<Arith
 
 // powers() of a tile that starts at `position` of its row, for one run of elements that share a weight after another.
 template <class T>
-NNORM_INLINE void powers_of_tile(const PerRow<T>& work, size_t row, size_t position, size_t n,
+NNORM_INLINE void powers_of_tile(const RowProblem<T>& work, size_t row, size_t position, size_t n,
                                  const Standardization<Arithmetic<T>>& standardize, const Arithmetic<T>* integer,
                                  const Arithmetic<T>* fraction, Branch<Arithmetic<T>> pos, Branch<Arithmetic<T>> neg) {
   const T* x = work.x + row * work.row_length + position;
@@ -181,7 +181,7 @@ NNORM_INLINE Standardization<Arithmetic<T>> standardization_of(const T* x, size_
 // The rows first, …, first + count − 1, pass by pass: what follows from a row's sums is a chain of slow operations, which
 // a processor hides behind the next row's sums if they come next.
 template <class T>
-void run_rows(const PerRow<T>& work, size_t first, size_t count, RowLogarithms<Arithmetic<T>>& logs) {
+void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowLogarithms<Arithmetic<T>>& logs) {
   using Real = Arithmetic<T>;
   const size_t length = work.row_length;
   const T* x = work.x + first * length;
@@ -202,7 +202,7 @@ void run_rows(const PerRow<T>& work, size_t first, size_t count, RowLogarithms<A
       logarithms(x + r * length + at, n, state[r].standardize, integer, fraction);
       add(sums, lmbda_sums(x + r * length + at, n, state[r].standardize, integer, fraction));
     });
-    const Exponents eta = resolve_exponents(estimate_lmbda(sums, double(length), work.delta), work.delta);
+    const Exponents<double> eta = resolve_exponents(estimate_lmbda(sums, double(length), work.delta), work.delta);
     state[r].pos = branch(Real(eta.pos), Real(1), Real(1));
     state[r].neg = branch(Real(eta.neg), Real(1), Real(-1));
   }
@@ -216,7 +216,7 @@ void run_rows(const PerRow<T>& work, size_t first, size_t count, RowLogarithms<A
 }
 
 template <class T>
-void per_row(const PerRow<T>& work, size_t begin, size_t end) {
+void per_row(const RowProblem<T>& work, size_t begin, size_t end) {
   RowLogarithms<Arithmetic<T>> logs;
   const size_t rows = rows_per_item(work), beyond = end * rows, last = beyond < work.rows ? beyond : work.rows;
   const size_t that_fit = work.row_length ? kept / work.row_length : 0;

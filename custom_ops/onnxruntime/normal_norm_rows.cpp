@@ -44,7 +44,7 @@ void LayerNormalNorm<T>::operator()(const Run& run) const {
     refuse("weight and bias must be " + to_string(normalized) + ", the axes of X " + to_string(x.shape) + " from axis " +
            std::to_string(axis_) + "; they are " + to_string(weight.shape) + " and " + to_string(bias.shape));
 
-  PerRow<T> work{};
+  RowProblem<T> work{};
   work.x = x.data;
   work.y = run.output<T>(x.shape);
   work.weight = weight.data;
@@ -80,7 +80,7 @@ void GroupNormalNorm<T>::operator()(const Run& run) const {
     refuse("attribute num_groups is " + std::to_string(num_groups_) + ", which does not divide the channels of X " +
            to_string(x.shape));
 
-  PerRow<T> work{};
+  RowProblem<T> work{};
   work.x = x.data;
   work.y = run.output<T>(x.shape);
   work.weight = weight.data;

@@ -103,7 +103,7 @@ void narrow_each(const Arithmetic<T>* values, size_t n, T* result) {
 }
 
 template <class T>
-double lmbda_of_row(const PerRow<T>& work, size_t row) {
+double lmbda_of_row(const RowProblem<T>& work, size_t row) {
   RowLogarithms<Arithmetic<T>> logs;
   run_rows(work, row, 1, logs);
   return heard_lmbda;
@@ -114,7 +114,7 @@ double estimate(double signed_log, double h_d, double d, double curvature, doubl
 }
 
 void resolve(double lmbda, double delta, double* pos, double* neg) {
-  const Exponents eta = resolve_exponents(lmbda, delta);
+  const Exponents<double> eta = resolve_exponents(lmbda, delta);
   *pos = eta.pos;
   *neg = eta.neg;
 }

@@ -27,7 +27,7 @@ template <class T>
 struct ForType {
   void (*widened)(const T* values, size_t n, nnorm::Arithmetic<T>* result);
   void (*narrow)(const nnorm::Arithmetic<T>* values, size_t n, T* result);
-  double (*lmbda_of_row)(const nnorm::PerRow<T>& work, size_t row);  // runs the row, tells the λ̂ that it came upon
+  double (*lmbda_of_row)(const nnorm::RowProblem<T>& work, size_t row);  // runs the row, tells the λ̂ that it came upon
 };
 
 struct MathematicsTarget {

@@ -91,7 +91,7 @@ void test_per_row(const Available& target, size_t row_length, size_t run) {
   const size_t period = 3, weights = row_length / run, rows = size / row_length;
   std::vector<float> weight(period * weights), bias(period * weights);
   for (size_t i = 0; i < weight.size(); ++i) weight[i] = float(1 + i % 5), bias[i] = float(i % 7);
-  nnorm::PerRow<Float16> work{memory.data(), memory.data(), weight.data(), bias.data(), rows,
+  nnorm::RowProblem<Float16> work{memory.data(), memory.data(), weight.data(), bias.data(), rows,
                               row_length,    period,        run,           1e-5,        3e-3};
   const size_t items = nnorm::count_items(work), first_row = (items - 2) * nnorm::rows_per_item(work),
                first = first_row * row_length;
@@ -101,7 +101,7 @@ void test_per_row(const Available& target, size_t row_length, size_t run) {
     std::vector<Float16> alone(row_length);
     for (size_t i = 0; i < row_length; ++i) nnorm::narrow(float(number_at(row * row_length + i)), alone[i]);
     const size_t at = row % period * weights;
-    const nnorm::PerRow<Float16> one{alone.data(), alone.data(), &weight[at], &bias[at], 1, row_length, 1,
+    const nnorm::RowProblem<Float16> one{alone.data(), alone.data(), &weight[at], &bias[at], 1, row_length, 1,
                                      run,          1e-5,         3e-3};
     target.kernels->float16.per_row(one, 0, nnorm::count_items(one));
     CHECK(std::memcmp(alone.data(), memory.data() + row * row_length, row_length * sizeof(Float16)) == 0,

@@ -11,7 +11,7 @@ namespace nnorm_test {
 namespace {
 
 using nnorm::Arithmetic;
-using nnorm::PerRow;
+using nnorm::RowProblem;
 
 const double reference_delta = std::sqrt(1e-5);
 
@@ -41,7 +41,7 @@ struct Problem {
     }
   }
 
-  PerRow<T> work(const T* from, T* to) const {
+  RowProblem<T> work(const T* from, T* to) const {
     return {from,         to,      weight.data(), bias.data(), geometry.rows, geometry.row_length, geometry.period,
             geometry.run, epsilon, delta};
   }

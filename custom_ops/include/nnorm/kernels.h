@@ -1,4 +1,4 @@
-// The kernels, free of any framework: pointers, sizes and a table of functions for each instruction set.
+// The kernels of processors: pointers, sizes and a table of functions for each instruction set.
 //
 // A call works on a range of items, [begin, end) out of count_items(): the caller spreads them over its threads as it
 // likes. What an item holds depends on the sizes alone, so the same input gives the same bits for any number of threads.
@@ -7,12 +7,9 @@
 
 #include <cstddef>
 
-#include "nnorm/number_types.h"
+#include "nnorm/problems.h"
 
 namespace nnorm {
-
-// y = weight·ψ(scale·x + shift) + bias per channel, frozen exponents (BatchNormalNorm), and what may follow.
-enum class Epilogue { none, relu, add_relu };
 
 // The parameters of channels, one array for each after another; made by prepare_channels().
 enum class ChannelField { scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias, count };
@@ -39,19 +36,6 @@ struct PerChannel {
   Epilogue epilogue;
 };
 
-// y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, mean, var and λ̂ over each row (LayerNormalNorm, GroupNormalNorm).
-template <class T>
-struct PerRow {
-  const T* x;
-  T* y;
-  const Arithmetic<T>* weight;  // [period][row_length/run]
-  const Arithmetic<T>* bias;
-  size_t rows, row_length;
-  size_t period;  // rows after which weight and bias repeat
-  size_t run;     // neighbouring elements that share one weight
-  double epsilon, delta;
-};
-
 // Large enough to hide the cost of a hand-over between threads, small enough to share out evenly: about 1 µs of
 // BatchNormalNorm in float with AVX-512, more of everything else.
 constexpr size_t elements_per_item = 4096;
@@ -62,12 +46,12 @@ size_t count_items(const PerChannel<T>& work) {
 }
 
 template <class T>
-size_t rows_per_item(const PerRow<T>& work) {
+size_t rows_per_item(const RowProblem<T>& work) {
   return work.row_length >= elements_per_item ? 1 : elements_per_item / (work.row_length ? work.row_length : 1);
 }
 
 template <class T>
-size_t count_items(const PerRow<T>& work) {
+size_t count_items(const RowProblem<T>& work) {
   const size_t rows = rows_per_item(work);
   return work.row_length ? (work.rows + rows - 1) / rows : 0;
 }
@@ -76,7 +60,7 @@ template <class T>
 struct KernelTable {
   void (*prepare_channels)(const Arithmetic<T>* const parameters[6], size_t channels, size_t repeat, Arithmetic<T>* table);
   void (*per_channel)(const PerChannel<T>& work, size_t begin, size_t end);
-  void (*per_row)(const PerRow<T>& work, size_t begin, size_t end);
+  void (*per_row)(const RowProblem<T>& work, size_t begin, size_t end);
 };
 
 struct Target {

@@ -108,6 +108,20 @@ NNORM_INLINE double from_bits(int64_t bits) {
   return value;
 }
 
+// The lesser of both; NaN stays, which a device's fmin does not let it.
+template <class Real>
+NNORM_INLINE Real at_most(Real value, Real bound) {
+  return value > bound ? bound : value;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <>
+NNORM_INLINE float at_most(float value, float bound) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(value), "f"(bound));
+  return least;
+}
+#endif
+
 // log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.7e-7. The term of
 // first order is added last, so that only its own rounding counts in full.
 // The coefficients are from custom_ops/scripts/fit_polynomials.py.
@@ -157,7 +171,7 @@ template <class Real>
 NNORM_INLINE Log2<Real> log2_1p(Real a) {
   using F = Format<Real>;
   using Bits = typename F::Bits;
-  a = a > F::greatest_magnitude ? F::greatest_magnitude : a;  // in this order NaN stays
+  a = at_most(a, F::greatest_magnitude);
   const Bits exponent = (bits_of(Real(1) + a) - F::sqrt_half) & ~((Bits(1) << F::mantissa_bits) - 1);
   const Real scale = from_bits(Bits(F::one - exponent));  // 2^−integer
   const Real m = a * scale + (scale - Real(1));           // (1 + a)·scale − 1, without forming 1 + a
@@ -171,9 +185,25 @@ struct Product {
   Real high, low;
 };
 
+// a·b, rounded: nvcc would otherwise take it into an addition that follows, unrounded.
+NNORM_INLINE float rounded_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+NNORM_INLINE double rounded_product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 template <class Real>
 NNORM_INLINE Product<Real> times(Log2<Real> log, Real eta) {
-  const Real high = eta * log.integer;
+  const Real high = rounded_product(eta, log.integer);
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
   return {high, std::fma(eta, log.fraction, std::fma(eta, log.integer, -high))};
 #else  // each part of η times the integer is exact
@@ -201,6 +231,22 @@ NNORM_INLINE Real exp2_m1(Product<Real> z) {
   const Real scale = from_bits(Bits(typename F::Unsigned(biased) << F::mantissa_bits));  // 2^n/output_divisor
   return exp2_m1_of_fraction(f) * scale + (scale - Real(1) / output_divisor<Real>);
 }
+
+// The three functions above as one type, for code that may use others (half_mathematics.h) in their place.
+struct Accurate {
+  template <class Real>
+  static NNORM_INLINE Log2<Real> log2_1p(Real a) {
+    return NNORM_TARGET::log2_1p(a);
+  }
+  template <class Real>
+  static NNORM_INLINE Product<Real> times(Log2<Real> log, Real eta) {
+    return NNORM_TARGET::times(log, eta);
+  }
+  template <class Real>
+  static NNORM_INLINE Real exp2_m1(Product<Real> z) {
+    return NNORM_TARGET::exp2_m1(z);
+  }
+};
 
 // What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|)·eta). The gain is
 // rounded once: relative error 6e-8 (double: 1.2e-16).
@@ -243,26 +289,31 @@ NNORM_INLINE LmbdaSums<Real> lmbda_terms(Real h, Log2<Real> log2) {
 }
 
 // η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ.
-// Only double's rounding is added, 3e-16 of each term that cancels. L″ is positive: of values with variance 1 at least
-// 0.188 (found by search); it falls as h⁴ where ε outweighs the variance, and only there can λ̂ be large.
+// Only Real's rounding is added, 3 units in the last place of each term that cancels. L″ is positive: of values with
+// variance 1 at least 0.188 (found by search); it falls as h⁴ where ε outweighs the variance, and only there can λ̂ be
+// large.
+template <class Real>
 struct Exponents {
-  double pos, neg;
+  Real pos, neg;
 };
 
-NNORM_INLINE double estimate_lmbda(LmbdaSums<double> sums, double n, double delta) {
-  const double h_d = sums.h_d / n, d = sums.d / n;
-  const double slope = h_d - sums.signed_log / n;
-  const double curvature = sums.curvature / n - d * d - 2 * h_d * h_d;
-  const double damped = curvature + delta;
-  return damped == 0 ? 1 : 1 - slope / damped;  // 0 only for a row without spread where δ = 0, and then λ̂ = 1
+template <class Real>
+NNORM_INLINE Real estimate_lmbda(LmbdaSums<Real> sums, Real n, Real delta) {
+  const Real h_d = sums.h_d / n, d = sums.d / n;
+  const Real slope = h_d - sums.signed_log / n;
+  const Real curvature = sums.curvature / n - d * d - Real(2) * h_d * h_d;
+  const Real damped = curvature + delta;
+  return damped == 0 ? Real(1) : Real(1) - slope / damped;  // 0 only for a row without spread where δ = 0: λ̂ = 1
 }
 
-NNORM_INLINE double shifted_exponent(double eta, double delta) {
-  return std::fabs(eta) <= delta ? 0.0 : eta + std::copysign(delta, eta);  // NaN stays
+template <class Real>
+NNORM_INLINE Real shifted_exponent(Real eta, Real delta) {
+  return std::fabs(eta) <= delta ? Real(0) : eta + std::copysign(delta, eta);  // NaN stays
 }
 
-NNORM_INLINE Exponents resolve_exponents(double lmbda, double delta) {
-  return {shifted_exponent(lmbda, delta), shifted_exponent(2 - lmbda, delta)};
+template <class Real>
+NNORM_INLINE Exponents<Real> resolve_exponents(Real lmbda, Real delta) {
+  return {shifted_exponent(lmbda, delta), shifted_exponent(Real(2) - lmbda, delta)};
 }
 
 }  // namespace NNORM_TARGET

@@ -1,0 +1,44 @@
+// BatchNormalNorm for one element: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents (NN eq. 3).
+//
+// In two steps, logarithm and power: a loop over either keeps its constants in registers.
+#pragma once
+
+#include "nnorm/problems.h"
+
+namespace nnorm {
+inline namespace NNORM_TARGET {
+
+template <class Real>
+struct Channel {
+  Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
+};
+
+template <class Real>
+NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
+                                        Real bias) {
+  const Branch<Real> pos = branch(exponent_pos, weight, Real(1)), neg = branch(exponent_neg, weight, Real(-1));
+  return {scale, shift, pos.eta, neg.eta, pos.gain, neg.gain, bias};
+}
+
+// Evaluation is how log₂(1 + a), its product with η and 2^z − 1 are computed: Accurate, or ForHalf.
+template <class Evaluation, class Real>
+NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& high, Real& low) {
+  const Real h = channel.scale * x + channel.shift;
+  const Product<Real> z =
+      Evaluation::times(Evaluation::log2_1p(std::fabs(h)), h < Real(0) ? channel.eta_neg : channel.eta_pos);
+  h_out = h;
+  high = z.high;
+  low = z.low;
+}
+
+template <class Evaluation, Epilogue epilogue, class Real>
+NNORM_INLINE Real power(Real h, Real high, Real low, Real residual, const Channel<Real>& channel) {
+  const Real gain = h < Real(0) ? channel.gain_neg : channel.gain_pos;
+  Real y = gain * Evaluation::exp2_m1(Product<Real>{high, low}) + channel.bias;
+  if (epilogue == Epilogue::add_relu) y += residual;
+  if (epilogue != Epilogue::none) y = y < Real(0) ? Real(0) : y;  // in this order NaN stays
+  return y;
+}
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm

@@ -1,0 +1,55 @@
+// ψ for tensors of 16 bits, for devices with instructions for logarithms and powers to base 2.
+//
+// Half as many operations as mathematics.h, in float32 as there, and an error that rounding the result to 16 bits hides:
+// ψ errs by less than 2^-15 of itself, λ̂ by less than 1e-5, where the instructions err by what their maker states:
+// log₂ by 2^-22, absolutely where it is less than 1 and else relatively, 2^z by 2^-22 of itself. That is no use where
+// the results are small, so there short series take their place. tests/test_half_mathematics.cpp enforces both bounds
+// for instructions that are always as wrong as stated.
+#pragma once
+
+#include "nnorm/mathematics.h"
+
+namespace nnorm {
+inline namespace NNORM_TARGET {
+
+#if defined(__CUDA_ARCH__)
+NNORM_INLINE float quick_log2(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+NNORM_INLINE float quick_exp2(float z) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(z));
+  return result;
+}
+#else
+// Tests let these be as wrong as the instructions may be.
+inline float quick_log2_error = 0, quick_exp2_error = 0;
+inline float quick_log2(float x) {
+  const double exact = std::log2(double(x)), size = std::fabs(exact);
+  return float(exact + double(quick_log2_error) * (size > 1 ? size : 1));
+}
+inline float quick_exp2(float z) { return float(std::exp2(double(z)) * (1 + double(quick_exp2_error))); }
+#endif
+
+struct ForHalf {
+  static NNORM_INLINE Log2<float> log2_1p(float a) {
+    const float clamped = at_most(a, Format<float>::greatest_magnitude);
+    const float series = clamped * (1.44269502f + clamped * (-0.72134751f + clamped * 0.48089835f));
+    const float logarithm = quick_log2(1.0f + clamped);
+    return {0.0f, clamped < 0x1p-6f ? series : logarithm};
+  }
+
+  static NNORM_INLINE Product<float> times(Log2<float> log, float eta) { return {eta * log.fraction, 0.0f}; }
+
+  static NNORM_INLINE float exp2_m1(Product<float> z) {
+    static_assert(log2_output_divisor == 1, "the halves below");
+    const float series = z.high * (0.346573590f + z.high * (0.120113254f + z.high * 0.0277520549f));
+    const float power = quick_exp2(at_most(z.high - 1.0f, 127.0f)) - 0.5f;
+    return std::fabs(z.high) < 0x1p-5f ? series : power;
+  }
+};
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm
