@@ -19,6 +19,7 @@ class Input {
     storage_.shrink_to_fit();
   }
   const T* data() const { return storage_.data() + offset_; }
+  const std::vector<T>& storage() const { return storage_; }
 
  private:
   std::vector<T> storage_;
@@ -37,6 +38,7 @@ class Output {
   }
 
   T* data() { return storage_.data() + first_; }
+  std::vector<T>& storage() { return storage_; }
   std::vector<T> values() const { return std::vector<T>(&storage_[first_], &storage_[first_] + n_); }
   bool guards_hold() const { return filled(0, first_) && filled(first_ + n_, storage_.size()); }
 

@@ -2,16 +2,13 @@
 // parameters, awkward sizes and addresses, results in place, and items in any order.
 #include <string>
 
-#include "buffers.h"
+#include "channels.h"
 #include "check.h"
 #include "mathematics_target.h"
-#include "oracle.h"
 
 namespace nnorm_test {
 namespace {
 
-using nnorm::Arithmetic;
-using nnorm::Epilogue;
 using nnorm::PerChannel;
 using nnorm::Sharing;
 
@@ -54,58 +51,16 @@ std::vector<Geometry> geometries() {
   return all;
 }
 
-template <class Real>
-struct Parameters {
-  std::vector<Real> scale, shift, pos, neg, weight, bias;
-
-  Parameters(size_t channels, Random& random) {
-    for (size_t c = 0; c < channels; ++c) {
-      const double exact[] = {0, 1, 2};
-      const double lmbda = random.below(4) ? random.uniform(-2, 4) : exact[random.below(3)];
-      scale.push_back(Real(random.uniform(0.3, 2)));
-      shift.push_back(Real(random.normal()));
-      pos.push_back(Real(lmbda));
-      neg.push_back(Real(2 - lmbda));
-      weight.push_back(Real(random.normal()));
-      bias.push_back(Real(random.normal()));
-    }
-  }
-
-  template <class Prepare>
-  std::vector<Real> table(Prepare prepare_channels, size_t repeat) const {
-    const Real* fields[] = {scale.data(), shift.data(), pos.data(), neg.data(), weight.data(), bias.data()};
-    std::vector<Real> result(size_t(nnorm::ChannelField::count) * scale.size() * repeat);
-    prepare_channels(fields, scale.size(), repeat, result.data());
-    return result;
-  }
-};
-
-// What y should be, and the size of what may be rounded on the way to it.
-template <class Real>
-void expected(const Geometry& geometry, Epilogue epilogue, const Parameters<Real>& p, const std::vector<Real>& x,
-              const std::vector<Real>& residual, std::vector<Wider<Real>>& y, std::vector<Wider<Real>>& size) {
-  using Wide = Wider<Real>;
-  y.resize(x.size());
-  size.resize(x.size());
-  for (size_t i = 0; i < x.size(); ++i) {
-    const size_t c = geometry.channel_of(i);
-    const Wide scaled = Wide(p.scale[c]) * Wide(x[i]), shift = p.shift[c], h = scaled + shift;
-    const Wide eta = h < 0 ? p.neg[c] : p.pos[c], psi = Wide(p.weight[c]) * true_psi(h, eta), bias = p.bias[c];
-    const Wide added = epilogue == Epilogue::add_relu ? Wide(residual[i]) : Wide(0), sum = psi + bias + added;
-    y[i] = epilogue != Epilogue::none && sum < 0 ? Wide(0) : sum;
-    size[i] = std::fabs(psi) + std::fabs(bias) + std::fabs(added) +
-              std::fabs(Wide(p.weight[c])) * true_slope(h, eta) * (std::fabs(scaled) + std::fabs(shift));
-  }
-}
-
 enum class Place { apart, over_x, over_residual };
 
 template <class T>
 std::vector<T> run(const Available& target, const Geometry& geometry, Epilogue epilogue,
-                   const Parameters<Arithmetic<T>>& p, const std::vector<T>& x, const std::vector<T>& residual,
+                   const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x, const std::vector<T>& residual,
                    Place place, size_t offset, Order order, Random& random) {
   const nnorm::KernelTable<T>& kernels = target.kernels->template table<T>();
-  const std::vector<Arithmetic<T>> table = p.table(kernels.prepare_channels, geometry.repeat);
+  const size_t width = geometry.channels() * geometry.repeat;
+  std::vector<Arithmetic<T>> table(size_t(nnorm::ChannelField::count) * width);
+  kernels.prepare_channels(p.pointers().data(), geometry.channels(), geometry.repeat, table.data());
   const Input<T> x_apart(x, offset), residual_apart(residual, offset);
   Output<T> y = place == Place::over_x          ? Output<T>(x, offset)
                 : place == Place::over_residual ? Output<T>(residual, offset)
@@ -115,7 +70,7 @@ std::vector<T> run(const Available& target, const Geometry& geometry, Epilogue e
   if (epilogue == Epilogue::add_relu) work.residual = place == Place::over_residual ? y.data() : residual_apart.data();
   work.y = y.data();
   work.table = table.data();
-  work.table_width = geometry.channels() * geometry.repeat;
+  work.table_width = width;
   work.size = geometry.size();
   work.row_length = geometry.row_length;
   work.period = geometry.period;
@@ -140,9 +95,9 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
       for (double& value : others) value = random.normal();
       if (n > 4) numbers[random.below(n)] = NAN;  // must come out as NaN, and nowhere else
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
-      const Parameters<Real> p(geometry.channels(), random);
+      const ChannelParameters<Real> p(geometry.channels(), random);
       std::vector<Wider<T>> truth, size;
-      expected(geometry, epilogue, p, widened_all(x), widened_all(residual), truth, size);
+      expected([&](size_t i) { return geometry.channel_of(i); }, epilogue, p, widened_all(x), widened_all(residual), truth, size);
 
       for (size_t k = 0; k < targets.size(); ++k) {
         const Available& target = targets[k];

@@ -5,15 +5,10 @@
 #include "buffers.h"
 #include "check.h"
 #include "mathematics_target.h"
-#include "oracle.h"
+#include "rows.h"
 
 namespace nnorm_test {
 namespace {
-
-using nnorm::Arithmetic;
-using nnorm::RowProblem;
-
-const double reference_delta = std::sqrt(1e-5);
 
 // Sanitized code is not vectorised: sums over a tile then run in one lane instead of 4 to 16, and round as much worse.
 #if defined(NNORM_SANITIZED)
@@ -22,66 +17,8 @@ constexpr double lanes_lost = 10;
 constexpr double lanes_lost = 1;
 #endif
 
-struct Geometry {
-  size_t rows, row_length, period, run;
-};
-
 template <class T>
-struct Problem {
-  Geometry geometry;
-  std::vector<T> x;
-  std::vector<Arithmetic<T>> weight, bias;
-  double epsilon = 1e-5, delta = reference_delta;
-
-  Problem(Geometry sizes, const std::vector<double>& numbers, Random& random)
-      : geometry(sizes), x(to_type<T>(numbers)) {
-    for (size_t i = 0; i < sizes.period * (sizes.row_length / sizes.run); ++i) {
-      weight.push_back(Arithmetic<T>(random.normal()));
-      bias.push_back(Arithmetic<T>(random.normal()));
-    }
-  }
-
-  RowProblem<T> work(const T* from, T* to) const {
-    return {from,         to,      weight.data(), bias.data(), geometry.rows, geometry.row_length, geometry.period,
-            geometry.run, epsilon, delta};
-  }
-};
-
-template <class Wide>
-struct Truth {
-  TrueLmbda<Wide> lmbda;
-  std::vector<Wide> y, size;  // the result, and the size of what may be rounded on the way to it
-};
-
-template <class T>
-Truth<Wider<T>> true_row(const Problem<T>& problem, size_t row) {
-  using Wide = Wider<T>;
-  const Geometry& g = problem.geometry;
-  const T* x = problem.x.data() + row * g.row_length;
-  std::vector<Wide> h(g.row_length);
-  Wide mean = 0, variance = 0;
-  for (size_t i = 0; i < h.size(); ++i) mean += h[i] = nnorm::widened(x[i]);
-  mean /= Wide(h.size());
-  for (const Wide value : h) variance += (value - mean) * (value - mean) / Wide(h.size());
-  const Wide deviation = std::sqrt(variance + Wide(problem.epsilon));
-  for (Wide& value : h) value = (value - mean) / deviation;
-  Truth<Wide> truth{true_lmbda(h, Wide(problem.delta)), {}, {}};
-  for (size_t i = 0; i < h.size(); ++i) {
-    const size_t w = row % g.period * (g.row_length / g.run) + i / g.run;
-    const Wide weight = problem.weight[w], bias = problem.bias[w];
-    const Wide eta = true_exponent(truth.lmbda.lmbda, h[i] < 0 ? -1 : 1, Wide(problem.delta)),
-               psi = true_psi(h[i], eta);
-    truth.y.push_back(weight * psi + bias);
-    // Of h, what is left of x's digits by taking off the mean; of λ̂, an error of the type's, by dψ/dη ≤ |ψ|·log1p|h|.
-    truth.size.push_back(std::fabs(weight) * (std::fabs(psi) * (1 + std::log1p(std::fabs(h[i]))) +
-                                              true_slope(h[i], eta) * (std::fabs(h[i]) + std::fabs(mean) / deviation)) +
-                         std::fabs(bias));
-  }
-  return truth;
-}
-
-template <class T>
-std::vector<T> run(const Available& target, const Problem<T>& problem, bool in_place, size_t offset, Order order,
+std::vector<T> run(const Available& target, const Rows<T>& problem, bool in_place, size_t offset, Order order,
                    Random& random) {
   const Input<T> apart(problem.x, offset);
   Output<T> y = in_place ? Output<T>(problem.x, offset) : Output<T>(problem.x.size(), offset);
@@ -92,21 +29,8 @@ std::vector<T> run(const Available& target, const Problem<T>& problem, bool in_p
   return y.values();
 }
 
-// What rounding the result to T may add.
-template <class T>
-double last_rounding(double value) {
-  const bool half = std::is_same_v<T, nnorm::Float16>, brain = std::is_same_v<T, nnorm::BFloat16>;
-  return half ? std::fabs(value) * 0x1p-11 + 0x1p-25 : brain ? std::fabs(value) * 0x1p-8 : 0;
-}
-
-std::vector<double> normal_numbers(size_t n, Random& random) {
-  std::vector<double> result(n);
-  for (double& value : result) value = 0.7 + 2 * random.normal();
-  return result;
-}
-
-std::vector<Geometry> geometries() {
-  std::vector<Geometry> all{{0, 5, 1, 1}, {3, 0, 1, 1}, {1, 70000, 1, 1}, {1, 1 << 20, 1, 1 << 18}, {2, 70000, 2, 7}};
+std::vector<RowGeometry> geometries() {
+  std::vector<RowGeometry> all{{0, 5, 1, 1}, {3, 0, 1, 1}, {1, 70000, 1, 1}, {1, 1 << 20, 1, 1 << 18}, {2, 70000, 2, 7}};
   for (const size_t length : {1, 2, 15, 16, 17, 255, 256, 257, 768, 4095, 4096, 4097}) {
     all.push_back({1, length, 1, 1});
     all.push_back({length < 300 ? 5 + 9000 / length : 5, length, 3, 1});  // several items
@@ -121,8 +45,8 @@ template <class T>
 void test_type(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
   Random random(1);
   std::vector<Worst> worst(targets.size());
-  for (const Geometry& geometry : geometries()) {
-    const Problem<T> problem(geometry, normal_numbers(geometry.rows * geometry.row_length, random), random);
+  for (const RowGeometry& geometry : geometries()) {
+    const Rows<T> problem(geometry, normal_numbers(geometry.rows * geometry.row_length, random), random);
     std::vector<Wider<T>> truth, size;
     for (size_t row = 0; row < (geometry.row_length ? geometry.rows : 0); ++row) {
       const Truth<Wider<T>> of_row = true_row(problem, row);
@@ -172,7 +96,7 @@ void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, doubl
         for (int repeat = 0; repeat < (length < 4096 ? 6 : 1); ++repeat) {
           std::vector<double> numbers(length);
           for (double& value : numbers) value = distribution.draw(random);
-          const Problem<T> problem({1, length, 1, length}, numbers, random);
+          const Rows<T> problem({1, length, 1, length}, numbers, random);
           std::vector<T> y(length);
           const double lmbda = target.mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
           worst.see(double(std::fabs(lmbda - true_row(problem, 0).lmbda.lmbda)), double(length), lmbda);
@@ -192,7 +116,7 @@ void test_constant_rows(const Available& target) {
         T in_type;
         nnorm::narrow(Arithmetic<T>(value), in_type);
         if (!std::isfinite(nnorm::widened(in_type))) continue;
-        Problem<T> problem({2, length, 1, length}, std::vector<double>(2 * length, value), random);
+        Rows<T> problem({2, length, 1, length}, std::vector<double>(2 * length, value), random);
         problem.delta = delta;
         const double rest =
             2 * std::fabs(value) * double(std::numeric_limits<Arithmetic<T>>::epsilon()) / std::sqrt(problem.epsilon);
@@ -209,9 +133,9 @@ template <class T>
 void test_bad_rows(const Available& target) {
   Random random(4);
   for (const size_t length : {3, 64, 257, 5000}) {
-    Problem<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
+    Rows<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
     clean.epsilon = 0;
-    Problem<T> spoilt = clean;
+    Rows<T> spoilt = clean;
     nnorm::narrow(Arithmetic<T>(NAN), spoilt.x[length + length / 2]);
     nnorm::narrow(Arithmetic<T>(-INFINITY), spoilt.x[4 * length - 1]);
     for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), spoilt.x[4 * length + i]);
@@ -247,7 +171,7 @@ void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, d
       if (i % 3 == 1) value *= spread;
     }
     if (i % 3 == 2) numbers[0] = outlier;
-    Problem<T> problem({1, length, 1, length}, numbers, random);
+    Rows<T> problem({1, length, 1, length}, numbers, random);
     if (i % 2) problem.delta = 0;
     const Truth<Wider<T>> truth = true_row(problem, 0);
     nearest = std::min(nearest, std::fabs(double(truth.lmbda.damped)));

@@ -1,7 +1,7 @@
 // ψ for tensors of 16 bits, for devices with instructions for logarithms and powers to base 2.
 //
 // Half as many operations as mathematics.h, in float32 as there, and an error that rounding the result to 16 bits hides:
-// ψ errs by less than 2^-15 of itself, λ̂ by less than 1e-5, where the instructions err by what their maker states:
+// ψ errs by less than 2^-15 of itself, λ̂ by less than 3e-6, where the instructions err by what their maker states:
 // log₂ by 2^-22, absolutely where it is less than 1 and else relatively, 2^z by 2^-22 of itself. That is no use where
 // the results are small, so there short series take their place. tests/test_half_mathematics.cpp enforces both bounds
 // for instructions that are always as wrong as stated.

@@ -1,0 +1,92 @@
+// What the kernels have in common: accesses of 16 bytes, sums over the threads that share a row, division by a constant.
+//
+// The code is CUDA C++ and, for tests on machines without a GPU, C++: tests/cuda_on_host.h then stands for CUDA.
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define NNORM_DEVICE __device__ __forceinline__
+#define NNORM_DYNAMIC_SHARED(bytes) extern __shared__ __align__(16) unsigned char bytes[]
+#else
+#include "cuda_on_host.h"
+#endif
+
+#include <type_traits>
+
+#include "nnorm/half_mathematics.h"
+#include "nnorm/problems.h"
+
+namespace nnorm::cuda {
+
+constexpr unsigned warp_size = 32;
+constexpr size_t access_bytes = 16;  // the greatest single access of a thread
+
+// How ψ is computed for tensors of T.
+template <class T>
+using Evaluation = std::conditional_t<sizeof(T) == 2, ForHalf, Accurate>;
+
+// Neighbouring elements that one instruction reads or writes.
+template <class T, int width>
+struct alignas(sizeof(T) * width) Access {
+  T values[width];
+};
+
+template <class T>
+constexpr int widest = int(access_bytes / sizeof(T));
+
+template <int width, class T>
+NNORM_DEVICE Access<T, width> load(const T* from) {
+  return *reinterpret_cast<const Access<T, width>*>(from);
+}
+
+template <int width, class T>
+NNORM_DEVICE void store(T* to, const Access<T, width>& access) {
+  *reinterpret_cast<Access<T, width>*>(to) = access;
+}
+
+// Elements from a boundary of 16 bytes to an address.
+template <class T>
+size_t misalignment(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % access_bytes / sizeof(T);
+}
+
+// n/divisor for n < 2^31 by a multiplication (Granlund and Montgomery 1994, figure 4.1).
+class Divisor {
+ public:
+  explicit Divisor(unsigned divisor) {
+    while ((uint64_t(1) << shift_) < divisor) ++shift_;
+    multiplier_ = unsigned(((((uint64_t(1) << shift_) - divisor) << 32) / divisor) + 1);
+  }
+  NNORM_DEVICE unsigned divide(unsigned n) const { return (__umulhi(n, multiplier_) + n) >> shift_; }
+
+ private:
+  unsigned multiplier_ = 0, shift_ = 0;
+};
+
+template <class Real>
+NNORM_DEVICE Real sum_of_warp(Real value) {
+  for (unsigned distance = warp_size / 2; distance > 0; distance /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  return value;  // the same bits in every lane: each adds the same two numbers
+}
+
+// Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block.
+// `turn` tells apart the sums of one row: its scratch is only written again after the barriers of the other turns.
+template <int threads, int turn, int count, class Real>
+NNORM_DEVICE void sum_of_team(Real (&values)[count]) {
+  static_assert(threads % warp_size == 0 && turn >= 0);
+  for (int i = 0; i < count; ++i) values[i] = sum_of_warp(values[i]);
+  if constexpr (threads > int(warp_size)) {
+    constexpr int warps = threads / int(warp_size);
+    __shared__ Real scratch[count][warps];  // another for each turn
+    if (threadIdx.x % warp_size == 0)
+      for (int i = 0; i < count; ++i) scratch[i][threadIdx.x / warp_size] = values[i];
+    __syncthreads();
+    for (int i = 0; i < count; ++i) {
+      values[i] = 0;
+      for (int warp = 0; warp < warps; ++warp) values[i] += scratch[i][warp];
+    }
+  }
+}
+
+}  // namespace nnorm::cuda

@@ -1,0 +1,254 @@
+// y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂ of each row (NN eq. 3, 5–15).
+//
+// A row is read from memory once where it fits: into the registers of a warp or of a block, or into a block's shared
+// memory. Longer rows are read four times. Sums are of float32 (float64 for float64), over a thread's elements, then over
+// its warp, then over its block; their order depends on the row's length and alignment alone, so that results repeat.
+//
+// As on processors: a row without spread and ε = 0 gives NaN, as 0/0 does.
+#pragma once
+
+#include "device.cuh"
+
+namespace nnorm::cuda {
+
+template <class T>
+struct Rows {
+  using Real = Arithmetic<T>;
+
+  const T* x;
+  T* y;
+  const Real* weight;
+  const Real* bias;
+  size_t rows, period;
+  unsigned row_length;
+  unsigned run;         // neighbouring elements that share one weight
+  Divisor run_divisor;  // by `run`
+  bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x is
+  Real epsilon, delta;
+};
+
+// `count` neighbouring numbers, in accesses of 16 bytes or fewer.
+template <int count, class Real>
+NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
+  constexpr int width = count < widest<Real> ? count : widest<Real>;
+#pragma unroll
+  for (int i = 0; i < count; i += width) {
+    const Access<Real, width> access = load<width>(from + i);
+    for (int j = 0; j < width; ++j) to[i + j] = access.values[j];
+  }
+}
+
+// Weight and bias of the elements from `position` of a row on.
+template <int width, class T>
+NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned position, Arithmetic<T> (&weight)[width],
+                              Arithmetic<T> (&bias)[width]) {
+  if (w.whole_weights) {
+    load_all(w.weight + weights_of_row + position, weight);
+    load_all(w.bias + weights_of_row + position, bias);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < width; ++j) {
+    const size_t i = weights_of_row + w.run_divisor.divide(position + unsigned(j));
+    weight[j] = w.weight[i];
+    bias[j] = w.bias[i];
+  }
+}
+
+// h = (x − mean)·inverse + correction, x − mean already formed.
+template <class Real>
+struct Standardization {
+  Real inverse, correction;
+
+  NNORM_DEVICE Real operator()(Real centred) const { return centred * inverse + correction; }
+};
+
+// From Σ(x − near) and Σ(x − near)², near the mean but for its rounding.
+template <class Real>
+NNORM_DEVICE Standardization<Real> standardization_of(const Real (&moments)[2], Real n, Real epsilon) {
+  const Real shift = moments[0] / n, variance = moments[1] / n - shift * shift;
+  const Real inverse = Real(1) / std::sqrt((variance < 0 ? Real(0) : variance) + epsilon);  // in this order NaN stays
+  return {inverse, -shift * inverse};
+}
+
+template <class T>
+struct RowBranches {
+  using Real = Arithmetic<T>;
+  Branch<Real> pos, neg;
+
+  NNORM_DEVICE RowBranches(const Real (&sums)[4], Real n, Real delta) {
+    const LmbdaSums<Real> named{sums[0], sums[1], sums[2], sums[3]};
+    const Exponents<Real> eta = resolve_exponents(estimate_lmbda(named, n, delta), delta);
+    pos = branch(eta.pos, Real(1), Real(1));
+    neg = branch(eta.neg, Real(1), Real(-1));
+  }
+
+  NNORM_DEVICE T operator()(Real h, Log2<Real> log, Real weight, Real bias) const {
+    const bool negative = h < Real(0);
+    const Product<Real> z = Evaluation<T>::times(log, negative ? neg.eta : pos.eta);
+    T y;
+    narrow((negative ? neg.gain : pos.gain) * Evaluation<T>::exp2_m1(z) * weight + bias, y);
+    return y;
+  }
+};
+
+template <class T>
+NNORM_DEVICE void add_lmbda_terms(Arithmetic<T> h, Log2<Arithmetic<T>> log, Arithmetic<T> (&sums)[4]) {
+  const LmbdaSums<Arithmetic<T>> terms = lmbda_terms(h, log);
+  sums[0] += terms.signed_log;
+  sums[1] += terms.h_d;
+  sums[2] += terms.d;
+  sums[3] += terms.curvature;
+}
+
+constexpr int smallest_block = 128;
+template <int threads>
+constexpr int block_of = threads < smallest_block ? smallest_block : threads;
+
+// Rows of at most threads·values elements, each in the registers of `threads` threads.
+template <int threads, int values, int width, class T>
+__global__ void __launch_bounds__(block_of<threads>) normal_norm_rows(Rows<T> w) {
+  using Real = Arithmetic<T>;
+  constexpr int accesses = values / width;
+  constexpr unsigned teams_of_block = unsigned(block_of<threads> / threads);
+  const unsigned member = threadIdx.x % unsigned(threads);
+  const Real n = Real(w.row_length);
+  const auto position = [&](int k) { return (unsigned(k * threads) + member) * unsigned(width); };
+
+  for (size_t row = size_t(blockIdx.x) * teams_of_block + threadIdx.x / unsigned(threads); row < w.rows;
+       row += size_t(gridDim.x) * teams_of_block) {
+    const T* x = w.x + row * w.row_length;
+    Real h[values], sum[1] = {0};
+#pragma unroll
+    for (int k = 0; k < accesses; ++k) {
+      if (position(k) >= w.row_length) continue;
+      const Access<T, width> access = load<width>(x + position(k));
+#pragma unroll
+      for (int j = 0; j < width; ++j) sum[0] += h[k * width + j] = widened(access.values[j]);
+    }
+    sum_of_team<threads, 0>(sum);
+
+    const Real mean = sum[0] / n;
+    Real moments[2] = {0, 0};
+#pragma unroll
+    for (int k = 0; k < accesses; ++k) {
+      if (position(k) >= w.row_length) continue;
+#pragma unroll
+      for (int i = k * width; i < (k + 1) * width; ++i) {
+        h[i] -= mean;
+        moments[0] += h[i];
+        moments[1] += h[i] * h[i];
+      }
+    }
+    sum_of_team<threads, 1>(moments);
+
+    const Standardization<Real> standardize = standardization_of(moments, n, w.epsilon);
+    Log2<Real> log[values];
+    Real sums[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < accesses; ++k) {
+      if (position(k) >= w.row_length) continue;
+#pragma unroll
+      for (int i = k * width; i < (k + 1) * width; ++i) {
+        h[i] = standardize(h[i]);
+        log[i] = Evaluation<T>::log2_1p(std::fabs(h[i]));
+        add_lmbda_terms<T>(h[i], log[i], sums);
+      }
+    }
+    sum_of_team<threads, 2>(sums);
+
+    const RowBranches<T> psi(sums, n, w.delta);
+    const size_t weights_of_row = row % w.period * (w.row_length / w.run);
+#pragma unroll
+    for (int k = 0; k < accesses; ++k) {
+      if (position(k) >= w.row_length) continue;
+      Real weight[width], bias[width];
+      load_affine(w, weights_of_row, position(k), weight, bias);
+      Access<T, width> y;
+#pragma unroll
+      for (int j = 0; j < width; ++j) y.values[j] = psi(h[k * width + j], log[k * width + j], weight[j], bias[j]);
+      store(w.y + row * w.row_length + position(k), y);
+    }
+  }
+}
+
+// Sums over a long row: float32 loses a digit for every ten numbers added one by one, so 64 accesses are added apart.
+constexpr unsigned accesses_of_part = 64;
+
+// Calls add(access position, part) for all of a thread's accesses; `total` gets the sum of the parts.
+template <int count, class Real, class Add>
+NNORM_DEVICE void sum_in_parts(unsigned first, unsigned step, unsigned end, Real (&total)[count], Add add) {
+  for (unsigned begin = first; begin < end;) {
+    Real part[count] = {};
+    for (unsigned i = 0; i < accesses_of_part && begin < end; ++i, begin += step) add(begin, part);
+    for (int i = 0; i < count; ++i) total[i] += part[i];
+  }
+}
+
+constexpr int long_row_threads = 512;
+
+// Rows of any length, a block each; `staged` in shared memory, else read again in every pass.
+template <bool staged, int width, class T>
+__global__ void __launch_bounds__(long_row_threads) normal_norm_long_rows(Rows<T> w) {
+  using Real = Arithmetic<T>;
+  NNORM_DYNAMIC_SHARED(stage);
+  const Real n = Real(w.row_length);
+  constexpr unsigned step = unsigned(long_row_threads * width);
+  const unsigned first = threadIdx.x * unsigned(width);
+
+  for (size_t row = blockIdx.x; row < w.rows; row += gridDim.x) {
+    const T* x = w.x + row * w.row_length;
+    T* const kept = reinterpret_cast<T*>(stage);  // each thread reads what it wrote itself: no barrier is needed
+    const auto values_at = [&](unsigned position) { return load<width>((staged ? kept : x) + position); };
+    Real sum[1] = {0};
+    sum_in_parts(first, step, w.row_length, sum, [&](unsigned position, Real(&part)[1]) {
+      const Access<T, width> access = load<width>(x + position);
+      if (staged) store(kept + position, access);
+#pragma unroll
+      for (int j = 0; j < width; ++j) part[0] += widened(access.values[j]);
+    });
+    sum_of_team<long_row_threads, 0>(sum);
+
+    const Real mean = sum[0] / n;
+    Real moments[2] = {0, 0};
+    sum_in_parts(first, step, w.row_length, moments, [&](unsigned position, Real(&part)[2]) {
+      const Access<T, width> access = values_at(position);
+#pragma unroll
+      for (int j = 0; j < width; ++j) {
+        const Real centred = widened(access.values[j]) - mean;
+        part[0] += centred;
+        part[1] += centred * centred;
+      }
+    });
+    sum_of_team<long_row_threads, 1>(moments);
+
+    const Standardization<Real> standardize = standardization_of(moments, n, w.epsilon);
+    Real sums[4] = {0, 0, 0, 0};
+    sum_in_parts(first, step, w.row_length, sums, [&](unsigned position, Real(&part)[4]) {
+      const Access<T, width> access = values_at(position);
+#pragma unroll
+      for (int j = 0; j < width; ++j) {
+        const Real h = standardize(widened(access.values[j]) - mean);
+        add_lmbda_terms<T>(h, Evaluation<T>::log2_1p(std::fabs(h)), part);
+      }
+    });
+    sum_of_team<long_row_threads, 2>(sums);
+
+    const RowBranches<T> psi(sums, n, w.delta);
+    const size_t weights_of_row = row % w.period * (w.row_length / w.run);
+    for (unsigned position = first; position < w.row_length; position += step) {
+      const Access<T, width> access = values_at(position);
+      Real weight[width], bias[width];
+      load_affine(w, weights_of_row, position, weight, bias);
+      Access<T, width> y;
+#pragma unroll
+      for (int j = 0; j < width; ++j) {
+        const Real h = standardize(widened(access.values[j]) - mean);
+        y.values[j] = psi(h, Evaluation<T>::log2_1p(std::fabs(h)), weight[j], bias[j]);
+      }
+      store(w.y + row * w.row_length + position, y);
+    }
+  }
+}
+
+}  // namespace nnorm::cuda

@@ -1,0 +1,55 @@
+// Problems of channels (BatchNormalNorm and its epilogues) and what their results should be.
+#pragma once
+
+#include <array>
+
+#include "buffers.h"
+#include "oracle.h"
+
+namespace nnorm_test {
+
+using nnorm::Arithmetic;
+using nnorm::Epilogue;
+
+template <class Real>
+struct ChannelParameters {
+  std::vector<Real> scale, shift, pos, neg, weight, bias;
+
+  // In the order in which an operator takes them.
+  std::array<const Real*, 6> pointers() const {
+    return {scale.data(), shift.data(), pos.data(), neg.data(), weight.data(), bias.data()};
+  }
+
+  ChannelParameters(size_t channels, Random& random) {
+    for (size_t c = 0; c < channels; ++c) {
+      const double exact[] = {0, 1, 2};
+      const double lmbda = random.below(4) ? random.uniform(-2, 4) : exact[random.below(3)];
+      scale.push_back(Real(random.uniform(0.3, 2)));
+      shift.push_back(Real(random.normal()));
+      pos.push_back(Real(lmbda));
+      neg.push_back(Real(2 - lmbda));
+      weight.push_back(Real(random.normal()));
+      bias.push_back(Real(random.normal()));
+    }
+  }
+};
+
+// What y should be, and the size of what may be rounded on the way to it; channel_of(i) is the channel of element i.
+template <class Real, class ChannelOf>
+void expected(ChannelOf channel_of, Epilogue epilogue, const ChannelParameters<Real>& p, const std::vector<Real>& x,
+              const std::vector<Real>& residual, std::vector<Wider<Real>>& y, std::vector<Wider<Real>>& size) {
+  using Wide = Wider<Real>;
+  y.resize(x.size());
+  size.resize(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t c = channel_of(i);
+    const Wide scaled = Wide(p.scale[c]) * Wide(x[i]), shift = p.shift[c], h = scaled + shift;
+    const Wide eta = h < 0 ? p.neg[c] : p.pos[c], psi = Wide(p.weight[c]) * true_psi(h, eta), bias = p.bias[c];
+    const Wide added = epilogue == Epilogue::add_relu ? Wide(residual[i]) : Wide(0), sum = psi + bias + added;
+    y[i] = epilogue != Epilogue::none && sum < 0 ? Wide(0) : sum;
+    size[i] = std::fabs(psi) + std::fabs(bias) + std::fabs(added) +
+              std::fabs(Wide(p.weight[c])) * true_slope(h, eta) * (std::fabs(scaled) + std::fabs(shift));
+  }
+}
+
+}  // namespace nnorm_test

@@ -1,0 +1,86 @@
+// The kernels of GPUs and memory that they can reach: on a GPU, where this is compiled by nvcc; else on the processor, by
+// cuda_on_host.h.
+#pragma once
+
+#include "buffers.h"
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+
+#include "nnorm/cuda_kernels.h"
+#else
+#include "launch.cuh"
+#endif
+
+namespace nnorm_test {
+
+#if defined(__CUDACC__)
+constexpr bool on_gpu = true;
+
+inline void must(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::printf("CUDA: %s\n", cudaGetErrorString(error));
+  std::exit(1);  // what comes after could only be wrong
+}
+
+inline bool have_device() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+inline cudaStream_t stream() {
+  static const cudaStream_t created = [] {
+    cudaStream_t result;
+    must(cudaStreamCreateWithFlags(&result, cudaStreamNonBlocking));
+    return result;
+  }();
+  return created;
+}
+
+// A copy of an Input's or Output's memory, guards included.
+template <class T>
+class OnDevice {
+ public:
+  template <class Buffer>
+  explicit OnDevice(Buffer& buffer)
+      : bytes_(buffer.storage().size() * sizeof(T)), first_(size_t(buffer.data() - buffer.storage().data())) {
+    must(cudaMalloc(&memory_, bytes_ ? bytes_ : 1));
+    must(cudaMemcpy(memory_, buffer.storage().data(), bytes_, cudaMemcpyHostToDevice));
+  }
+  ~OnDevice() { cudaFree(memory_); }
+  OnDevice(const OnDevice&) = delete;
+
+  T* data() const { return static_cast<T*>(memory_) + first_; }
+
+  // Waits for the kernels and copies back.
+  template <class Buffer>
+  void fetch(Buffer& buffer) const {
+    must(cudaStreamSynchronize(stream()));
+    must(cudaMemcpy(buffer.storage().data(), memory_, bytes_, cudaMemcpyDeviceToHost));
+  }
+
+ private:
+  void* memory_ = nullptr;
+  size_t bytes_, first_;
+};
+#else
+constexpr bool on_gpu = false;
+
+inline bool have_device() { return true; }
+inline cudaStream_t stream() { return nullptr; }
+
+template <class T>
+class OnDevice {
+ public:
+  template <class Buffer>
+  explicit OnDevice(Buffer& buffer) : data_(const_cast<T*>(buffer.data())) {}
+  T* data() const { return data_; }
+  template <class Buffer>
+  void fetch(Buffer&) const {}
+
+ private:
+  T* data_;
+};
+#endif
+
+}  // namespace nnorm_test

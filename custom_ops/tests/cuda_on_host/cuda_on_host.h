@@ -1,0 +1,178 @@
+// CUDA kernels run by the processor: what the .cuh files use of CUDA, for tests on machines without a GPU.
+//
+// Blocks run one after another. The threads of a block are contexts of their own that a scheduler resumes in an order
+// which changes from round to round, so that a missing barrier shows; each runs until it waits, at a barrier or in an
+// exchange with its warp. A block whose threads wait for each other in vain ends its launch with an error, and so does
+// one of which some threads end while others wait at a barrier. With AddressSanitizer this is what compute-sanitizer's
+// memcheck is on a GPU. What it does not show: the time anything takes, and the device's own instructions.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+
+#define __global__
+#define __device__
+#define __shared__ static  // one block at a time, so all may have one
+#define __launch_bounds__(...)
+#define NNORM_DEVICE inline
+#define NNORM_DYNAMIC_SHARED(bytes) unsigned char* const bytes = cuda_on_host::dynamic_shared()
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+// Of the thread that runs.
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_host {
+
+constexpr unsigned lanes = 32;
+constexpr size_t stack_bytes = 256 << 10;
+
+enum class Waiting { not_at_all, for_warp, for_block, for_nothing_more };
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<unsigned char[]> stack{new unsigned char[stack_bytes]};
+  Waiting waiting;
+  uint64_t exchanged;
+};
+
+class Block {
+ public:
+  static Block& current() {
+    static Block block;
+    return block;
+  }
+
+  // Runs one block; false if its threads wait for what never comes.
+  bool run(unsigned count, size_t shared_bytes, const std::function<void()>& kernel) {
+    while (threads_.size() < count) threads_.push_back(std::make_unique<Thread>());
+    // Its end is the allocation's, so that AddressSanitizer sees accesses past it; its content is anything.
+    shared_.reset(new unsigned char[shared_bytes]);
+    std::memset(shared_.get(), 0xa5, shared_bytes);
+    kernel_ = &kernel;
+    count_ = count;
+    for (unsigned i = 0; i < count; ++i) {
+      Thread& thread = *threads_[i];
+      thread.waiting = Waiting::not_at_all;
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = thread.stack.get();
+      thread.context.uc_stack.ss_size = stack_bytes;
+      thread.context.uc_link = &scheduler_;
+      makecontext(&thread.context, &Block::start, 0);
+    }
+    for (unsigned round = 0;; ++round) {
+      bool ran = false;
+      for (unsigned n = 0; n < count; ++n) {
+        const unsigned i = round % 2 ? count - 1 - n : n;
+        if (threads_[i]->waiting != Waiting::not_at_all) continue;
+        resume(i);
+        ran = true;
+      }
+      const bool released = release();
+      if (!ran && !released) return ended() == count;
+    }
+  }
+
+  void wait(Waiting what) {
+    Thread& thread = *threads_[running_];
+    thread.waiting = what;
+    swapcontext(&thread.context, &scheduler_);
+  }
+
+  template <class T>
+  T exchange(T value, unsigned distance) {
+    static_assert(sizeof(T) <= sizeof(uint64_t));
+    std::memcpy(&threads_[running_]->exchanged, &value, sizeof value);
+    wait(Waiting::for_warp);
+    const unsigned partner = running_ ^ distance;
+    std::memcpy(&value, &threads_[partner]->exchanged, sizeof value);
+    wait(Waiting::for_warp);  // until all have read
+    return value;
+  }
+
+  unsigned char* shared() { return shared_.get(); }
+
+ private:
+  static void start() {
+    Block& block = current();
+    (*block.kernel_)();
+    block.threads_[block.running_]->waiting = Waiting::for_nothing_more;
+  }
+
+  void resume(unsigned i) {
+    running_ = i;
+    threadIdx = dim3(i);
+    swapcontext(&scheduler_, &threads_[i]->context);
+  }
+
+  unsigned ended() const { return count_waiting(0, count_, Waiting::for_nothing_more); }
+
+  unsigned count_waiting(unsigned begin, unsigned end, Waiting what) const {
+    return unsigned(std::count_if(threads_.begin() + begin, threads_.begin() + end,
+                                  [what](const auto& thread) { return thread->waiting == what; }));
+  }
+
+  // Lets those go on whose whole warp, or block, has come.
+  bool release() {
+    bool released = false;
+    const auto all = [&](unsigned begin, unsigned end, Waiting what) {
+      if (count_waiting(begin, end, what) != end - begin) return;
+      for (unsigned i = begin; i < end; ++i) threads_[i]->waiting = Waiting::not_at_all;
+      released = true;
+    };
+    for (unsigned begin = 0; begin < count_; begin += lanes)
+      all(begin, std::min(begin + lanes, count_), Waiting::for_warp);
+    all(0, count_, Waiting::for_block);
+    return released;
+  }
+
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::unique_ptr<unsigned char[]> shared_;
+  const std::function<void()>* kernel_ = nullptr;
+  ucontext_t scheduler_;
+  unsigned count_ = 0, running_ = 0;
+};
+
+inline unsigned char* dynamic_shared() { return Block::current().shared(); }
+
+}  // namespace cuda_on_host
+
+inline void __syncthreads() { cuda_on_host::Block::current().wait(cuda_on_host::Waiting::for_block); }
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned distance) {
+  return cuda_on_host::Block::current().exchange(value, distance);
+}
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
+
+namespace nnorm::cuda {
+
+template <class Work>
+cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, size_t shared, cudaStream_t, Work work) {
+  if (blocks.x == 0 || blocks.y == 0 || blocks.y > 65535 || threads == 0 || threads > 1024 ||
+      shared > size_t(cuda_on_host::shared_memory))
+    return cudaErrorInvalidValue;  // as a device would say
+  gridDim = blocks;
+  blockDim = dim3(threads);
+  for (unsigned y = 0; y < blocks.y; ++y)
+    for (unsigned x = 0; x < blocks.x; ++x) {
+      blockIdx = dim3(x, y);
+      if (!cuda_on_host::Block::current().run(threads, shared, [&] { kernel(work); })) return cudaErrorLaunchFailure;
+    }
+  return cudaSuccess;
+}
+
+}  // namespace nnorm::cuda

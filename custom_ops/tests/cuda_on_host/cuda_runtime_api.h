@@ -1,0 +1,32 @@
+// The part of CUDA's header that the kernels' callers use, for tests on machines without a GPU: see cuda_on_host.h.
+#pragma once
+
+#include <cstddef>
+
+struct CUstream_st;
+struct CUevent_st;
+using cudaStream_t = CUstream_st*;
+using cudaEvent_t = CUevent_st*;
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess           ? "no error"
+         : error == cudaErrorInvalidValue ? "invalid argument"
+                                          : "unspecified launch failure";
+}
+
+namespace cuda_on_host {
+// A small GPU, so that loops over what does not fit run too; tests may change it.
+inline int multiprocessors = 1, shared_memory = 100 << 10;
+}  // namespace cuda_on_host
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? cuda_on_host::multiprocessors : cuda_on_host::shared_memory;
+  return cudaSuccess;
+}

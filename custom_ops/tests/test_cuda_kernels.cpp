@@ -1,0 +1,215 @@
+// The kernels of GPUs against loops over the formulas: every type, epilogue, kernel and width of access, awkward sizes
+// and addresses, results in place. CMake builds this twice: for the processor, where it runs everywhere, and with CUDA.
+#include <string>
+
+#include "channels.h"
+#include "check.h"
+#include "cuda_memory.h"
+#include "rows.h"
+
+namespace nnorm_test {
+namespace {
+
+using nnorm::ChannelProblem;
+
+// By how much float64's truth for T may be missed before the last rounding: narrow types are computed less exactly.
+template <class T>
+constexpr bool narrow_type = sizeof(T) == 2;
+
+// Where the tensors lie: elements off a boundary, and results over what they are computed from.
+struct Place {
+  size_t x, residual, y;
+  enum { apart, over_x, over_residual } result;
+};
+
+struct ChannelGeometry {
+  size_t samples, channels, extent, lanes;  // lanes: 0, or those of the layout with channels last
+
+  size_t size() const { return samples * (lanes ? lanes : channels) * extent; }
+  size_t channel_of(size_t i) const { return lanes ? i % lanes : i / extent % channels; }
+  bool padding(size_t i) const { return channel_of(i) >= channels; }
+  std::string name() const {
+    return std::to_string(samples) + "x" + std::to_string(channels) + "x" + std::to_string(extent) +
+           (lanes ? " in " + std::to_string(lanes) + " lanes" : "");
+  }
+};
+
+// Extents about an access (2, 4, 8 elements), a warp's (32 of them) and its segment (128); few and many samples.
+std::vector<ChannelGeometry> channel_geometries() {
+  std::vector<ChannelGeometry> all{{0, 3, 4, 0}, {2, 3, 0, 0}, {1, 1, 1, 0}, {1, 1, 4099, 0}, {1, 2, 70001, 0}};
+  for (const size_t extent : {1, 2, 3, 16, 49, 64, 129, 256, 511, 1024, 1025, 3001})
+    for (const size_t samples : {1, 3, 17}) all.push_back({samples, 5, extent, 0});
+  for (const size_t channels : {1, 7, 256, 1025, 2048})
+    for (const size_t samples : {1, 70}) all.push_back({samples, channels, 1, 0});
+  for (const auto& [channels, lanes] : {std::pair<size_t, size_t>{1, 8}, {3, 8}, {8, 8}, {5, 5}, {13, 16}, {1000, 1000}})
+    for (const size_t samples : {1, 67}) all.push_back({samples, channels, 1, lanes});
+  return all;
+}
+
+template <class T>
+std::vector<T> run(const ChannelGeometry& g, Epilogue epilogue, const ChannelParameters<Arithmetic<T>>& p,
+                   const std::vector<T>& x, const std::vector<T>& residual, Place place) {
+  Input<T> x_apart(x, place.x), residual_apart(residual, place.residual);
+  Output<T> y = place.result == Place::over_x          ? Output<T>(x, place.y)
+                : place.result == Place::over_residual ? Output<T>(residual, place.y)
+                                                       : Output<T>(x.size(), place.y);
+  const OnDevice<T> x_there(x_apart), residual_there(residual_apart), y_there(y);
+  ChannelProblem<T> problem{};
+  problem.x = place.result == Place::over_x ? y_there.data() : x_there.data();
+  if (epilogue == Epilogue::add_relu)
+    problem.residual = place.result == Place::over_residual ? y_there.data() : residual_there.data();
+  problem.y = y_there.data();
+  std::vector<Input<Arithmetic<T>>> parameters;
+  for (const auto* numbers : {&p.scale, &p.shift, &p.pos, &p.neg, &p.weight, &p.bias}) parameters.emplace_back(*numbers, 0);
+  std::vector<std::unique_ptr<OnDevice<Arithmetic<T>>>> there;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    there.push_back(std::make_unique<OnDevice<Arithmetic<T>>>(parameters[i]));
+    problem.parameters[i] = there[i]->data();
+  }
+  problem.samples = g.samples;
+  problem.channels = g.channels;
+  problem.extent = g.extent;
+  problem.epilogue = epilogue;
+  const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream())
+                                    : nnorm::cuda::run(problem, stream());
+  CHECK(error == cudaSuccess, "%s %s: %s", NameOf<T>::value, g.name().c_str(), cudaGetErrorString(error));
+  y_there.fetch(y);
+  CHECK(y.guards_hold(), "%s %s: written outside y", NameOf<T>::value, g.name().c_str());
+  return y.values();
+}
+
+template <class T>
+void test_channels(ErrorTable& errors, double bound) {
+  Random random(1);
+  Worst worst;
+  for (const ChannelGeometry& g : channel_geometries())
+    for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu, Epilogue::add_relu}) {
+      const size_t n = g.size();
+      std::vector<double> numbers(n), others(n);
+      for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
+      for (double& value : others) value = random.normal();
+      if (n > 4) numbers[random.below(n)] = NAN;  // must come out as NaN, and nowhere else
+      const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
+      const ChannelParameters<Arithmetic<T>> p(g.channels, random);
+      std::vector<Wider<T>> truth, size;
+      expected([&](size_t i) { return g.padding(i) ? 0 : g.channel_of(i); }, epilogue, p, widened_all(x),
+               widened_all(residual), truth, size);
+
+      const std::string name = std::string(NameOf<T>::value) + ", " + g.name() + ", epilogue " + std::to_string(int(epilogue));
+      const std::vector<T> y = run<T>(g, epilogue, p, x, residual, {0, 0, 0, Place::apart});
+      const auto again = [&](Place place) { return same_bits(y, run<T>(g, epilogue, p, x, residual, place)); };
+      CHECK(again({1, 1, 1, Place::apart}), "%s: one element off a boundary", name.c_str());
+      CHECK(again({0, 1, 3, Place::apart}), "%s: each tensor off by another number", name.c_str());
+      CHECK(again({1, 1, 1, Place::over_x}), "%s: in place", name.c_str());
+      if (epilogue == Epilogue::add_relu) CHECK(again({3, 3, 3, Place::over_residual}), "%s: over the residual", name.c_str());
+      for (size_t i = 0; i < n; ++i) {
+        const double value = double(nnorm::widened(y[i]));
+        if (g.padding(i))
+          CHECK(value == 0, "%s: padding is %g", name.c_str(), value);
+        else if (std::isnan(truth[i]))
+          CHECK(std::isnan(value), "%s: NaN becomes %g", name.c_str(), value);
+        else
+          worst.see((double(std::fabs(nnorm::widened(y[i]) - truth[i])) - last_rounding<T>(double(truth[i]))) / double(size[i]),
+                    double(nnorm::widened(x[i])), value);
+      }
+    }
+  errors.add(std::string("channels, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
+}
+
+// Lengths about what each kernel takes: 256, 512, 768 and 1024 for a warp, 4096 for a block, shared memory, and beyond.
+std::vector<RowGeometry> row_geometries() {
+  std::vector<RowGeometry> all{{0, 5, 1, 1}, {3, 0, 1, 1}, {1, 30001, 1, 1}, {2, 60000, 2, 60000}, {1, 1 << 20, 1, 1 << 18}};
+  for (const size_t length : {1, 2, 31, 33, 49, 255, 256, 257, 512, 513, 768, 1023, 1024, 1025, 4096, 4097, 5000}) {
+    all.push_back({length < 300 ? 37u : 2u, length, 1, 1});
+    all.push_back({5, length, 3, 1});
+    for (const size_t run : {3, 7, 16, 64, 257})
+      if (length % run == 0) all.push_back({4, length, 2, run});
+  }
+  return all;
+}
+
+template <class T>
+std::vector<T> run(const Rows<T>& rows, Place place) {
+  Input<T> apart(rows.x, place.x);
+  Output<T> y = place.result == Place::over_x ? Output<T>(rows.x, place.y) : Output<T>(rows.x.size(), place.y);
+  Input<Arithmetic<T>> weight(rows.weight, place.x), bias(rows.bias, place.x);
+  const OnDevice<T> x_there(apart), y_there(y);
+  const OnDevice<Arithmetic<T>> weight_there(weight), bias_there(bias);
+  nnorm::RowProblem<T> problem = rows.work(place.result == Place::over_x ? y_there.data() : x_there.data(), y_there.data());
+  problem.weight = weight_there.data();
+  problem.bias = bias_there.data();
+  const cudaError_t error = nnorm::cuda::run(problem, stream());
+  const RowGeometry& g = rows.geometry;
+  CHECK(error == cudaSuccess, "%s %zux%zu: %s", NameOf<T>::value, g.rows, g.row_length, cudaGetErrorString(error));
+  y_there.fetch(y);
+  CHECK(y.guards_hold(), "%s %zux%zu: written outside y", NameOf<T>::value, g.rows, g.row_length);
+  return y.values();
+}
+
+template <class T>
+void test_rows(ErrorTable& errors, double bound) {
+  Random random(2);
+  Worst worst;
+  for (const RowGeometry& g : row_geometries()) {
+    const Rows<T> rows(g, normal_numbers(g.rows * g.row_length, random), random);
+    const std::vector<T> aligned = run(rows, {0, 0, 0, Place::apart}), off = run(rows, {1, 0, 3, Place::apart});
+    const auto same = [&](Place place, const std::vector<T>& y) { return same_bits(y, run(rows, place)); };
+    CHECK(same({0, 0, 0, Place::over_x}, aligned), "%s %zux%zu: in place", NameOf<T>::value, g.rows, g.row_length);
+    CHECK(same({1, 0, 1, Place::over_x}, off), "%s %zux%zu: in place, off a boundary", NameOf<T>::value, g.rows, g.row_length);
+    for (size_t row = 0; row < (g.row_length ? g.rows : 0); ++row) {
+      const Truth<Wider<T>> truth = true_row(rows, row);
+      for (const auto* y : {&aligned, &off})
+        for (size_t i = 0; i < g.row_length; ++i) {
+          const double error = double(std::fabs(nnorm::widened((*y)[row * g.row_length + i]) - truth.y[i]));
+          worst.see((error - last_rounding<T>(double(truth.y[i]))) / double(truth.size[i]), double(g.row_length), double(i));
+        }
+    }
+  }
+  errors.add(std::string("rows, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
+}
+
+// A row with NaN or infinity is NaN, one without spread too where ε = 0; the rows beside it do not notice.
+template <class T>
+void test_bad_rows() {
+  Random random(3);
+  for (const size_t length : {3, 64, 1000, 4096, 5001}) {
+    Rows<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
+    clean.epsilon = 0;
+    Rows<T> spoilt = clean;
+    nnorm::narrow(Arithmetic<T>(NAN), spoilt.x[length + length / 2]);
+    nnorm::narrow(Arithmetic<T>(-INFINITY), spoilt.x[4 * length - 1]);
+    for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), spoilt.x[4 * length + i]);
+    const std::vector<T> expected = run(clean, {0, 0, 0, Place::apart}), y = run(spoilt, {0, 0, 0, Place::apart});
+    for (size_t i = 0; i < y.size(); ++i) {
+      const size_t row = i / length;
+      const bool bad = row == 1 || row == 3 || row == 4, is_nan = std::isnan(nnorm::widened(y[i]));
+      CHECK(bad ? is_nan : !is_nan && std::memcmp(&y[i], &expected[i], sizeof(T)) == 0,
+            "%s: row %zu of length %zu is %g", NameOf<T>::value, row, length, double(nnorm::widened(y[i])));
+    }
+  }
+}
+
+template <class T>
+void test_type(ErrorTable& errors, double bound_of_channels, double bound_of_rows) {
+  test_channels<T>(errors, bound_of_channels);
+  test_rows<T>(errors, bound_of_rows);
+  test_bad_rows<T>();
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main() {
+  using namespace nnorm_test;
+  if (!have_device()) {
+    std::printf("skipped: no GPU that CUDA can use\n");
+    return skipped;
+  }
+  ErrorTable errors(0);
+  test_type<float>(errors, 3e-7, 1e-6);
+  test_type<nnorm::Float16>(errors, 0x1p-15, 0x1p-15);
+  test_type<nnorm::BFloat16>(errors, 0x1p-15, 0x1p-15);
+  if (have_truth_for_double) test_type<double>(errors, 5e-16, 3e-15);
+  errors.print_and_check();
+  return finish();
+}
