@@ -38,9 +38,10 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
 add_library(nnorm_options INTERFACE)
 target_compile_features(nnorm_options INTERFACE cxx_std_17)
-target_compile_options(nnorm_options INTERFACE -Wall -Wextra $<$<BOOL:${NNORM_WERROR}>:-Werror>)
+target_compile_options(nnorm_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${NNORM_WERROR}>:-Werror>>)
 if(NNORM_SANITIZE)
   set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
-  target_compile_options(nnorm_options INTERFACE ${sanitizers} -g -fno-omit-frame-pointer)
+  target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitizers} -g -fno-omit-frame-pointer>)
   target_link_options(nnorm_options INTERFACE ${sanitizers})
 endif()

@@ -21,6 +21,8 @@ list(FILTER test_sources EXCLUDE REGEX "_target\\.cpp$")
 foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
+  target_include_directories(${name} PRIVATE cuda tests/cuda_on_host) # GPUs' kernels, for the processor
+  target_compile_options(${name} PRIVATE -Wno-unknown-pragmas) # nvcc's
   target_link_libraries(${name} PRIVATE
     nnorm_options nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
@@ -29,3 +31,18 @@ foreach(source IN LISTS test_sources)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
+
+# tests/gpu/*.cu are compiled by nvcc and need a GPU to run; without one they are skipped.
+if(TARGET nnorm_cuda_kernels)
+  file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.cu")
+  foreach(source IN LISTS test_sources)
+    cmake_path(GET source STEM name)
+    add_executable(${name} "${source}")
+    target_compile_features(${name} PRIVATE cuda_std_17)
+    target_compile_definitions(${name} PRIVATE NNORM_TARGET=cuda)
+    target_link_libraries(${name} PRIVATE nnorm_cuda_kernels)
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}")
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+  endforeach()
+endif()

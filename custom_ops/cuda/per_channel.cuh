@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
   }
   const size_t step = size_t(gridDim.y) * rows_of_block, row_length = w.columns * width;
   for (size_t row = size_t(blockIdx.y) * rows_of_block + threadIdx.x / w.span; row < w.rows; row += in_flight * step) {
-    Access<T, width> x[in_flight], residual[in_flight];
+    Access<T, width> x[in_flight] = {}, residual[in_flight] = {};
     const auto position = [&](int k) { return (row + size_t(k) * step) * row_length + column * width; };
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {

@@ -1,40 +1,41 @@
-// BatchNormalNorm and its epilogues, on tensors [N, C, *spatial] and on ONNX Runtime's blocked layout of them.
+// BatchNormalNorm and its epilogues, on tensors [N, C, *spatial].
 #pragma once
 
 #include "operator.h"
 
 namespace nnorm::ort {
 
+// What the operator on X of a node asks for, its inputs checked: X, parameters, residual. Y is not yet asked for.
+template <class T>
+ChannelProblem<T> channel_problem(const Run& run, Epilogue epilogue, const Tensor<const T>& x);
+
 template <class T>
 void batch_normal_norm(const Run& run, Epilogue epilogue);
 
-// X in blocks of `block` channels: [N, C/block, *spatial, block] in memory, [N, C, *spatial] by its shape.
-void nchwc_batch_normal_norm(const Run& run, Epilogue epilogue, int64_t block);
+template <class T, Epilogue epilogue>
+struct BatchNormalNormWith {
+  static constexpr size_t parameters = ChannelProblem<T>::parameter_count;
+  static constexpr size_t operands = epilogue == Epilogue::add_relu ? 1 : 0;
+  explicit BatchNormalNormWith(const Attributes&) {}
+  void operator()(const Run& run) const { batch_normal_norm<T>(run, epilogue); }
+};
 
-int64_t nchwc_block(const Attributes& attributes);
+template <class T>
+struct BatchNormalNorm : BatchNormalNormWith<T, Epilogue::none> {
+  static constexpr const char* name = "BatchNormalNorm";
+  using BatchNormalNormWith<T, Epilogue::none>::BatchNormalNormWith;
+};
 
-// One operator of the family, in either layout.
-#define NNORM_BATCH_NORMAL_NORM(type, epilogue_, operands_)                                           \
-  template <class T>                                                                                  \
-  struct type {                                                                                       \
-    static constexpr const char* name = #type;                                                        \
-    static constexpr size_t parameters = 6, operands = operands_;                                     \
-    explicit type(const Attributes&) {}                                                               \
-    void operator()(const Run& run) const { batch_normal_norm<T>(run, Epilogue::epilogue_); }         \
-  };                                                                                                  \
-  template <class T>                                                                                  \
-  struct Nchwc##type {                                                                                \
-    static constexpr const char* name = "Nchwc" #type;                                                \
-    static constexpr size_t parameters = 6, operands = operands_;                                     \
-    explicit Nchwc##type(const Attributes& attributes) : block(nchwc_block(attributes)) {}            \
-    void operator()(const Run& run) const { nchwc_batch_normal_norm(run, Epilogue::epilogue_, block); } \
-    int64_t block;                                                                                    \
-  };
+template <class T>
+struct BatchNormalNormRelu : BatchNormalNormWith<T, Epilogue::relu> {
+  static constexpr const char* name = "BatchNormalNormRelu";
+  using BatchNormalNormWith<T, Epilogue::relu>::BatchNormalNormWith;
+};
 
-NNORM_BATCH_NORMAL_NORM(BatchNormalNorm, none, 0)
-NNORM_BATCH_NORMAL_NORM(BatchNormalNormRelu, relu, 0)
-NNORM_BATCH_NORMAL_NORM(BatchNormalNormAddRelu, add_relu, 1)
-
-#undef NNORM_BATCH_NORMAL_NORM
+template <class T>
+struct BatchNormalNormAddRelu : BatchNormalNormWith<T, Epilogue::add_relu> {
+  static constexpr const char* name = "BatchNormalNormAddRelu";
+  using BatchNormalNormWith<T, Epilogue::add_relu>::BatchNormalNormWith;
+};
 
 }  // namespace nnorm::ort

@@ -6,21 +6,10 @@ namespace {
 // The defaults of nnorm_export/operators/rows.py: ε = 1e-5 and δ = √ε.
 constexpr float default_epsilon = 1e-5f, default_delta = 0.0031622776601683794f;
 
-// A run of elements with one weight that is shorter than this is no length for a vectorised loop.
-constexpr size_t short_run = 16;
-
 double not_negative(const Attributes& attributes, const char* name, float missing) {
   const float value = attributes.real(name, missing);
   if (!(value >= 0)) refuse(std::string("attribute ") + name + " must be at least 0, it is " + std::to_string(value));
   return double(value);
-}
-
-template <class Real>
-std::vector<Real> repeated(const Real* values, size_t count, size_t times) {
-  std::vector<Real> result;
-  result.reserve(count * times);
-  for (size_t i = 0; i < count; ++i) result.insert(result.end(), times, values[i]);
-  return result;
 }
 
 }  // namespace
@@ -44,18 +33,18 @@ void LayerNormalNorm<T>::operator()(const Run& run) const {
     refuse("weight and bias must be " + to_string(normalized) + ", the axes of X " + to_string(x.shape) + " from axis " +
            std::to_string(axis_) + "; they are " + to_string(weight.shape) + " and " + to_string(bias.shape));
 
-  RowProblem<T> work{};
-  work.x = x.data;
-  work.y = run.output<T>(x.shape);
-  work.weight = weight.data;
-  work.bias = bias.data;
-  work.row_length = count(normalized);
-  work.rows = work.row_length ? count(x.shape) / work.row_length : 0;
-  work.period = 1;
-  work.run = 1;
-  work.epsilon = epsilon_;
-  work.delta = delta_;
-  run.over_items(work, best_target().table<T>().per_row);
+  RowProblem<T> problem{};
+  problem.x = x.data;
+  problem.y = run.output<T>(x.shape);
+  problem.weight = weight.data;
+  problem.bias = bias.data;
+  problem.row_length = count(normalized);
+  problem.rows = problem.row_length ? count(x.shape) / problem.row_length : 0;
+  problem.period = 1;
+  problem.run = 1;
+  problem.epsilon = epsilon_;
+  problem.delta = delta_;
+  run.solve(problem);
 }
 
 template <class T>
@@ -80,26 +69,18 @@ void GroupNormalNorm<T>::operator()(const Run& run) const {
     refuse("attribute num_groups is " + std::to_string(num_groups_) + ", which does not divide the channels of X " +
            to_string(x.shape));
 
-  RowProblem<T> work{};
-  work.x = x.data;
-  work.y = run.output<T>(x.shape);
-  work.weight = weight.data;
-  work.bias = bias.data;
-  work.run = count(x.shape, 2);
-  work.row_length = size_t(channels / num_groups_) * work.run;
-  work.rows = size_t(x.shape[0]) * size_t(num_groups_);
-  work.period = size_t(num_groups_);
-  work.epsilon = epsilon_;
-  work.delta = delta_;
-  std::vector<Real> weights, biases;
-  if (work.run > 1 && work.run < short_run && channels > num_groups_) {
-    weights = repeated(weight.data, size_t(channels), work.run);
-    biases = repeated(bias.data, size_t(channels), work.run);
-    work.weight = weights.data();
-    work.bias = biases.data();
-    work.run = 1;
-  }
-  run.over_items(work, best_target().table<T>().per_row);
+  RowProblem<T> problem{};
+  problem.x = x.data;
+  problem.y = run.output<T>(x.shape);
+  problem.weight = weight.data;
+  problem.bias = bias.data;
+  problem.run = count(x.shape, 2);
+  problem.row_length = size_t(channels / num_groups_) * problem.run;
+  problem.rows = size_t(x.shape[0]) * size_t(num_groups_);
+  problem.period = size_t(num_groups_);
+  problem.epsilon = epsilon_;
+  problem.delta = delta_;
+  run.solve(problem);
 }
 
 template struct LayerNormalNorm<float>;

@@ -83,7 +83,7 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   op->api = api;
   op->version = version;
   op->GetName = [](const OrtCustomOp*) noexcept { return Operator<T>::name; };
-  op->GetExecutionProviderType = [](const OrtCustomOp*) noexcept { return "CPUExecutionProvider"; };
+  op->GetExecutionProviderType = [](const OrtCustomOp*) noexcept { return execution_provider; };
   op->GetInputTypeCount = [](const OrtCustomOp*) noexcept { return 1 + Operator<T>::parameters + Operator<T>::operands; };
   op->GetInputType = C::input_type;
   op->GetInputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
@@ -103,5 +103,28 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   };
   return op;
 }
+
+// The operators of one ONNX Runtime. They must outlive every session, so whoever makes them never destroys them.
+class Operators {
+ public:
+  Operators(const OrtApi* api, uint32_t version) : api_(api), version_(version) {}
+
+  template <template <class> class Operator, class T>
+  void add() {
+    ops_.push_back(custom_op<Operator, T>(api_, version_));
+  }
+
+  // BatchNormalNorm, its epilogues, LayerNormalNorm and GroupNormalNorm, of every type (operators.cpp).
+  void add_all();
+
+  void add_to(OrtCustomOpDomain* domain) const {
+    for (const auto& op : ops_) check(api_, api_->CustomOpDomain_Add(domain, op.get()));
+  }
+
+ private:
+  const OrtApi* api_;
+  uint32_t version_;
+  std::vector<std::unique_ptr<CustomOp>> ops_;
+};
 
 }  // namespace nnorm::ort

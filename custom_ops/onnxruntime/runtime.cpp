@@ -75,4 +75,10 @@ void Run::over_items(size_t items, void* call, void (*item)(void*, size_t)) cons
   check(api_, api_->KernelContext_ParallelFor(context_, item, items, std::min(items, batches), call));
 }
 
+void* Run::gpu_stream() const {
+  void* stream = nullptr;
+  check(api_, api_->KernelContext_GetGPUComputeStream(context_, &stream));
+  return stream;
+}
+
 }  // namespace nnorm::ort

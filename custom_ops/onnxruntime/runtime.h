@@ -1,4 +1,7 @@
 // ONNX Runtime's C API as the operators see it: errors as exceptions inside, as statuses at the boundary.
+//
+// The operators are the same for every execution provider; cpu/ and cuda/ say what a library's provider is called and
+// how it solves a problem.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -7,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "nnorm/kernels.h"
+#include "nnorm/problems.h"
 
 namespace nnorm::ort {
 
@@ -66,7 +69,10 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
-// One run of a node: its tensors and the session's threads.
+// The execution provider that this library has kernels for.
+extern const char* const execution_provider;
+
+// One run of a node: its tensors, and what computes them.
 class Run {
  public:
   Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
@@ -83,23 +89,21 @@ class Run {
     return static_cast<T*>(output(shape));
   }
 
-  // The items of `work`, spread over the session's threads where there is enough to do.
-  template <class Work>
-  void over_items(const Work& work, void (*kernel)(const Work&, size_t, size_t)) const {
-    struct Call {
-      const Work& work;
-      void (*kernel)(const Work&, size_t, size_t);
-    } call{work, kernel};
-    over_items(count_items(work), &call, [](void* data, size_t item) {
-      const Call& call = *static_cast<const Call*>(data);
-      call.kernel(call.work, item, item + 1);
-    });
-  }
+  // With the session's threads, or on the stream that the session's kernels follow each other on.
+  template <class T>
+  void solve(const ChannelProblem<T>& problem) const;
+  template <class T>
+  void solve(const RowProblem<T>& problem) const;
+
+  // The items 0, …, items − 1 of a call, spread over the session's threads where there is enough to do.
+  void over_items(size_t items, void* call, void (*item)(void*, size_t)) const;
+
+  // The stream of a session on a GPU.
+  void* gpu_stream() const;
 
  private:
   const void* input(size_t index, Shape& shape) const;
   void* output(const Shape& shape) const;
-  void over_items(size_t items, void* call, void (*item)(void*, size_t)) const;
 
   const OrtApi* api_;
   OrtKernelContext* context_;

@@ -1,5 +1,6 @@
 // The kernels of GPUs against loops over the formulas: every type, epilogue, kernel and width of access, awkward sizes
 // and addresses, results in place. CMake builds this twice: for the processor, where it runs everywhere, and with CUDA.
+#include <memory>
 #include <string>
 
 #include "channels.h"

@@ -1,48 +1,33 @@
-// RegisterCustomOps, the one function that ONNX Runtime looks for in this library, and the table of what it registers.
+// RegisterCustomOps, the one function that ONNX Runtime looks for in this library.
 #include <cstdio>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "batch_normal_norm.h"
-#include "normal_norm_rows.h"
+#include "../batch_normal_norm.h"
+#include "cuda_library.h"
+#include "nchwc_batch_normal_norm.h"
 
 namespace nnorm::ort {
 namespace {
 
 constexpr uint32_t oldest_api = 18;  // ONNX Runtime 1.16 ignores CreateKernelV2, 1.17 knows no in-place operators
 
-// The operators of one ONNX Runtime. They must outlive every session, so they are never destroyed.
+// What one ONNX Runtime was given. A session takes a domain from one owner only, so the CUDA library's operators, made
+// over there, are in this one too.
 struct Domain {
   const OrtApi* api;
-  uint32_t version;
-  std::vector<std::unique_ptr<CustomOp>> ops;
+  Operators operators;
   OrtCustomOpDomain* domain = nullptr;
 
-  Domain(const OrtApi* api_, uint32_t version_) : api(api_), version(version_) {
-    add_all_types<BatchNormalNorm>();
-    add_all_types<BatchNormalNormRelu>();
-    add_all_types<BatchNormalNormAddRelu>();
-    add_all_types<LayerNormalNorm>();
-    add_all_types<GroupNormalNorm>();
-    add<NchwcBatchNormalNorm, float>();  // ONNX Runtime has this layout for float32 alone
-    add<NchwcBatchNormalNormRelu, float>();
-    add<NchwcBatchNormalNormAddRelu, float>();
+  Domain(const OrtApi* api_, uint32_t version) : api(api_), operators(api_, version) {
+    operators.add_all();
+    operators.add<NchwcBatchNormalNorm, float>();
+    operators.add<NchwcBatchNormalNormRelu, float>();
+    operators.add<NchwcBatchNormalNormAddRelu, float>();
     check(api, api->CreateCustomOpDomain("nnorm", &domain));
-    for (const auto& op : ops) check(api, api->CustomOpDomain_Add(domain, op.get()));
-  }
-
-  template <template <class> class Operator, class T>
-  void add() {
-    ops.push_back(custom_op<Operator, T>(api, version));
-  }
-
-  template <template <class> class Operator>
-  void add_all_types() {
-    add<Operator, float>();
-    add<Operator, double>();
-    add<Operator, Float16>();
-    add<Operator, BFloat16>();
+    operators.add_to(domain);
+    add_cuda_operators(api, version, domain);
   }
 };
 

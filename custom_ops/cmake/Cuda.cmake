@@ -1,0 +1,75 @@
+# nnorm_cuda_kernels: the kernels of GPUs, cuda/kernels.cu once for each type of tensor; where there is a CUDA compiler.
+#
+# NNORM_CUDA (a CMake variable, else from the environment) is AUTO, the default: where nvcc is found; ON: or it is an
+# error; OFF. nvcc is the one that CUDACXX names, else the one in the PATH or of /usr/local/cuda.
+# NNORM_CUDA_ARCHITECTURES (likewise) are the GPUs to build for, in CMake's form: "90" or "80-real;90-real;90-virtual".
+
+foreach(name NNORM_CUDA NNORM_CUDA_ARCHITECTURES)
+  if(NOT DEFINED ${name} AND NOT "$ENV{${name}}" STREQUAL "")
+    set(${name} "$ENV{${name}}")
+  endif()
+endforeach()
+if("${NNORM_CUDA}" STREQUAL "")
+  set(NNORM_CUDA AUTO)
+endif()
+string(TOUPPER "${NNORM_CUDA}" NNORM_CUDA)
+
+if(NNORM_CUDA STREQUAL "AUTO")
+  set(wanted TRUE)
+elseif(NNORM_CUDA)
+  set(wanted TRUE)
+else()
+  message(STATUS "CUDA: not built, NNORM_CUDA is ${NNORM_CUDA}")
+  return()
+endif()
+
+# CMake looks for a compiler by compiling for an architecture: one that every nvcc since 10 knows.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 75)
+endif()
+if(NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
+  set(ENV{PATH} "$ENV{PATH}:/usr/local/cuda/bin")
+endif()
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  unset(CMAKE_CUDA_COMPILER CACHE) # else a build folder that is kept would not look again
+  if(NNORM_CUDA STREQUAL "AUTO")
+    message(STATUS "CUDA: not built, no nvcc was found; CUDACXX names one")
+    return()
+  endif()
+  message(FATAL_ERROR
+    "nnorm_export: NNORM_CUDA is ${NNORM_CUDA}, but no working nvcc was found. Install the CUDA toolkit, or name its "
+    "nvcc in the environment variable CUDACXX, or build without kernels for GPUs: NNORM_CUDA=OFF.")
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED) # of the compiler that was found
+
+if("${NNORM_CUDA_ARCHITECTURES}" STREQUAL "")
+  # Machine code for each generation that this compiler knows, and PTX of the last one for those to come.
+  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known)
+  foreach(architecture 75 80 86 89 90 100 120)
+    if(known MATCHES "compute_${architecture}\n")
+      list(APPEND NNORM_CUDA_ARCHITECTURES ${architecture}-real)
+      set(newest ${architecture})
+    endif()
+  endforeach()
+  list(APPEND NNORM_CUDA_ARCHITECTURES ${newest}-virtual)
+endif()
+message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${NNORM_CUDA_ARCHITECTURES}")
+
+add_library(nnorm_cuda_kernels INTERFACE)
+target_include_directories(nnorm_cuda_kernels INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include")
+# The static runtime: a library that needs libcudart to load could not be loaded where there is no CUDA.
+target_link_libraries(nnorm_cuda_kernels INTERFACE CUDA::cudart_static)
+foreach(type float double nnorm::Float16 nnorm::BFloat16)
+  string(REGEX REPLACE "^nnorm::" "" name "nnorm_cuda_${type}")
+  string(REPLACE "::" "_" name "${name}")
+  add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
+  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
+  target_compile_features(${name} PRIVATE cuda_std_17)
+  target_compile_options(${name} PRIVATE $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
+  target_include_directories(${name} PRIVATE include)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}"
+    CUDA_VISIBILITY_PRESET hidden)
+  target_sources(nnorm_cuda_kernels INTERFACE $<TARGET_OBJECTS:${name}>)
+endforeach()

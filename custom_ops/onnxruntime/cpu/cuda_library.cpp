@@ -1,0 +1,48 @@
+#include "cuda_library.h"
+
+#include <dlfcn.h>
+#include <sys/stat.h>
+
+#include <cstring>
+
+#include "../cuda_interface.h"
+
+namespace nnorm::ort {
+namespace {
+
+bool has_cuda_provider(const OrtApi* api) {
+  char** providers = nullptr;
+  int count = 0;
+  check(api, api->GetAvailableProviders(&providers, &count));
+  bool found = false;
+  for (int i = 0; i < count; ++i) found |= std::strcmp(providers[i], "CUDAExecutionProvider") == 0;
+  check(api, api->ReleaseAvailableProviders(providers, count));
+  return found;
+}
+
+// The CUDA library's path, or nothing where there is none.
+std::string path_beside_this() {
+  Dl_info self;
+  if (dladdr(reinterpret_cast<const void*>(&path_beside_this), &self) == 0) return "";
+  const std::string here = self.dli_fname;
+  const std::string path = here.substr(0, here.rfind('/') + 1) + NNORM_CUDA_LIBRARY;
+  struct stat status;
+  return stat(path.c_str(), &status) == 0 ? path : "";
+}
+
+}  // namespace
+
+void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain) {
+  if (!has_cuda_provider(api)) return;
+  const std::string path = path_beside_this();
+  if (path.empty()) return;
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: its operators outlive every session
+  void* function = library ? dlsym(library, NNORM_ADD_CUDA_OPERATORS) : nullptr;
+  if (function == nullptr) {
+    const char* reason = dlerror();
+    throw Error{ORT_FAIL, "cannot use " + path + ", of another build or broken: " + (reason ? reason : "unknown error")};
+  }
+  check(api, reinterpret_cast<AddCudaOperators*>(function)(api, version, domain));
+}
+
+}  // namespace nnorm::ort

@@ -1,0 +1,43 @@
+// From an operator's problem to a call of the kernels for processors.
+#pragma once
+
+#include "../runtime.h"
+#include "nnorm/kernels.h"
+
+namespace nnorm::ort {
+
+template <class Work>
+void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, size_t, size_t)) {
+  struct Call {
+    const Work& work;
+    void (*kernel)(const Work&, size_t, size_t);
+  } call{work, kernel};
+  run.over_items(count_items(work), &call, [](void* data, size_t item) {
+    const Call& call = *static_cast<const Call*>(data);
+    call.kernel(call.work, item, item + 1);
+  });
+}
+
+// The channels' parameters as the kernels take them, each `repeat` times.
+template <class T>
+std::vector<Arithmetic<T>> channel_table(const ChannelProblem<T>& problem, size_t repeat) {
+  std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
+  best_target().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
+  return table;
+}
+
+// A call but for which parameters belong to an element.
+template <class T>
+PerChannel<T> per_channel(const ChannelProblem<T>& problem, const std::vector<Arithmetic<T>>& table, size_t table_width) {
+  PerChannel<T> work{};
+  work.x = problem.x;
+  work.residual = problem.residual;
+  work.y = problem.y;
+  work.table = table.data();
+  work.table_width = table_width;
+  work.size = problem.size();
+  work.epilogue = problem.epilogue;
+  return work;
+}
+
+}  // namespace nnorm::ort

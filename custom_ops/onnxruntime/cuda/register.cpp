@@ -1,0 +1,20 @@
+// The one function that the CPU library looks for in this one.
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "../cuda_interface.h"
+#include "../operator.h"
+
+extern "C" __attribute__((visibility("default"))) OrtStatus* nnorm_add_cuda_operators_1(
+    const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain) noexcept {
+  using namespace nnorm::ort;
+  return guarded(api, "nnorm, CUDA", [&] {
+    static std::mutex mutex;
+    static auto& made = *new std::vector<std::unique_ptr<Operators>>();  // for one ONNX Runtime of the process each
+    const std::lock_guard<std::mutex> lock(mutex);
+    made.push_back(std::make_unique<Operators>(api, version));
+    made.back()->add_all();
+    made.back()->add_to(domain);
+  });
+}
