@@ -68,6 +68,9 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
   target_compile_features(${name} PRIVATE cuda_std_17)
   target_compile_options(${name} PRIVATE $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+    target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth
+  endif()
   target_include_directories(${name} PRIVATE include)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}"
     CUDA_VISIBILITY_PRESET hidden)

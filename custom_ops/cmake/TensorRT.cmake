@@ -1,0 +1,55 @@
+# nnorm_trt: the TensorRT plugins, and nnorm_trt_register, which registers them on being loaded; where there is a CUDA
+# compiler and TensorRT's headers.
+#
+# TENSORRT_INCLUDE_DIR (a CMake variable, else from the environment) is the folder of NvInferRuntime.h; where it is not
+# given, the usual places are looked through. nnorm_trt is one binary for TensorRT 10 and 11; nnorm_trt_register is for
+# the major version of the headers, which is part of its name.
+
+if(NOT DEFINED TENSORRT_INCLUDE_DIR AND NOT "$ENV{TENSORRT_INCLUDE_DIR}" STREQUAL "")
+  set(TENSORRT_INCLUDE_DIR "$ENV{TENSORRT_INCLUDE_DIR}")
+endif()
+
+set(directory "")
+if(NOT "${TENSORRT_INCLUDE_DIR}" STREQUAL "")
+  # Named by the user: that one or none.
+  if(NOT EXISTS "${TENSORRT_INCLUDE_DIR}/NvInferRuntime.h")
+    message(FATAL_ERROR
+      "nnorm_export: TENSORRT_INCLUDE_DIR is '${TENSORRT_INCLUDE_DIR}', which holds no NvInferRuntime.h. Name the very "
+      "folder that the file is in, or leave the variable unset.")
+  endif()
+  set(directory "${TENSORRT_INCLUDE_DIR}")
+else()
+  find_path(directory NvInferRuntime.h NO_CACHE
+    PATHS /usr/local/tensorrt /opt/tensorrt /usr/local/TensorRT /opt/TensorRT /usr/local/cuda
+    PATH_SUFFIXES include include/x86_64-linux-gnu include/aarch64-linux-gnu)
+  if(NOT directory)
+    message(STATUS "TensorRT: plugins not built, no NvInferRuntime.h was found; TENSORRT_INCLUDE_DIR names its folder")
+    return()
+  endif()
+endif()
+
+file(STRINGS "${directory}/NvInferVersion.h" lines REGEX "^#define (NV_TENSORRT|TRT)_MAJOR(_ENTERPRISE)? [0-9]+")
+string(REGEX MATCH "[0-9]+" NNORM_TENSORRT_MAJOR "${lines}")
+if(NOT NNORM_TENSORRT_MAJOR MATCHES "^(10|11)$")
+  message(FATAL_ERROR
+    "nnorm_export: the headers in '${directory}' are of TensorRT ${NNORM_TENSORRT_MAJOR}; 10 or 11 is needed.")
+endif()
+message(STATUS "TensorRT: headers of version ${NNORM_TENSORRT_MAJOR} in ${directory}")
+add_library(tensorrt_headers INTERFACE)
+target_include_directories(tensorrt_headers SYSTEM INTERFACE "${directory}")
+
+if(NOT TARGET nnorm_cuda_kernels)
+  message(STATUS "TensorRT: plugins not built, they need CUDA")
+  return()
+endif()
+
+set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
+nnorm_add_plugin(nnorm_trt "${folder}" "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
+target_link_libraries(nnorm_trt PRIVATE nnorm_cuda_kernels tensorrt_headers)
+
+add_library(nnorm_trt_register SHARED "${folder}/register.cpp")
+target_link_libraries(nnorm_trt_register PRIVATE
+  nnorm_options nnorm_trt tensorrt_headers CUDA::toolkit ${CMAKE_DL_LIBS})
+set_target_properties(nnorm_trt_register PROPERTIES OUTPUT_NAME nnorm_trt_register_${NNORM_TENSORRT_MAJOR}
+  BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
+install(TARGETS nnorm_trt_register LIBRARY DESTINATION nnorm_export/lib COMPONENT python)

@@ -1,0 +1,68 @@
+// Stands for libnvinfer: a registry that notes what is registered, and calls of any other of its functions, which would
+// mean that the caller has another version's table of functions.
+#include <NvInferRuntime.h>
+
+#include <string>
+
+namespace {
+
+using namespace nvinfer1;
+
+std::string notes;
+
+class Registry final : public IPluginRegistry {
+ public:
+#if NV_TENSORRT_MAJOR < 11
+  bool registerCreator(IPluginCreator&, const AsciiChar* const) noexcept override { return wrong("registerCreator of V2"); }
+  IPluginCreator* const* getPluginCreatorList(int32_t* const) const noexcept override { return nullptr; }
+  IPluginCreator* getPluginCreator(const AsciiChar* const, const AsciiChar* const, const AsciiChar* const) noexcept override {
+    wrong("getPluginCreator");
+    return nullptr;
+  }
+  bool deregisterCreator(const IPluginCreator&) noexcept override { return wrong("deregisterCreator of V2"); }
+#endif
+  void setErrorRecorder(IErrorRecorder* const) noexcept override { wrong("setErrorRecorder"); }
+  IErrorRecorder* getErrorRecorder() const noexcept override { return nullptr; }
+  bool isParentSearchEnabled() const override { return false; }
+  void setParentSearchEnabled(const bool) override { wrong("setParentSearchEnabled"); }
+  PluginLibraryHandle loadLibrary(const AsciiChar*) noexcept override {
+    wrong("loadLibrary");
+    return nullptr;
+  }
+  void deregisterLibrary(PluginLibraryHandle) noexcept override { wrong("deregisterLibrary"); }
+  bool registerCreator(IPluginCreatorInterface& creator, const AsciiChar* const plugin_namespace) noexcept override {
+    const auto& one = static_cast<IPluginCreatorV3One&>(creator);
+    notes += std::string(plugin_namespace) + "::" + one.getPluginName() + " ";
+    return true;
+  }
+  IPluginCreatorInterface* const* getAllCreators(int32_t* const) const noexcept override { return nullptr; }
+  IPluginCreatorInterface* getCreator(const AsciiChar* const, const AsciiChar* const, const AsciiChar* const) noexcept override {
+    wrong("getCreator");
+    return nullptr;
+  }
+  bool deregisterCreator(const IPluginCreatorInterface&) noexcept override { return wrong("deregisterCreator"); }
+  IPluginResource* acquirePluginResource(const AsciiChar*, IPluginResource*) noexcept override {
+    wrong("acquirePluginResource");
+    return nullptr;
+  }
+  int32_t releasePluginResource(const AsciiChar*) noexcept override { return 0; }
+#if NV_TENSORRT_MAJOR > 10 || NV_TENSORRT_MINOR > 0
+  IPluginCreatorInterface* const* getAllCreatorsRecursive(int32_t* const) noexcept override { return nullptr; }
+#endif
+
+ private:
+  static bool wrong(const char* function) {
+    notes += std::string("WRONG:") + function + " ";
+    return false;
+  }
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) IPluginRegistry* getPluginRegistry() noexcept {
+  static Registry registry;
+  return &registry;
+}
+
+// What was registered: "namespace::Name " each.
+extern "C" __attribute__((visibility("default"))) const char* mock_nvinfer_notes() { return notes.c_str(); }
