@@ -32,6 +32,15 @@ foreach(source IN LISTS test_sources)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
 
+# nnorm_ort with the kernels of GPUs run by the processor, for the Python tests (make test-cuda-on-host).
+set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")
+file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp" "${folder}/cpu/*.cpp")
+list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
+add_library(nnorm_ort_cuda_on_host SHARED ${sources} tests/cuda_on_host/kernels.cpp tests/cuda_on_host/solve.cpp)
+target_include_directories(nnorm_ort_cuda_on_host PRIVATE cuda tests/cuda_on_host)
+target_compile_options(nnorm_ort_cuda_on_host PRIVATE -Wno-unknown-pragmas)
+target_link_libraries(nnorm_ort_cuda_on_host PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
+
 # The TensorRT plugins and a program that drives them in TensorRT's place. Theirs are the headers alone, so all of it,
 # kernels included, runs on the processor.
 if(TARGET tensorrt_headers)
@@ -50,6 +59,7 @@ if(TARGET tensorrt_headers)
   if(TARGET nnorm_trt)
     add_library(mock_nvinfer SHARED tests/tensorrt/mock_nvinfer.cpp)
     target_include_directories(mock_nvinfer PRIVATE tests/cuda_on_host)
+    target_compile_options(mock_nvinfer PRIVATE -Wno-deprecated-declarations) # what the registry of version 10 has too
     target_link_libraries(mock_nvinfer PRIVATE nnorm_options tensorrt_headers)
     set_target_properties(mock_nvinfer PROPERTIES PREFIX "" OUTPUT_NAME libnvinfer SUFFIX ".so.${NNORM_TENSORRT_MAJOR}")
     target_compile_definitions(test_tensorrt_plugin PRIVATE
