@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nnorm_export import layers
     from nnorm_export.exporter import ExportReport, export
     from nnorm_export.freezing import freeze
-    from nnorm_export.library import get_library_path, register
+    from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
     from nnorm_export.parity import ParityReport, verify
     from nnorm_export.runtimes import Runner, load
@@ -35,6 +35,7 @@ _MODULES = {
     "export": "nnorm_export.exporter",
     "freeze": "nnorm_export.freezing",
     "get_library_path": "nnorm_export.library",
+    "get_plugin_path": "nnorm_export.library",
     "load": "nnorm_export.runtimes",
     "optimize": "nnorm_export.optimizer",
     "register": "nnorm_export.library",
@@ -71,6 +72,7 @@ __all__ = [
     "export",
     "freeze",
     "get_library_path",
+    "get_plugin_path",
     "layers",
     "load",
     "optimize",

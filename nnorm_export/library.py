@@ -1,7 +1,8 @@
-"""The kernels for ONNX Runtime: where their library is, and how a session comes to use them.
+"""The libraries of kernels: where they are, and how a session of ONNX Runtime comes to use them.
 
 The environment variable ``NNORM_EXPORT_LIBRARY`` names another library than the package's own, for trying a build of
-custom_ops/ without installing it; ``none`` runs without kernels, as an installation without the library does.
+custom_ops/ without installing it; ``none`` runs without kernels, as an installation without the library does. The
+libraries for GPUs are looked for beside it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 OVERRIDE = "NNORM_EXPORT_LIBRARY"
 WITHOUT = "none"
 
-# What custom_ops/cmake/OnnxRuntimeLibrary.cmake installs, and where.
+# What custom_ops/cmake/ installs, all in one folder.
 FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"
+CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
+PLUGIN_FILE_NAME = "libnnorm_trt.so"
+REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_*.so"  # the major version of TensorRT
 
 # The session options that have the library. Weak, so that they do not live on in here.
 _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
@@ -68,6 +72,39 @@ def find_library() -> str | None:
         if path.is_file():
             return str(path)
     return None
+
+
+def find_cuda_library() -> str | None:
+    """The library of kernels for ONNX Runtime's CUDA provider, which the one for processors loads by itself."""
+    return _beside(CUDA_FILE_NAME)
+
+
+def get_plugin_path(*, registering: bool = False) -> str:
+    """The absolute path of the TensorRT plugins, for ``IPluginRegistry.load_library`` or ``trtexec --dynamicPlugins``.
+
+    Args:
+        registering: the companion that registers the plugins on being loaded, for hosts that do no more than load it:
+            Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's ``trt_extra_plugin_lib_paths``,
+            Triton. It is for the major version of TensorRT that is in its name.
+
+    Raises:
+        RuntimeMissingError: this installation has no plugins.
+    """
+    path = _beside(REGISTERING_PLUGIN_FILE_NAMES if registering else PLUGIN_FILE_NAME)
+    if path is not None:
+        return path
+    raise RuntimeMissingError(
+        "this installation of nnorm_export has no TensorRT plugins: building them takes nvcc and TensorRT's headers. "
+        "Install it again where both are, with the environment variable TENSORRT_INCLUDE_DIR naming the folder of "
+        "NvInferRuntime.h"
+    )
+
+
+def _beside(pattern: str) -> str | None:
+    """A library that is installed in the same folder as the kernels for processors."""
+    library = find_library()
+    found = sorted(Path(library).parent.glob(pattern)) if library is not None else []
+    return str(found[-1]) if found else None
 
 
 def register(session_options: onnxruntime.SessionOptions) -> None:
