@@ -2,6 +2,8 @@
 # make test    lint, types and the whole test suite, that of the kernels and their sanitizers included
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make test-onnxruntime-versions    the kernels in every version of ONNX Runtime that they are tried with
+# make test-cuda-on-host    the operators' tests with the kernels of GPUs, run by the processor
+# make test-gpu, make bench-gpu    on a machine with a GPU: everything that needs one; compute-sanitizer too where it is
 # make wheel   a wheel in dist/ with the platform tag that its library can keep
 # Each works from a bare clone: it makes its own environment in .venv first.
 
@@ -10,27 +12,30 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 # Every other ONNX Runtime lives in an environment of its own, .venv-onnxruntime-VERSION. 1.18 is the oldest that files
-# and kernels must run on; it needs NumPy 1, and has wheels up to Python 3.12.
+# and kernels must run on; it needs NumPy 1, and has wheels up to Python 3.12. `gpu` is onnxruntime-gpu, which takes the
+# CUDA library into its sessions on machines without a GPU too.
 OLDEST := 1.18
-VERSIONS := $(OLDEST) 1.20 1.22 1.24 1.27
+VERSIONS := $(OLDEST) 1.20 1.22 1.24 1.27 gpu
+IN_TEST := $(OLDEST) gpu
 # The interpreter of an environment, if ONNX Runtime could be installed into it.
 interpreter = $(shell test -s .venv-onnxruntime-$(1)/installed && echo $(CURDIR)/.venv-onnxruntime-$(1)/bin/python)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the library is made of; installing compiles it.
-LIBRARY_SOURCES := custom_ops/CMakeLists.txt $(wildcard $(addprefix custom_ops/,cmake/* include/nnorm/* kernels/* onnxruntime/*))
+LIBRARY_SOURCES := custom_ops/CMakeLists.txt $(wildcard $(addprefix custom_ops/,cmake/* include/nnorm/* kernels/* cuda/* onnxruntime/* onnxruntime/*/* tensorrt/*))
 # ONNX Runtime's headers are fetched into it, once for all builds.
 export NNORM_DOWNLOAD_CACHE ?= $(CURDIR)/build/downloads
 
-.PHONY: help demo test test-cpp test-sanitizers test-onnxruntime-versions lint bench wheel clean
+.PHONY: help demo test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu lint bench bench-gpu
+.PHONY: wheel clean
 help:
 	@grep '^# make' Makefile | cut -c3-
 
 demo: $(VENV)/installed
 	$(BIN)/python samples/demo.py
 
-test: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed lint test-cpp test-sanitizers
+test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp test-sanitizers test-cuda-on-host
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
-	NNORM_ONNXRUNTIME_ENVIRONMENTS=$(call interpreter,$(OLDEST)) \
+	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
 	$(BIN)/python -m pytest --numprocesses 2
 
@@ -38,18 +43,44 @@ test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/in
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(VERSIONS),$(call interpreter,$(version)))" \
 	$(BIN)/python -m pytest tests/test_onnxruntime_versions.py --verbose
 
+# For one kind of GPU: the installation in .venv has compiled the kernels for all of them.
 test-cpp: $(VENV)/installed
-	$(call test_cpp,build/cpp,-DNNORM_WERROR=ON)
+	$(call test_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=90)
 
 test-sanitizers: $(VENV)/installed
-	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON)
+	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
 
-# $(call test_cpp,FOLDER,OPTIONS): the environment has CMake and Ninja for machines without.
-define test_cpp
+test-cuda-on-host: $(VENV)/installed test-cpp
+	NNORM_EXPORT_LIBRARY=$(CURDIR)/build/cpp/libnnorm_ort_cuda_on_host.so \
+	$(BIN)/python -m pytest --numprocesses 2 tests/test_operators.py tests/test_golden.py
+
+# $(call build_cpp,FOLDER,OPTIONS): the environment has CMake and Ninja for machines without.
+define build_cpp
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
+endef
+define test_cpp
+	$(call build_cpp,$(1),$(2))
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure --no-tests=error
 endef
+
+# On a machine with a GPU; elsewhere each part says why it is skipped. GPU_PYTHON names another environment than .venv-gpu,
+# one with CUDA's torch and onnxruntime-gpu in it.
+GPU_PYTHON ?= .venv-gpu/bin/python
+GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native,90)
+test-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/installed))
+	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(GPU))
+	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/gpu --output-on-failure --no-tests=ignore -R gpu
+	for tool in memcheck racecheck initcheck; do \
+		if command -v compute-sanitizer && nvidia-smi -L; then \
+			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu || exit 1; \
+		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
+	$(GPU_PYTHON) -m pytest tests/gpu
+
+bench-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/installed))
+	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(GPU))
+	if nvidia-smi -L; then build/gpu/bench_kernels_gpu && $(GPU_PYTHON) -m benchmarks.gpu --write; \
+	else echo "skipped: no GPU"; fi
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -71,13 +102,21 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES)
 	$(BIN)/python $(PIP_INSTALL) --editable '.[test]'
 	touch $@
 
+.venv-gpu/installed: pyproject.toml $(LIBRARY_SOURCES)
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python $(PIP_INSTALL) torch
+	.venv-gpu/bin/python $(PIP_INSTALL) --editable '.[test-gpu]'
+	touch $@
+
 .PRECIOUS: .venv-onnxruntime-%/installed
 .venv-onnxruntime-%/installed:
 	$(PYTHON) -m venv .venv-onnxruntime-$*
-	if test $* != $(OLDEST) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
+	if test $* = gpu; then \
+		.venv-onnxruntime-gpu/bin/python $(PIP_INSTALL) onnxruntime-gpu && echo gpu > $@; \
+	elif test $* != $(OLDEST) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
 		.venv-onnxruntime-$*/bin/python $(PIP_INSTALL) 'onnxruntime==$*.*' $(if $(filter $(OLDEST),$*),'numpy<2') && \
 		echo $* > $@; \
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-gpu .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

@@ -1,8 +1,9 @@
 """Runs every case of a folder in whatever ONNX Runtime this interpreter has: kernels_in_onnxruntime.py LIBRARY FOLDER.
 
 A case is NAME.onnx with NAME.npz: its inputs, and ``expected`` and ``bound``. Nodes without a body can only be run by
-the library. Prints JSON: the version, the number of cases, and what failed. Imports ONNX Runtime and NumPy only, for
-environments that have nothing else.
+the library. Prints JSON: the version, the number of cases, what failed, whether this ONNX Runtime has a CUDA provider,
+and whether the CUDA library came to be loaded. Imports ONNX Runtime and NumPy only, for environments that have nothing
+else.
 """
 
 import json
@@ -32,4 +33,12 @@ for case in cases:
         errors = np.abs(result.astype(np.float64) - expected) / np.maximum(1, np.abs(expected))
         if result.shape != expected.shape or not errors.max(initial=0) <= bound:
             failures.append(f"{case.stem}, {threads} threads: shape {result.shape}, error {errors.max(initial=0):.2e}")
-print(json.dumps({"version": onnxruntime.__version__, "cases": len(cases), "failures": failures}))
+maps = Path("/proc/self/maps")
+report = {
+    "version": onnxruntime.__version__,
+    "cases": len(cases),
+    "failures": failures,
+    "has_cuda_provider": "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    "has_cuda_library": maps.exists() and "libnnorm_ort_cuda" in maps.read_text(),
+}
+print(json.dumps(report))

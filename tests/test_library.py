@@ -78,3 +78,22 @@ def test_a_library_that_cannot_be_loaded_is_our_error(monkeypatch: pytest.Monkey
     monkeypatch.setenv(library.OVERRIDE, str(tmp_path / "broken.so"))
     with pytest.raises(RuntimeMissingError, match=r"cannot load the kernels in .*broken\.so"):
         nnorm_export.register(onnxruntime.SessionOptions())
+
+
+def test_libraries_for_gpus_lie_beside_the_one_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels = tmp_path / "libnnorm_ort.so"
+    kernels.touch()
+    monkeypatch.setenv(library.OVERRIDE, str(kernels))
+    assert library.find_cuda_library() is None
+    for registering in (False, True):
+        with pytest.raises(RuntimeMissingError, match=r"takes nvcc and TensorRT's headers.*TENSORRT_INCLUDE_DIR"):
+            nnorm_export.get_plugin_path(registering=registering)
+    names = ("libnnorm_ort_cuda.so", "libnnorm_trt.so", "libnnorm_trt_register_11.so")
+    cuda, plugins, registering_plugins = (tmp_path / name for name in names)
+    for path in (cuda, plugins, registering_plugins):
+        path.touch()
+    assert library.find_cuda_library() == str(cuda)
+    assert nnorm_export.get_plugin_path() == str(plugins)
+    assert nnorm_export.get_plugin_path(registering=True) == str(registering_plugins)
+    monkeypatch.setenv(library.OVERRIDE, library.WITHOUT)
+    assert library.find_cuda_library() is None

@@ -9,8 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 from test_operators import ATTRIBUTES, BATCH_OPERATORS, BOUNDS, ELEMENTS, expected_output, make_values
 
-from nnorm_export import get_library_path
+from nnorm_export import get_library_path, library
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators import OPERATORS
 
@@ -82,21 +82,21 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_cases(
-    interpreter: str, library: str, cases: Path, environment: dict[str, str] | None = None
-) -> tuple[str, Sequence[str]]:
-    """The version of ONNX Runtime that ran the cases, and what failed."""
+    interpreter: str, kernels: str, cases: Path, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What the program reports."""
     run = subprocess.run(
-        [interpreter, str(PROGRAM), library, str(cases)],
+        [interpreter, str(PROGRAM), kernels, str(cases)],
         capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
-    report = json.loads(run.stdout.splitlines()[-1])
+    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert report["cases"] == len(list(cases.glob("*.onnx"))) > 0
-    return report["version"], report["failures"]
+    return report
 
 
 def test_the_newest_version(cases: Path) -> None:
-    assert run_cases(sys.executable, get_library_path(), cases)[1] == []
+    assert run_cases(sys.executable, get_library_path(), cases)["failures"] == []
 
 
 @pytest.mark.skipif(
@@ -104,8 +104,10 @@ def test_the_newest_version(cases: Path) -> None:
 )
 @pytest.mark.parametrize("interpreter", ENVIRONMENTS)
 def test_other_versions(interpreter: str, cases: Path) -> None:
-    version, failures = run_cases(interpreter, get_library_path(), cases)
-    assert failures == [], version
+    report = run_cases(interpreter, get_library_path(), cases)
+    assert report["failures"] == [], report["version"]
+    # Only an ONNX Runtime with a CUDA provider gets the operators for it, and on a machine without a GPU they do no harm.
+    assert report["has_cuda_library"] == (report["has_cuda_provider"] and library.find_cuda_library() is not None)
 
 
 @pytest.mark.skipif(SANITIZED is None, reason="no sanitized build is named; `make test-sanitizers` makes one")
@@ -116,4 +118,4 @@ def test_under_sanitizers(cases: Path) -> None:
     ).stdout.strip()
     assert SANITIZED is not None
     environment = {"LD_PRELOAD": libasan, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    assert run_cases(sys.executable, SANITIZED, cases, environment)[1] == []
+    assert run_cases(sys.executable, SANITIZED, cases, environment)["failures"] == []

@@ -20,7 +20,14 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[1]
 # Kept between runs, so that only what changed is compiled again.
 BUILD = ROOT / "build" / "packaging-tests"
-LIBRARY = f"nnorm_export/lib/libnnorm_ort.{'dylib' if sys.platform == 'darwin' else 'so'}"
+FOLDER = "nnorm_export/lib/"
+LIBRARY = f"{FOLDER}libnnorm_ort.{'dylib' if sys.platform == 'darwin' else 'so'}"
+# What each library shows to others. Those below the first are built where there is nvcc, and TensorRT's headers.
+EXPORTS = {
+    LIBRARY: {"RegisterCustomOps"},
+    f"{FOLDER}libnnorm_ort_cuda.so": {"nnorm_add_cuda_operators_1"},
+    f"{FOLDER}libnnorm_trt.so": {"getCreators", "setLoggerFinder"},
+}
 FETCH = ROOT / "custom_ops" / "scripts" / "fetch_onnxruntime_headers.py"
 PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
@@ -33,6 +40,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NNORM_DOWNLOAD_CACHE": os.environ.get("NNORM_DOWNLOAD_CACHE", str(ROOT / "build" / "downloads")),
         "NNORM_EXPORT_BUILD_LIBRARY": "1",
+        "NNORM_CUDA_ARCHITECTURES": "75",  # one, to be quick; the installation that is tested elsewhere has all
     }
     return subprocess.run(
         [str(word) for word in command],
@@ -72,13 +80,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def elf(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module", params=EXPORTS, ids=lambda path: Path(path).stem)
+def elf(wheel: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools, which reads libraries, is not installed")
     with ZipFile(wheel) as files:
-        library = files.extract(LIBRARY, tmp_path_factory.mktemp("library"))
-    with open(library, "rb") as file:
-        yield elffile.ELFFile(file)
+        if request.param not in files.namelist():
+            pytest.skip(f"{Path(request.param).name} takes nvcc and, for TensorRT, TENSORRT_INCLUDE_DIR to build")
+        path = files.extract(request.param, tmp_path_factory.mktemp("library"))
+    with open(path, "rb") as file:
+        elf = elffile.ELFFile(file)
+        elf.path = request.param
+        yield elf
 
 
 def test_the_wheel_serves_every_python_on_its_platform(wheel: Path) -> None:
@@ -88,19 +100,22 @@ def test_the_wheel_serves_every_python_on_its_platform(wheel: Path) -> None:
 def test_the_wheel_has_the_library_and_nothing_else_of_the_build(wheel: Path) -> None:
     with ZipFile(wheel) as files:
         names = [name for name in files.namelist() if ".dist-info/" not in name]
-    assert LIBRARY in names
-    assert {Path(name).suffix for name in names if name != LIBRARY} == {".py", ".typed"}
+    libraries = {name for name in names if name.startswith(FOLDER)}
+    assert LIBRARY in libraries
+    assert {name for name in libraries if "libnnorm_trt_register_" not in name} <= EXPORTS.keys()
+    assert {Path(name).suffix for name in set(names) - libraries} == {".py", ".typed"}
     assert {name.split("/")[0] for name in names} == {"nnorm_export"}
 
 
 @on_linux
-def test_the_library_exports_one_symbol(elf: Any) -> None:
+def test_a_library_shows_what_its_hosts_look_for_and_nothing_else(elf: Any) -> None:
     symbols = elf.get_section_by_name(".dynsym").iter_symbols()
-    assert [symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"] == ["RegisterCustomOps"]
+    assert {symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"} == EXPORTS[elf.path]
 
 
 @on_linux
-def test_the_library_needs_libc_alone(elf: Any) -> None:
+def test_a_library_needs_libc_alone(elf: Any) -> None:
+    # Not CUDA's, which a machine without a GPU lacks, and not TensorRT's, of which there are several.
     needed = {tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
     libc = re.compile(r"lib(c|m|dl|pthread)\.so\.\d|ld-linux-.*\.so\.\d|libc\.musl-.*")
     assert [name for name in needed if not libc.fullmatch(name)] == []
@@ -139,6 +154,24 @@ def test_auditwheel_gives_the_wheel_a_tag_that_indexes_take(wheel: Path, tmp_pat
     with ZipFile(repaired) as files:
         assert LIBRARY in files.namelist()
         assert not [name for name in files.namelist() if ".libs/" in name]  # nothing had to be brought along
+
+
+def test_cuda_can_be_left_out_and_can_be_insisted_on(tmp_path: Path) -> None:
+    assert "CUDA: not built, NNORM_CUDA is OFF" in said(configure(tmp_path, NNORM_CUDA="off"))
+    done = configure(tmp_path / "insisting", NNORM_CUDA="ON", CUDACXX="/nonexistent/nvcc")
+    assert done.returncode != 0
+    assert "NNORM_CUDA is ON, but no working nvcc was found. Install the CUDA toolkit" in said(done)
+
+
+def test_a_folder_without_tensorrts_headers_is_refused(tmp_path: Path) -> None:
+    done = configure(tmp_path, NNORM_CUDA="OFF", TENSORRT_INCLUDE_DIR=str(tmp_path))
+    assert done.returncode != 0
+    assert f"TENSORRT_INCLUDE_DIR is '{tmp_path}', which holds no NvInferRuntime.h" in said(done)
+    (tmp_path / "NvInferRuntime.h").touch()
+    (tmp_path / "NvInferVersion.h").write_text("#define NV_TENSORRT_MAJOR 8 //!< TensorRT major version.\n")
+    done = configure(tmp_path, NNORM_CUDA="OFF", TENSORRT_INCLUDE_DIR=str(tmp_path))
+    assert done.returncode != 0
+    assert "are of TensorRT 8; 10 or 11 is needed" in said(done)
 
 
 def test_an_installed_wheel_finds_its_library(wheel: Path, tmp_path: Path) -> None:

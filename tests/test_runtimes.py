@@ -24,12 +24,13 @@ from nnorm_export import (
     RuntimeMissingError,
     export,
     layers,
+    library,
     load,
     register,
     verify,
 )
 from nnorm_export.judgement import _budget_share, judge
-from nnorm_export.runtimes.onnxruntime import ran_by
+from nnorm_export.runtimes.onnxruntime import providers_with_kernels, ran_by
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module,
             load(tmp_path / "bad.onnx")
     with pytest.raises(ModelFileError, match="cannot be read"):
         load(tmp_path)
-    with pytest.raises(NnormExportError, match="unknown runtime 'tensorflow'; choose one of onnxruntime, reference"):
+    with pytest.raises(NnormExportError, match="unknown runtime 'tensorflow'; choose one of onnxruntime, onnxruntime-cuda, "):
         load(portable, "tensorflow")
     with pytest.raises(RuntimeMissingError, match="has no NoSuchExecutionProvider"):
         load(portable, providers=["NoSuchExecutionProvider"])
@@ -114,6 +115,35 @@ def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module,
     for way in ("body", "reference"):
         with pytest.raises(ModelFileError, match=r"form 'custom'.*no bodies"):
             open_with(custom, way)
+
+
+def test_a_provider_that_cannot_start_is_named_and_not_replaced(
+    portable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has the provider that this test pretends to have")
+    with pytest.raises(RuntimeMissingError, match=r"no CUDAExecutionProvider .* come with onnxruntime-gpu"):
+        load(portable, "onnxruntime-cuda")
+    # What onnxruntime-gpu says of itself on a machine without a GPU. It takes the CPU's provider then, with a warning.
+    available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises(RuntimeMissingError, match=r"could not start CUDAExecutionProvider and would run .* on CPUExec"),
+    ):
+        load(portable, "onnxruntime-cuda")
+
+
+@pytest.mark.parametrize("cuda_library", [None, "/somewhere/libnnorm_ort_cuda.so"])
+def test_kernels_are_taken_where_all_providers_have_them(
+    cuda_library: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "find_library", lambda: "/somewhere/libnnorm_ort.so")
+    monkeypatch.setattr(library, "find_cuda_library", lambda: cuda_library)
+    expected = {"CPUExecutionProvider"} | ({"CUDAExecutionProvider"} if cuda_library else set())
+    assert providers_with_kernels() == expected
+    monkeypatch.setattr(library, "find_library", lambda: None)
+    assert providers_with_kernels() == set()
 
 
 def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:

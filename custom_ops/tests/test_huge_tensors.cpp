@@ -1,9 +1,6 @@
 // Tensors of more than 2^32 elements, in address space alone: only the items at their far end are run, so that only the
 // pages there come into being.
-#include <sys/mman.h>
-
-#include <string>
-
+#include "address_space.h"
 #include "buffers.h"
 #include "check.h"
 #include "mathematics_target.h"
@@ -14,37 +11,6 @@ namespace {
 
 using nnorm::Float16;
 using nnorm::Sharing;
-
-constexpr size_t size = (size_t(1) << 32) + 123456, beyond = 4096;
-
-// `size` zeros and a few more, none of which takes memory until it is written.
-class AddressSpace {
- public:
-  AddressSpace() {
-    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    data_ = address == MAP_FAILED ? nullptr : static_cast<Float16*>(address);
-  }
-  ~AddressSpace() {
-    if (data_) munmap(data_, bytes);
-  }
-  Float16* data() const { return data_; }
-
- private:
-  static constexpr size_t bytes = (size + beyond) * sizeof(Float16);
-  Float16* data_;
-};
-
-double number_at(size_t i) { return double(i % 31) / 8 - 2; }
-
-void fill(Float16* x, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) nnorm::narrow(float(number_at(i)), x[i]);
-}
-
-bool all_zero(const Float16* x, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i)
-    if (x[i].bits != 0) return false;
-  return true;
-}
 
 // With λ = 1, y is x plus the channel's bias, which is the channel's number.
 void test_per_channel(const Available& target, Sharing sharing, size_t row_length, size_t period) {

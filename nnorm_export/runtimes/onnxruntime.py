@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -36,6 +36,9 @@ _DTYPES: dict[str, Any] = {
 }
 
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
 def import_onnxruntime() -> Any:
     try:
         import onnxruntime  # noqa: PLC0415 - an extra: this package works without it
@@ -45,6 +48,12 @@ def import_onnxruntime() -> Any:
             "(or [onnxruntime-gpu]), or choose --runtime reference"
         ) from None
     return onnxruntime
+
+
+def providers_with_kernels() -> set[str]:
+    """The execution providers that the installed libraries have kernels for."""
+    cuda = {CUDA} if library.find_cuda_library() is not None else set()
+    return {CPU} | cuda if library.find_library() is not None else set()
 
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
@@ -58,37 +67,38 @@ class OnnxRuntimeRunner(Runner):
 
     Args:
         path: the model file.
-        providers: execution providers in order of preference; default the CPU's.
+        providers: execution providers in order of preference; default those of the class, here the CPU's.
         session_options: an ``onnxruntime.SessionOptions`` of the caller's; it is used as it is
             (:func:`nnorm_export.register` gives it the kernels), except that the graph of an optimised file is final:
             such a file is opened without graph optimisations whatever the options say.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
-            where they are installed and the CPU is the only provider: beside another, which has no kernels for these
-            nodes, they would take the activations from it and back. An optimised file always needs them.
+            where they are installed for all of the providers: beside one that has none, they would take the activations
+            from it and back. An optimised file always needs them.
 
     Raises:
         ModelFileError: ONNX Runtime refuses the file, or it is optimised for another machine.
-        RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed.
+        RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed, or a
+            provider cannot start here. ONNX Runtime itself would run the file on the CPU then, and say so in its log.
     """
 
     runtime = "onnxruntime"
+    default_providers: ClassVar[tuple[str, ...]] = (CPU,)
 
     def __init__(
         self,
         path: str | Path,
         *,
-        providers: Sequence[str | tuple[str, dict[str, Any]]] = ("CPUExecutionProvider",),
+        providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
         session_options: Any = None,
         intra_op_num_threads: int = 0,
         kernels: bool | None = None,
     ) -> None:
         self._ort = import_onnxruntime()
         self._file = model_file.read(path)
-        self._providers = list(providers)
+        self._providers = list(self.default_providers if providers is None else providers)
         available = self._ort.get_available_providers()
-        for provider in providers:
-            name = provider if isinstance(provider, str) else provider[0]
+        for name in self._provider_names():
             if name not in available:
                 raise RuntimeMissingError(
                     f"this ONNX Runtime has no {name} (it has {', '.join(available)}); "
@@ -101,6 +111,7 @@ class OnnxRuntimeRunner(Runner):
             kernels = True
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         self._session = self._open()
+        self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
 
@@ -120,12 +131,24 @@ class OnnxRuntimeRunner(Runner):
                 self._options.optimized_model_filepath = unchanged
         return ran_by(names, optimized)
 
+    def _provider_names(self) -> list[str]:
+        return [provider if isinstance(provider, str) else provider[0] for provider in self._providers]
+
+    def _refuse_other_providers(self) -> None:
+        missing = [name for name in self._provider_names() if name not in self._session.get_providers()]
+        if missing:
+            raise RuntimeMissingError(
+                f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run {self._file.path} "
+                f"on {', '.join(self._session.get_providers())} instead. What it wrote to stderr says why: it lacks "
+                "a library of CUDA, cuDNN or TensorRT in the version that it was built for, or a driver or GPU"
+            )
+
     def _own_options(self, threads: int, kernels: bool | None) -> Any:
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         if kernels is None:
-            kernels = self._providers == ["CPUExecutionProvider"] and library.find_library() is not None
+            kernels = set(self._provider_names()) <= providers_with_kernels()
         if kernels:
             library.register(options)
         return options
@@ -182,3 +205,13 @@ class OnnxRuntimeRunner(Runner):
         if arg.type not in _DTYPES:
             raise ModelFileError(f"{self._file.path}: {arg.name} is {arg.type}, which nnorm_export does not pass on")
         return TensorInfo(arg.name, np.dtype(_DTYPES[arg.type]), tuple(arg.shape))
+
+
+class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
+    """A model in an ONNX Runtime session on a GPU; what CUDA has no operator for runs on the CPU.
+
+    The normalizations are run by the kernels for GPUs where those are installed, else by their bodies, on the GPU too.
+    """
+
+    runtime = "onnxruntime-cuda"
+    default_providers = (CUDA, CPU)
