@@ -25,6 +25,13 @@ LIBRARY_SOURCES := custom_ops/CMakeLists.txt $(wildcard $(addprefix custom_ops/,
 # ONNX Runtime's headers are fetched into it, once for all builds.
 export NNORM_DOWNLOAD_CACHE ?= $(CURDIR)/build/downloads
 
+# The kernels for GPUs are compiled by the machine's nvcc or, where it has none, by the one on PyPI.
+SYSTEM_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+ifeq ($(SYSTEM_NVCC)$(filter-out Linux,$(shell uname -s)),)
+NVCC := .venv-nvcc/installed
+export CUDACXX := $(CURDIR)/.venv-nvcc/cuda/bin/nvcc
+endif
+
 .PHONY: help demo test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu lint bench bench-gpu
 .PHONY: wheel clean
 help:
@@ -96,13 +103,23 @@ wheel: $(VENV)/installed
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 # torch first and pinned: left to pip's choice it may come with gigabytes of another machine's accelerator.
-$(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES)
+$(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) '$(TORCH)'
 	$(BIN)/python $(PIP_INSTALL) --editable '.[test]'
 	touch $@
 
-.venv-gpu/installed: pyproject.toml $(LIBRARY_SOURCES)
+# The packages lay the compiler out as an installation is, but for two links that CMake looks for.
+.venv-nvcc/installed:
+	$(PYTHON) -m venv .venv-nvcc
+	.venv-nvcc/bin/python $(PIP_INSTALL) $(addprefix nvidia-,$(addsuffix ==13.0.*,\
+		cuda-nvcc cuda-crt nvvm cuda-runtime cuda-cccl))
+	ln -sfn $$(.venv-nvcc/bin/python -c "import nvidia; print(nvidia.__path__[0])")/cu13 .venv-nvcc/cuda
+	ln -sfn lib .venv-nvcc/cuda/lib64
+	ln -sfn libcudart.so.13 .venv-nvcc/cuda/lib/libcudart.so
+	touch $@
+
+.venv-gpu/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python $(PIP_INSTALL) torch
 	.venv-gpu/bin/python $(PIP_INSTALL) --editable '.[test-gpu]'
@@ -119,4 +136,4 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES)
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-gpu .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-gpu .venv-nvcc .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

@@ -33,13 +33,15 @@ foreach(source IN LISTS test_sources)
 endforeach()
 
 # nnorm_ort with the kernels of GPUs run by the processor, for the Python tests (make test-cuda-on-host).
-set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")
-file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp" "${folder}/cpu/*.cpp")
-list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
-add_library(nnorm_ort_cuda_on_host SHARED ${sources} tests/cuda_on_host/kernels.cpp tests/cuda_on_host/solve.cpp)
-target_include_directories(nnorm_ort_cuda_on_host PRIVATE cuda tests/cuda_on_host)
-target_compile_options(nnorm_ort_cuda_on_host PRIVATE -Wno-unknown-pragmas)
-target_link_libraries(nnorm_ort_cuda_on_host PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
+if(NOT NNORM_SANITIZE)
+  set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")
+  file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp" "${folder}/cpu/*.cpp")
+  list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
+  add_library(nnorm_ort_cuda_on_host SHARED ${sources} tests/cuda_on_host/kernels.cpp tests/cuda_on_host/solve.cpp)
+  target_include_directories(nnorm_ort_cuda_on_host PRIVATE cuda tests/cuda_on_host)
+  target_compile_options(nnorm_ort_cuda_on_host PRIVATE -Wno-unknown-pragmas)
+  target_link_libraries(nnorm_ort_cuda_on_host PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
+endif()
 
 # The TensorRT plugins and a program that drives them in TensorRT's place. Theirs are the headers alone, so all of it,
 # kernels included, runs on the processor.

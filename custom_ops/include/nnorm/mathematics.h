@@ -109,18 +109,16 @@ NNORM_INLINE double from_bits(int64_t bits) {
 }
 
 // The lesser of both; NaN stays, which a device's fmin does not let it.
-template <class Real>
-NNORM_INLINE Real at_most(Real value, Real bound) {
-  return value > bound ? bound : value;
-}
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-template <>
+NNORM_INLINE double at_most(double value, double bound) { return value > bound ? bound : value; }
 NNORM_INLINE float at_most(float value, float bound) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float least;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(value), "f"(bound));
   return least;
-}
+#else
+  return value > bound ? bound : value;
 #endif
+}
 
 // log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.7e-7. The term of
 // first order is added last, so that only its own rounding counts in full.
