@@ -19,19 +19,23 @@ from nnorm_export.errors import (
 
 if TYPE_CHECKING:
     from nnorm_export import layers
+    from nnorm_export.engine import EngineReport, build_engine
     from nnorm_export.exporter import ExportReport, export
     from nnorm_export.freezing import freeze
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
     from nnorm_export.parity import ParityReport, verify
     from nnorm_export.runtimes import Runner, load
+    from nnorm_export.stripping import strip
 
 # Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
 _MODULES = {
+    "EngineReport": "nnorm_export.engine",
     "ExportReport": "nnorm_export.exporter",
     "OptimizeReport": "nnorm_export.optimizer",
     "ParityReport": "nnorm_export.parity",
     "Runner": "nnorm_export.runtimes",
+    "build_engine": "nnorm_export.engine",
     "export": "nnorm_export.exporter",
     "freeze": "nnorm_export.freezing",
     "get_library_path": "nnorm_export.library",
@@ -39,6 +43,7 @@ _MODULES = {
     "load": "nnorm_export.runtimes",
     "optimize": "nnorm_export.optimizer",
     "register": "nnorm_export.library",
+    "strip": "nnorm_export.stripping",
     "verify": "nnorm_export.parity",
 }
 
@@ -57,6 +62,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "CheckpointError",
+    "EngineReport",
     "ExportError",
     "ExportReport",
     "FreezeError",
@@ -69,6 +75,7 @@ __all__ = [
     "Runner",
     "RuntimeMissingError",
     "__version__",
+    "build_engine",
     "export",
     "freeze",
     "get_library_path",
@@ -77,5 +84,6 @@ __all__ = [
     "load",
     "optimize",
     "register",
+    "strip",
     "verify",
 ]

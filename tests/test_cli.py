@@ -343,7 +343,7 @@ def test_arrays_of_other_names_are_refused_with_the_models() -> None:
         (("cli_nets.py", *MODEL, *INPUT), "not an ONNX model"),
         (("net.onnx", *MODEL, "-i", "2,3,9,9"), "the model takes images"),
         (("net.onnx", *MODEL, "-i", "pixels:2,3,8,8"), "the model has no input pixels; it takes images"),
-        (("net.onnx", *MODEL, *INPUT, "--runtime", "openvino"), "choose one of onnxruntime, reference"),
+        (("net.onnx", *MODEL, *INPUT, "--runtime", "openvino"), "choose one of onnxruntime, onnxruntime-cuda"),
     ],
 )
 def test_what_verify_refuses(arguments: tuple[str, ...], message: str) -> None:

@@ -81,9 +81,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_cases(
-    interpreter: str, kernels: str, cases: Path, environment: dict[str, str] | None = None
-) -> dict[str, Any]:
+def run_cases(interpreter: str, kernels: str, cases: Path, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """What the program reports."""
     run = subprocess.run(
         [interpreter, str(PROGRAM), kernels, str(cases)],
@@ -106,7 +104,7 @@ def test_the_newest_version(cases: Path) -> None:
 def test_other_versions(interpreter: str, cases: Path) -> None:
     report = run_cases(interpreter, get_library_path(), cases)
     assert report["failures"] == [], report["version"]
-    # Only an ONNX Runtime with a CUDA provider gets the operators for it, and on a machine without a GPU they do no harm.
+    # Only an ONNX Runtime with a CUDA provider gets its operators, and without a GPU they do no harm.
     assert report["has_cuda_library"] == (report["has_cuda_provider"] and library.find_cuda_library() is not None)
 
 

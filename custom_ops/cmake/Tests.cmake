@@ -43,6 +43,12 @@ if(NOT NNORM_SANITIZE)
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
 endif()
 
+# A test that this build cannot have, so that the summary of a run says so.
+function(nnorm_add_skipped_test name reason)
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${reason}")
+  set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+endfunction()
+
 # The TensorRT plugins and a program that drives them in TensorRT's place. Theirs are the headers alone, so all of it,
 # kernels included, runs on the processor.
 if(TARGET tensorrt_headers)
@@ -69,6 +75,8 @@ if(TARGET tensorrt_headers)
       "NNORM_PLUGINS_REGISTER=\"$<TARGET_FILE:nnorm_trt_register>\"")
     add_dependencies(test_tensorrt_plugin nnorm_trt nnorm_trt_register mock_nvinfer)
   endif()
+else()
+  nnorm_add_skipped_test(test_tensorrt_plugin "TensorRT's headers are not here; TENSORRT_INCLUDE_DIR names their folder")
 endif()
 
 # tests/gpu/*.cu are compiled by nvcc and need a GPU to run; without one they are skipped.
@@ -93,4 +101,6 @@ if(TARGET nnorm_cuda_kernels)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   endforeach()
+elseif(NOT NNORM_SANITIZE)
+  nnorm_add_skipped_test(test_cuda_kernels_gpu "there is no nvcc to compile it with")
 endif()

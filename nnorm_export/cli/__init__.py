@@ -8,9 +8,11 @@ import typer
 
 from nnorm_export._version import __version__
 from nnorm_export.cli._common import Command
+from nnorm_export.cli.engine import engine
 from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
+from nnorm_export.cli.strip import strip
 from nnorm_export.cli.verify import verify
 
 app = typer.Typer(
@@ -21,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, inspect, optimize):
+for command in (export, verify, inspect, optimize, engine, strip):
     app.command(cls=Command)(command)
 
 

@@ -25,13 +25,17 @@ from nnorm_export.cli._common import (
 from nnorm_export.errors import ParityError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nnorm_export.cli._source import Source
+    from nnorm_export.inspection import TensorDescription
+    from nnorm_export.runtimes import TensorInfo
 
 DYNAMIC_ROWS = 4  # what an axis without a length gets in random inputs
 
 
 def verify(
-    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file to verify.")],
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file to verify; an engine, MODEL.plan, too.")],
     model: ModelOption,
     model_arg: ModelArgOption = None,
     checkpoint: CheckpointOption = None,
@@ -42,7 +46,9 @@ def verify(
     runtime: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="onnxruntime (default), or reference: onnx's own.", rich_help_panel="Comparison"
+            metavar="NAME",
+            help="onnxruntime (default), onnxruntime-cuda, tensorrt (default for engines), or reference: onnx's own.",
+            rich_help_panel="Comparison",
         ),
     ] = None,
     rtol: Annotated[
@@ -84,7 +90,7 @@ def verify(
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
-        inputs, notices = _inputs(source, input_specs, path)
+        inputs, notices = _inputs(source, input_specs, path, runtime)
     print_notices([*source.notices, *notices], quiet=quiet)
     with working(f"Comparing {path} with PyTorch", quiet=quiet):
         report = parity.verify(
@@ -106,13 +112,12 @@ def verify(
         raise ParityError(message)
 
 
-def _inputs(source: Source, specs: list[str] | None, path: str) -> tuple[Any, list[str]]:
+def _inputs(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
     """What the model takes, by position or by name, and notices."""
     from nnorm_export.cli._inputs import Inputs, read_inputs  # noqa: PLC0415
     from nnorm_export.exporting.arguments import bind  # noqa: PLC0415
-    from nnorm_export.inspection import describe  # noqa: PLC0415
 
-    infos = describe(path, run=False).inputs
+    infos = _infos(path, runtime)
     if specs:
         inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])
     elif source.program is not None and source.program.example_inputs is not None:
@@ -126,3 +131,12 @@ def _inputs(source: Source, specs: list[str] | None, path: str) -> tuple[Any, li
     if not inputs.kwargs:
         return tuple(inputs.args), inputs.notices
     return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
+
+
+def _infos(path: str, runtime: str | None) -> Sequence[TensorDescription | TensorInfo]:
+    """The inputs of the file; an engine's are known to TensorRT alone."""
+    from nnorm_export.inspection import describe  # noqa: PLC0415
+    from nnorm_export.runtimes import load  # noqa: PLC0415
+    from nnorm_export.runtimes.tensorrt import is_engine  # noqa: PLC0415
+
+    return load(path, runtime).inputs if is_engine(path) else describe(path, run=False).inputs

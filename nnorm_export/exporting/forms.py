@@ -39,7 +39,7 @@ def apply_form(model: ir.Model, form: str) -> None:
         return
     _attach_bodies(model)
     if form == "primitives":
-        _inline_bodies(model)
+        inline_bodies(model)
 
 
 def strip_bodies(model: ir.Model) -> None:
@@ -67,7 +67,7 @@ def _attach_bodies(model: ir.Model) -> None:
         model.functions[function.identifier()] = function
 
 
-def _inline_bodies(model: ir.Model) -> None:
+def inline_bodies(model: ir.Model) -> None:
     onnx_ir.passes.common.InlinePass()(model)
     model.opset_imports.pop(DOMAIN, None)
     # What a body computes from parameters alone becomes a constant; the standardization folds into a layer before it.

@@ -135,11 +135,12 @@ class OnnxRuntimeRunner(Runner):
         return [provider if isinstance(provider, str) else provider[0] for provider in self._providers]
 
     def _refuse_other_providers(self) -> None:
-        missing = [name for name in self._provider_names() if name not in self._session.get_providers()]
+        started = self._session.get_providers()
+        missing = [name for name in self._provider_names() if name not in started]
         if missing:
             raise RuntimeMissingError(
-                f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run {self._file.path} "
-                f"on {', '.join(self._session.get_providers())} instead. What it wrote to stderr says why: it lacks "
+                f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run "
+                f"{self._file.path} on {', '.join(started)} instead. What it wrote to stderr says why: it lacks "
                 "a library of CUDA, cuDNN or TensorRT in the version that it was built for, or a driver or GPU"
             )
 

@@ -1,0 +1,335 @@
+"""TensorRT engines without TensorRT: shapes, files for its parser, and what is made of its answers; and strip().
+
+What the stand-in for TensorRT proves, and what only a GPU can, is said in tensorrt_standin.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from small_network import Network, randomized
+from tensorrt_standin import VERSION, TensorRT, hide_tensorrt
+from torch import nn
+
+import nnorm_export
+from nnorm_export import (
+    ExportError,
+    InputError,
+    ModelFileError,
+    NnormExportError,
+    RuntimeMissingError,
+    build_engine,
+    export,
+    layers,
+    library,
+    load,
+    strip,
+    verify,
+)
+from nnorm_export.runtimes import model_file
+from nnorm_export.runtimes.layers import plugin_nodes
+from nnorm_export.runtimes.profiles import Axes, ShapeRange, check_profiles, default_profiles, input_axes
+
+IMAGE = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
+PLUGINS_BY_DEFAULT = {"GroupNormalNorm", "LayerNormalNorm"}
+
+pytestmark = pytest.mark.skipif(
+    library.find_library() is None, reason="installed without the kernels, which are needed"
+)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    return randomized(Network())
+
+
+@pytest.fixture(scope="module")
+def portable(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("files") / "net.onnx"
+    return export(network, (IMAGE,), path, input_names=["x"]).path
+
+
+@pytest.fixture(scope="module")
+def nodes(portable: Path) -> dict[str, str]:
+    return {node.name: node.op_type for node in model_file.read(portable).normalizations}
+
+
+@pytest.fixture
+def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRT:
+    (tmp_path / "standin").mkdir()
+    standin = TensorRT(tmp_path / "standin")
+    standin.install(monkeypatch, plugins=True)
+    return standin
+
+
+def run(path: Path, **options: Any) -> list[np.ndarray]:
+    return load(path, **options)(IMAGE.numpy())
+
+
+def assert_same(left: list[np.ndarray], right: list[np.ndarray]) -> None:
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+# Shapes
+
+TWO: dict[str, Axes] = {"x": ("batch", 3, "height"), "y": ("batch", 4)}
+Y = ((1, 4), (2, 4), (8, 4))
+
+
+def test_shapes_that_fit(portable: Path) -> None:
+    assert input_axes(model_file.read(portable).proto) == {"x": ("batch", 3, 8, 6)}
+    given = {"x": ((1, 3, 5), (2, 3, 7), [8, 3, 7]), "y": Y}
+    assert check_profiles(TWO, given)["x"] == ShapeRange((1, 3, 5), (2, 3, 7), (8, 3, 7))
+    assert check_profiles({"x": (2, 3)}, {}) == {}
+    assert check_profiles({"x": (None, None)}, {"x": ((1, 2), (1, 3), (1, 4))})
+    assert default_profiles({"x": (2, 3), "ids": ("batch",), "s": ()}) == {"ids": ShapeRange((1,), (8,), (64,))}
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (None, r"x\[batch, 3, height\] has dynamic axes and no shapes.*--min x:1,3,1 --opt x:8,3,8 --max x:64,3,64"),
+        (((1, 3, 5), (2, 3, 5)), r"needs three shapes \(least, best, greatest\), 2 given"),
+        (((1, 3), (2, 3, 5), (8, 3, 5)), r"x\[batch, 3, height\] has 3 axes, its min \[1, 3\] has 2"),
+        (((1, 3, 5), (2, 4, 5), (8, 3, 5)), r"axis 1 is fixed at 3, its opt \[2, 4, 5\] says 4"),
+        (((1, 3, 5), (2, 3, 5), (8, 3, 4)), "axis 2 must have min ≤ opt ≤ max, and they are 5, 5, 4"),
+        (((0, 3, 5), (2, 3, 5), (8, 3, 5)), r"axis 0 of its min \[0, 3, 5\] is less than 1"),
+        (
+            ((1, 3, 5), (4, 3, 5), (8, 3, 5)),
+            r"axis 0 of y and axis 0 of x are both 'batch'.*\[1, 2, 8\] and \[1, 4, 8\]",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit(x: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_profiles(TWO, {"y": Y} if x is None else {"x": x, "y": Y})
+
+
+def test_inputs_that_have_no_shapes_or_are_unknown() -> None:
+    with pytest.raises(InputError, match=r"no input named z; the file takes x\[batch, 3, height\], y\[batch, 4\]"):
+        check_profiles(TWO, {"z": Y})
+    with pytest.raises(
+        InputError, match=r"x\[batch, 3, height\] is dynamic in other axes than the first: 2 \(height\)"
+    ):
+        default_profiles(TWO)
+
+
+# strip()
+
+
+@pytest.mark.parametrize("external_data", [False, True])
+def test_a_stripped_file_is_run_by_kernels_alone(
+    external_data: bool, network: nn.Module, portable: Path, tmp_path: Path
+) -> None:
+    source = export(network, (IMAGE,), tmp_path / "net.onnx", input_names=["x"], external_data=external_data).path
+    path = strip(source, tmp_path / "stripped.onnx", external_data=external_data)
+    assert (tmp_path / "stripped.onnx.data").exists() == external_data
+    old, new = model_file.read(portable), model_file.read(path)
+    assert new.metadata == {**old.metadata, "form": "custom"}
+    assert not new.proto.functions
+    onnx.checker.check_model(path)
+    assert set(load(path).implementations.values()) == {"kernel"}
+    for stripped, original in zip(run(path), run(portable), strict=True):
+        np.testing.assert_array_equal(stripped, original)
+    with pytest.raises(ModelFileError, match=r"form 'custom'.*no bodies"):
+        load(path, kernels=False)
+
+
+def test_what_cannot_be_stripped(network: nn.Module, portable: Path, tmp_path: Path) -> None:
+    def refused(source: Path, message: str, output: str = "out.onnx") -> None:
+        with pytest.raises(NnormExportError, match=message):
+            strip(source, tmp_path / output)
+
+    primitives = export(network, (IMAGE,), tmp_path / "p.onnx", form="primitives", verify=False).path
+    external = export(network, (IMAGE,), tmp_path / "e.onnx", external_data=True, verify=False).path
+    (tmp_path / "e.onnx.data").unlink()
+    refused(primitives, "no nnorm nodes, so there is nothing to strip .*the bodies are inlined")
+    refused(strip(portable, tmp_path / "c.onnx"), "have no bodies, so there is nothing to strip")
+    refused(external, r"e\.onnx: its weights lie in other files, which cannot be read .*e\.onnx\.data")
+    refused(tmp_path / "nothing.onnx", "no such file")
+    refused(portable, "cannot write", "nowhere/out.onnx")
+    with pytest.raises(ModelFileError, match=r"give it another name, .*net\.custom\.onnx"):
+        strip(portable, portable)
+    assert not (tmp_path / "out.onnx").exists()
+    assert callable(nnorm_export.strip)  # no module has its name
+
+
+# Engines
+
+
+def test_a_missing_tensorrt_is_named_and_nothing_is_written(
+    portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_tensorrt(monkeypatch)
+    message = r"pip install 'nnorm_export\[tensorrt\]', on a machine with an NVIDIA GPU"
+    with pytest.raises(RuntimeMissingError, match=message):
+        build_engine(portable, tmp_path / "net.plan")
+    with pytest.raises(RuntimeMissingError, match=message):
+        load(portable, "tensorrt")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("plugins", "installed"), [(None, True), (True, True), (False, True), (None, False), (False, False)]
+)
+def test_the_parser_gets_plugin_nodes_without_bodies_and_the_rest_inlined(
+    plugins: bool | None,
+    installed: bool,
+    network: nn.Module,
+    portable: Path,
+    nodes: dict[str, str],
+    tensorrt: TensorRT,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensorrt.install(monkeypatch, plugins=installed)
+    shapes = [[1, 3, 8, 6], [2, 3, 8, 6], [5, 3, 8, 6]]
+    report = build_engine(portable, tmp_path / "net.plan", profiles={"x": shapes}, plugins=plugins)
+    by_plugin = set(nodes.values()) if plugins else PLUGINS_BY_DEFAULT if plugins is None and installed else set()
+    (built,) = tensorrt.built
+    assert sorted(built.bare) == sorted(op_type for op_type in nodes.values() if op_type in by_plugin)
+    assert not built.functions
+    assert (built.strongly_typed, built.shapes, built.tf32, built.half) == (True, {"x": shapes}, False, False)
+    expected = {name: "plugin" if op_type in by_plugin else "body" for name, op_type in nodes.items()}
+    assert report.implementations == expected
+    assert report.tensorrt == VERSION
+    assert any("are likely faster" in notice for notice in report.notices) == (plugins is None and not installed)
+    assert bool(tensorrt.loaded) == bool(plugins is not False and installed)
+
+    # The file that the parser got computes what the portable one does; a plan knows its plugins only.
+    opened = load(report.path, "tensorrt")
+    assert [str(info) for info in opened.inputs] == ["x: float32[?, 3, 8, 6]"]
+    assert opened.implementations == {name: way for name, way in expected.items() if way == "plugin"}
+    assert_same(opened(IMAGE.numpy()), run(portable))
+    assert verify(report.path, network, IMAGE, runtime="tensorrt")
+
+
+def test_an_onnx_file_is_run_by_an_engine_built_on_the_spot(
+    portable: Path, nodes: dict[str, str], tensorrt: TensorRT, tmp_path: Path
+) -> None:
+    runner = load(portable, "tensorrt", plugins=True)
+    assert runner.implementations == dict.fromkeys(nodes, "plugin")
+    assert tensorrt.built[0].shapes == {"x": [[1, 3, 8, 6], [8, 3, 8, 6], [64, 3, 8, 6]]}
+    assert_same(runner(IMAGE.numpy()), run(portable))
+    with pytest.raises(
+        InputError, match=r"x has shape \[65, 3, 8, 6\], the engine is built for \[1, 3, 8, 6\] to \[64"
+    ):
+        runner(np.zeros((65, 3, 8, 6), np.float32))
+    custom = strip(portable, tmp_path / "custom.onnx")
+    assert load(custom, "tensorrt").implementations == dict.fromkeys(nodes, "plugin")
+
+
+def test_bfloat16_goes_through_polygraphy_as_bits(tensorrt: TensorRT, tmp_path: Path) -> None:
+    model = nn.Sequential(layers.LayerNormalNorm(16))
+    path = export(model, torch.randn(3, 16), tmp_path / "net.onnx", dtype="bf16").path
+    runner = load(path, "tensorrt")
+    x = np.random.default_rng(0).standard_normal((5, 16)).astype(runner.inputs[0].dtype)
+    assert str(runner.outputs[0]) == "output: bfloat16[?, 16]"
+    np.testing.assert_array_equal(runner(x)[0], load(path)(x)[0])
+
+
+def test_an_engine_that_is_not_what_was_asked_for_is_refused(
+    portable: Path, tensorrt: TensorRT, tmp_path: Path
+) -> None:
+    plan = tmp_path / "net.plan"
+    build_engine(portable, plan, plugins=False)
+    with pytest.raises(ModelFileError, match="no plugins for normalizations, and plugins=True was asked for"):
+        load(plan, "tensorrt", plugins=True)
+    with pytest.raises(InputError, match="chosen when it was built"):
+        load(plan, "tensorrt", profiles={})
+    build_engine(portable, plan)
+    with pytest.raises(ModelFileError, match=r"plugins for group/GroupNormalNorm.* and plugins=False was asked for"):
+        load(plan, "tensorrt", plugins=False)
+    before = plan.read_bytes()
+    tensorrt.blind = True
+    for build in (lambda: build_engine(portable, plan), lambda: load(portable, "tensorrt", plugins=True)):
+        with pytest.raises(
+            ModelFileError, match=r"should be run by plugins, .* no plugins of these names \(it has: none"
+        ):
+            build()
+    tensorrt.silent = True
+    with pytest.raises(ModelFileError, match=r"does not say what its layers are.*--profilingVerbosity=detailed"):
+        build_engine(portable, plan)
+    assert plan.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (
+            {"LayerType": "PluginV3", "Metadata": "[ONNX Layer: a.1/LayerNormalNorm]", "Name": "b"},
+            {"a.1/LayerNormalNorm"},
+        ),
+        ({"LayerType": "PluginV2", "PluginType": "LayerNormalNorm", "Name": "mine"}, {"mine"}),
+        ({"LayerType": "PluginV3", "Name": "a/LayerNormalNorm_7"}, {"a/LayerNormalNorm_7", "a/LayerNormalNorm"}),
+        ({"LayerType": "PluginV3", "PluginType": "EfficientNMS_TRT", "Name": "boxes"}, set()),
+        (
+            {"LayerType": "kgen", "Metadata": "[ONNX Layer: a.1/LayerNormalNorm | Local Function: f]", "Name": "b"},
+            set(),
+        ),
+    ],
+)
+def test_only_plugin_layers_of_ours_count(layer: dict[str, str], names: set[str]) -> None:
+    inspector = SimpleNamespace(get_layer_information=lambda index, kind: json.dumps(layer))
+    engine = SimpleNamespace(num_layers=1, create_engine_inspector=lambda: inspector)
+    module = SimpleNamespace(LayerInformationFormat=SimpleNamespace(JSON=1))
+    assert plugin_nodes(engine, module, Path("net.plan")) == names
+
+
+def test_timing_cache_and_files_that_a_failure_leaves_whole(
+    portable: Path, tensorrt: TensorRT, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    plan, cache = folder / "net.plan", folder / "trt.cache"
+    for _ in range(2):
+        build_engine(portable, plan, timing_cache=cache)
+    assert [built.old_cache for built in tensorrt.built] == [None, "measurements"]
+    assert sorted(path.name for path in folder.iterdir()) == ["net.plan", "trt.cache"]
+    plan.write_text("old")
+    cache.write_text("old")
+    tensorrt.fails = True
+    with pytest.raises(ModelFileError, match=r"cannot build an engine of it(?s:.*)what TensorRT logs\n.*no importer"):
+        build_engine(portable, plan, timing_cache=cache)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(ExportError, match="cannot write"):
+        build_engine(portable, folder / "nowhere" / "net.plan")
+    assert (plan.read_text(), cache.read_text(), len(list(folder.iterdir()))) == ("old", "old", 2)
+
+
+def test_what_no_engine_is_built_of(
+    portable: Path, network: nn.Module, tensorrt: TensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    custom = strip(portable, tmp_path / "custom.onnx")
+    primitives = export(network, (IMAGE,), tmp_path / "p.onnx", form="primitives", verify=False).path
+    optimized = onnx.load(portable)
+    next(prop for prop in optimized.metadata_props if prop.key == "nnorm_export.form").value = "optimized"
+    onnx.save(optimized, tmp_path / "o.onnx")
+    for path, plugins, message in (
+        (custom, False, r"LayerNormalNorm have no bodies in it \(its form is 'custom'\)"),
+        (primitives, True, r"has no nnorm nodes for plugins to run \(its form is 'primitives'\)"),
+        (tmp_path / "o.onnx", None, "optimised for processors; give the portable file"),
+    ):
+        with pytest.raises(ModelFileError, match=message):
+            build_engine(path, tmp_path / "net.plan", plugins=plugins)
+    with pytest.raises(ModelFileError, match="would take the place of the model"):
+        build_engine(custom, custom)
+    assert build_engine(primitives, tmp_path / "p.plan").implementations == {}
+    tensorrt.install(monkeypatch, plugins=False)
+    for path, plugins in ((custom, None), (portable, True)):
+        with pytest.raises(RuntimeMissingError, match="has no TensorRT plugins"):
+            build_engine(path, tmp_path / "net.plan", plugins=plugins)
+    monkeypatch.setattr(library, "get_plugin_path", lambda **_: str(tmp_path / "libnnorm_trt_register_10.so"))
+    with pytest.raises(
+        RuntimeMissingError, match=rf"none for TensorRT {VERSION}: libnnorm_trt_register_11\.so is missing"
+    ):
+        build_engine(portable, tmp_path / "net.plan", plugins=True)
+    assert not (tmp_path / "net.plan").exists()
