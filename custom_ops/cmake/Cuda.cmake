@@ -47,7 +47,7 @@ find_package(CUDAToolkit REQUIRED) # of the compiler that was found
 if("${NNORM_CUDA_ARCHITECTURES}" STREQUAL "")
   # Machine code for each generation that this compiler knows, and PTX of the last one for those to come.
   execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known)
-  foreach(architecture 75 80 86 89 90 100 120)
+  foreach(architecture 75 80 86 89 90 100 110 120)
     if(known MATCHES "compute_${architecture}\n")
       list(APPEND NNORM_CUDA_ARCHITECTURES ${architecture}-real)
       set(newest ${architecture})
@@ -68,7 +68,7 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
   target_compile_features(${name} PRIVATE cuda_std_17)
   target_compile_options(${name} PRIVATE $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
-  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # 12.8 can, but then wants a newer driver than 12 does
     target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth
   endif()
   target_include_directories(${name} PRIVATE include)

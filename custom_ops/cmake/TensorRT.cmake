@@ -9,7 +9,6 @@ if(NOT DEFINED TENSORRT_INCLUDE_DIR AND NOT "$ENV{TENSORRT_INCLUDE_DIR}" STREQUA
   set(TENSORRT_INCLUDE_DIR "$ENV{TENSORRT_INCLUDE_DIR}")
 endif()
 
-set(directory "")
 if(NOT "${TENSORRT_INCLUDE_DIR}" STREQUAL "")
   # Named by the user: that one or none.
   if(NOT EXISTS "${TENSORRT_INCLUDE_DIR}/NvInferRuntime.h")
@@ -19,6 +18,7 @@ if(NOT "${TENSORRT_INCLUDE_DIR}" STREQUAL "")
   endif()
   set(directory "${TENSORRT_INCLUDE_DIR}")
 else()
+  unset(directory)
   find_path(directory NvInferRuntime.h NO_CACHE
     PATHS /usr/local/tensorrt /opt/tensorrt /usr/local/TensorRT /opt/TensorRT /usr/local/cuda
     PATH_SUFFIXES include include/x86_64-linux-gnu include/aarch64-linux-gnu)

@@ -101,6 +101,13 @@ if(TARGET nnorm_cuda_kernels)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   endforeach()
+
+  # No test: make bench-gpu runs it.
+  add_executable(bench_kernels_gpu "${CMAKE_CURRENT_SOURCE_DIR}/../benchmarks/gpu/kernels.cu")
+  target_compile_features(bench_kernels_gpu PRIVATE cuda_std_17)
+  target_compile_definitions(bench_kernels_gpu PRIVATE NNORM_TARGET=cuda)
+  target_link_libraries(bench_kernels_gpu PRIVATE nnorm_cuda_kernels)
+  set_target_properties(bench_kernels_gpu PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}")
 elseif(NOT NNORM_SANITIZE)
   nnorm_add_skipped_test(test_cuda_kernels_gpu "there is no nvcc to compile it with")
 endif()

@@ -1,12 +1,13 @@
 // What the kernels have in common: accesses of 16 bytes, sums over the threads that share a row, division by a constant.
 //
-// The code is CUDA C++ and, for tests on machines without a GPU, C++: tests/cuda_on_host.h then stands for CUDA.
+// The code is CUDA C++ and, for tests on machines without a GPU, C++: tests/cuda_on_host/ then stands for CUDA.
 #pragma once
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #define NNORM_DEVICE __device__ __forceinline__
 #define NNORM_DYNAMIC_SHARED(bytes) extern __shared__ __align__(16) unsigned char bytes[]
+#define NNORM_CHECK_ACCESS(pointer, bytes)
 #else
 #include "cuda_on_host.h"
 #endif
@@ -36,12 +37,58 @@ constexpr int widest = int(access_bytes / sizeof(T));
 
 template <int width, class T>
 NNORM_DEVICE Access<T, width> load(const T* from) {
+  NNORM_CHECK_ACCESS(from, sizeof(Access<T, width>));
   return *reinterpret_cast<const Access<T, width>*>(from);
 }
 
+// To any memory. nvcc 13 makes several instructions of it in some kernels, one for each element: see store_global().
 template <int width, class T>
 NNORM_DEVICE void store(T* to, const Access<T, width>& access) {
+  NNORM_CHECK_ACCESS(to, sizeof access);
   *reinterpret_cast<Access<T, width>*>(to) = access;
+}
+
+// To device memory, in one instruction.
+template <int width, class T>
+NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof access == access_bytes) {
+    uint32_t words[access_bytes / sizeof(uint32_t)];
+    memcpy(words, &access, sizeof words);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else
+#endif
+  {
+    store(to, access);
+  }
+}
+
+// Rounds all elements of an access; those of 16 bits in pairs, where the device can.
+template <class T, int width>
+NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
+  Access<T, width> result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr bool in_pairs = sizeof(T) == 2 && width % 2 == 0;
+#else
+  constexpr bool in_pairs = false;
+#endif
+  if constexpr (in_pairs) {
+#pragma unroll
+    for (int j = 0; j < width; j += 2) {
+      uint32_t pair;
+      if constexpr (std::is_same_v<T, Float16>)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[j + 1]), "f"(values[j]));
+      else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[j + 1]), "f"(values[j]));
+      memcpy(&result.values[j], &pair, sizeof pair);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < width; ++j) narrow(values[j], result.values[j]);
+  }
+  return result;
 }
 
 // Elements from a boundary of 16 bytes to an address.

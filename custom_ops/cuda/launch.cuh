@@ -21,21 +21,22 @@ struct Device {
     return cudaDeviceGetAttribute(&device.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
   }
 
-  // Enough blocks to fill the device several times over, and no more than there is work for: kernels loop over the rest.
-  unsigned blocks(size_t wanted, unsigned threads) const {
-    const size_t resident = size_t(multiprocessors) * (2048 / threads), most = 4 * resident;
-    return unsigned(std::min(wanted, most));
+  // As many blocks as there is work for, and no more than so many for each multiprocessor: kernels loop over the rest.
+  unsigned blocks(size_t wanted, unsigned most_of_multiprocessor) const {
+    return unsigned(std::min(wanted, size_t(multiprocessors) * most_of_multiprocessor));
   }
 };
 
 #if defined(__CUDACC__)
+// `most_shared` is what any launch of this kernel may ask for. The limit is one for all threads of the process, so each
+// sets it to the same.
 template <class Work>
-cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, size_t shared, cudaStream_t stream, Work work) {
+cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStream_t stream, Work work, size_t shared = 0,
+                   size_t most_shared = 0) {
   const void* function = reinterpret_cast<const void*>(kernel);
-  constexpr size_t without_asking = 48 << 10;
-  if (shared > without_asking)
+  if (shared > 0)
     if (const cudaError_t error =
-            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)))
+            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most_shared)))
       return error;
   void* arguments[] = {&work};
   return cudaLaunchKernel(function, blocks, threads, arguments, shared, stream);
@@ -57,8 +58,10 @@ cudaError_t run_rows(const ChannelProblem<T>& problem, const Device& device, cud
   work.lead = width == 1 ? 0 : unsigned(misalignment(problem.x));
   work.segments = unsigned(divided_up(accesses_of_row(problem.extent, width), accesses_of_segment));
   const size_t blocks = divided_up(work.rows * work.segments, channel_threads / warp_size);
-  return launch(&batch_normal_norm_rows<epilogue, width, T>, device.blocks(blocks, channel_threads), channel_threads, 0,
-                stream, work);
+  const bool exact = work.lead == 0 && problem.extent % width == 0;
+  const auto kernel = exact ? &batch_normal_norm_rows<epilogue, true, width, T>
+                            : &batch_normal_norm_rows<epilogue, width == 1, width, T>;  // never without, of width 1
+  return launch(kernel, device.blocks(blocks, 16), channel_threads, stream, work);
 }
 
 template <Epilogue epilogue, bool padded, int width, class T>
@@ -75,13 +78,14 @@ cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, cons
   const size_t column_blocks = divided_up(work.columns, channel_threads);
   work.span = unsigned(divided_up(work.columns, column_blocks));
   const size_t rows_of_block = channel_threads / work.span;
-  // Each thread should have several rows, so that what it prepares pays, as long as the device stays full.
+  // Each thread should have many rows, so that what it prepares pays, as long as the device stays full: 2 of these blocks
+  // fit on a multiprocessor at once.
   const size_t row_blocks = divided_up(problem.samples, rows_of_block * in_flight);
-  const size_t enough = divided_up(device.blocks(column_blocks * row_blocks, channel_threads), column_blocks);
+  const size_t enough = divided_up(device.blocks(column_blocks * row_blocks, 4), column_blocks);
   constexpr size_t most = 65535;  // blocks along y
-  return launch(&batch_normal_norm_columns<epilogue, padded, width, T>,
-                dim3(unsigned(column_blocks), unsigned(std::min({row_blocks, enough, most}))), channel_threads, 0,
-                stream, work);
+  const dim3 blocks(unsigned(column_blocks), unsigned(std::min({row_blocks, enough, most})));
+  const size_t threads = divided_up(rows_of_block * work.span, warp_size) * warp_size;
+  return launch(&batch_normal_norm_columns<epilogue, padded, width, T>, blocks, unsigned(threads), stream, work);
 }
 
 template <Epilogue epilogue, class T>
@@ -136,24 +140,30 @@ cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cu
   return run_any(problem, lanes, stream);
 }
 
+// Rows that fit into the registers of `threads` threads with `values` each.
+template <int threads, int values, int width, class T>
+cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  constexpr unsigned block = unsigned(block_of<threads>), teams = block / unsigned(threads);
+  const unsigned blocks = device.blocks(divided_up(work.rows, teams), 64);
+  if constexpr (width > 1)
+    if (work.row_length == unsigned(threads * values) && work.whole_weights)
+      return launch(&normal_norm_rows<threads, values, width, true, T>, blocks, block, stream, work);
+  return launch(&normal_norm_rows<threads, values, width, false, T>, blocks, block, stream, work);
+}
+
 template <int width, class T>
 cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  const auto in_registers = [&](auto kernel, int threads) {
-    const unsigned block = unsigned(std::max(threads, smallest_block));
-    const size_t blocks = divided_up(work.rows, block / unsigned(threads));
-    return launch(kernel, device.blocks(blocks, block), block, 0, stream, work);
-  };
-  if (work.row_length <= 32 * 8) return in_registers(&normal_norm_rows<32, 8, width, T>, 32);
-  if (work.row_length <= 32 * 16) return in_registers(&normal_norm_rows<32, 16, width, T>, 32);
-  if (work.row_length <= 32 * 24) return in_registers(&normal_norm_rows<32, 24, width, T>, 32);
-  if (work.row_length <= 32 * 32) return in_registers(&normal_norm_rows<32, 32, width, T>, 32);
-  if (work.row_length <= 128 * 32) return in_registers(&normal_norm_rows<128, 32, width, T>, 128);
-  constexpr size_t reserved = 2 << 10;  // what the kernel itself keeps there, and the system
-  const size_t bytes = work.row_length * sizeof(T);
-  const unsigned blocks = device.blocks(work.rows, long_row_threads);
-  if (bytes + reserved <= size_t(device.shared_memory))
-    return launch(&normal_norm_long_rows<true, width, T>, blocks, long_row_threads, bytes, stream, work);
-  return launch(&normal_norm_long_rows<false, width, T>, blocks, long_row_threads, 0, stream, work);
+  if (work.row_length <= 32 * 8) return run_in_registers<32, 8, width>(work, device, stream);
+  if (work.row_length <= 32 * 16) return run_in_registers<32, 16, width>(work, device, stream);
+  if (work.row_length <= 32 * 24) return run_in_registers<32, 24, width>(work, device, stream);
+  if (work.row_length <= 32 * 32) return run_in_registers<32, 32, width>(work, device, stream);
+  if (work.row_length <= 128 * 32) return run_in_registers<128, 32, width>(work, device, stream);
+  constexpr size_t scratch = 1 << 10;  // what the kernel itself keeps in shared memory, and a little more
+  const size_t bytes = work.row_length * sizeof(T), room = size_t(device.shared_memory) - scratch;
+  const unsigned blocks = device.blocks(work.rows, 16);
+  if (bytes <= room)
+    return launch(&normal_norm_long_rows<true, width, T>, blocks, long_row_threads, stream, work, bytes, room);
+  return launch(&normal_norm_long_rows<false, width, T>, blocks, long_row_threads, stream, work);
 }
 
 template <class T>
@@ -177,7 +187,8 @@ cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
                      Divisor(unsigned(problem.run)),
                      problem.run == 1 && (!whole || aligned_weights),
                      Real(problem.epsilon),
-                     Real(problem.delta)};
+                     Real(problem.delta),
+                     Real(1) / Real(problem.row_length)};
   return whole ? run_rows<int(width)>(work, device, stream) : run_rows<1>(work, device, stream);
 }
 

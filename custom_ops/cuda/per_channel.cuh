@@ -16,21 +16,20 @@ template <class Real>
 struct ChannelParameters {
   const Real* fields[ChannelProblem<Real>::parameter_count];
 
-  NNORM_DEVICE Channel<Real> operator[](size_t channel) const {
-    return channel_from(fields[0][channel], fields[1][channel], fields[2][channel], fields[3][channel],
-                        fields[4][channel], fields[5][channel]);
+  template <class Evaluation>
+  NNORM_DEVICE Channel<Real> prepared(size_t channel) const {
+    return channel_from<Evaluation>(fields[0][channel], fields[1][channel], fields[2][channel], fields[3][channel],
+                                    fields[4][channel], fields[5][channel]);
   }
 };
 
 template <Epilogue epilogue, class T>
-NNORM_DEVICE T normalized(T x, T residual, const Channel<Arithmetic<T>>& channel) {
+NNORM_DEVICE Arithmetic<T> normalized(T x, T residual, const Channel<Arithmetic<T>>& channel) {
   using Real = Arithmetic<T>;
   Real h, high, low;
   logarithm<Evaluation<T>>(widened(x), channel, h, high, low);
-  T y;
   const Real added = epilogue == Epilogue::add_relu ? widened(residual) : Real(0);
-  narrow(power<Evaluation<T>, epilogue>(h, high, low, added, channel), y);
-  return y;
+  return power<Evaluation<T>, epilogue>(h, high, low, added, channel);
 }
 
 template <class T>
@@ -50,8 +49,10 @@ constexpr size_t accesses_of_row(size_t extent, int width) { return extent / siz
 
 constexpr unsigned accesses_of_segment = warp_size * in_flight;
 
-template <Epilogue epilogue, int width, class T>
+// `exact` where rows start and end on boundaries of accesses.
+template <Epilogue epilogue, bool exact, int width, class T>
 __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(ChannelRows<T> w) {
+  using Real = Arithmetic<T>;
   constexpr unsigned warps_of_block = channel_threads / warp_size;
   const size_t warps = size_t(gridDim.x) * warps_of_block;
   const size_t first_item = size_t(blockIdx.x) * warps_of_block + threadIdx.x / warp_size;
@@ -61,14 +62,15 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
   const size_t row_step = warps / w.segments, channel_step = row_step % w.channels;
   const unsigned segment_step = unsigned(warps % w.segments);
   while (row < w.rows) {
-    const Channel<Arithmetic<T>> of_row = w.parameters[channel];
     // Positions count from the last boundary before the row: its elements are those from begin to end.
     const size_t start = w.lead + row * w.extent;
     const unsigned begin = unsigned(start % width), end = begin + w.extent;
     const size_t origin = start - begin - w.lead;  // of position 0 in x; wraps where it is before x[0], and back again
     const unsigned first = (segment * accesses_of_segment + threadIdx.x % warp_size) * width;
     const auto position = [&](int k) { return first + unsigned(k) * warp_size * width; };
-    const auto whole = [&](int k) { return position(k) >= begin && position(k) + width <= end; };
+    const auto whole = [&](int k) {
+      return exact ? position(k) < end : position(k) >= begin && position(k) + width <= end;
+    };
     const auto each = [&](int k, auto f) {  // the elements of an access that reaches over the row's end or start
       for (unsigned j = 0; j < width; ++j)
         if (position(k) + j >= begin && position(k) + j < end) f(j, origin + position(k) + j);
@@ -81,21 +83,24 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
         if (epilogue == Epilogue::add_relu) residual[k] = load<width>(w.residual + (origin + position(k)));
       } else {
         x[k] = residual[k] = {};
-        each(k, [&](unsigned j, size_t i) {
-          x[k].values[j] = w.x[i];
-          if (epilogue == Epilogue::add_relu) residual[k].values[j] = w.residual[i];
-        });
+        if constexpr (!exact)
+          each(k, [&](unsigned j, size_t i) {
+            x[k].values[j] = w.x[i];
+            if (epilogue == Epilogue::add_relu) residual[k].values[j] = w.residual[i];
+          });
       }
     }
+    const Channel<Real> of_row = w.parameters.template prepared<Evaluation<T>>(channel);  // while the loads are under way
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
       if (position(k) >= end) continue;
-      Access<T, width> y;
+      Real results[width];
 #pragma unroll
-      for (int j = 0; j < width; ++j) y.values[j] = normalized<epilogue>(x[k].values[j], residual[k].values[j], of_row);
-      if (whole(k))
-        store(w.y + (origin + position(k)), y);
-      else
+      for (int j = 0; j < width; ++j) results[j] = normalized<epilogue>(x[k].values[j], residual[k].values[j], of_row);
+      const Access<T, width> y = narrowed<T>(results);
+      if (exact || whole(k))
+        store_global(w.y + (origin + position(k)), y);
+      else if constexpr (!exact)
         each(k, [&](unsigned j, size_t i) { w.y[i] = y.values[j]; });
     }
     segment += segment_step;
@@ -125,35 +130,46 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
   const unsigned rows_of_block = blockDim.x / w.span;
   const size_t column = size_t(blockIdx.x) * w.span + threadIdx.x % w.span;
   if (threadIdx.x >= rows_of_block * w.span || column >= w.columns) return;
-  Channel<Real> channels[width];
-  bool padding[width];
-#pragma unroll
-  for (int j = 0; j < width; ++j) {
-    const size_t channel = (column * width + j) / w.extent;
-    padding[j] = padded && channel >= w.channels;
-    channels[j] = w.parameters[padding[j] ? 0 : channel];
-  }
   const size_t step = size_t(gridDim.y) * rows_of_block, row_length = w.columns * width;
-  for (size_t row = size_t(blockIdx.y) * rows_of_block + threadIdx.x / w.span; row < w.rows; row += in_flight * step) {
-    Access<T, width> x[in_flight] = {}, residual[in_flight] = {};
-    const auto position = [&](int k) { return (row + size_t(k) * step) * row_length + column * width; };
+  size_t row = size_t(blockIdx.y) * rows_of_block + threadIdx.x / w.span;
+  const auto has = [&](int k) { return row + size_t(k) * step < w.rows; };
+  const auto position = [&](int k) { return (row + size_t(k) * step) * row_length + column * width; };
+  Access<T, width> x[in_flight] = {}, residual[in_flight] = {};
+  const auto load_rows = [&] {
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
-      if (row + size_t(k) * step >= w.rows) break;
+      if (!has(k)) break;
       x[k] = load<width>(w.x + position(k));
       if (epilogue == Epilogue::add_relu) residual[k] = load<width>(w.residual + position(k));
     }
+  };
+  load_rows();  // under way while the channels are prepared
+
+  Channel<Real> channels[width];
+  bool padding[width];
+  size_t channel = column * width / w.extent, of_channel = column * width % w.extent;
+#pragma unroll
+  for (int j = 0; j < width; ++j) {
+    padding[j] = padded && channel >= w.channels;
+    channels[j] = w.parameters.template prepared<Evaluation<T>>(padding[j] ? 0 : channel);
+    const bool next = ++of_channel == w.extent;
+    channel += next;
+    of_channel = next ? 0 : of_channel;
+  }
+  while (has(0)) {
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
-      if (row + size_t(k) * step >= w.rows) break;
-      Access<T, width> y;
+      if (!has(k)) break;
+      Real results[width];
 #pragma unroll
       for (int j = 0; j < width; ++j) {
-        y.values[j] = normalized<epilogue>(x[k].values[j], residual[k].values[j], channels[j]);
-        if (padding[j]) narrow(Real(0), y.values[j]);
+        results[j] = normalized<epilogue>(x[k].values[j], residual[k].values[j], channels[j]);
+        if (padding[j]) results[j] = 0;
       }
-      store(w.y + position(k), y);
+      store_global(w.y + position(k), narrowed<T>(results));
     }
+    row += in_flight * step;
+    load_rows();
   }
 }
 

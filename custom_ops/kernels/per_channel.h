@@ -142,7 +142,8 @@ void prepare_channels(const Real* const parameters[6], size_t channels, size_t r
   const Real *exponent_pos = parameters[2], *exponent_neg = parameters[3], *weight = parameters[4];
 #pragma omp simd
   for (size_t c = 0; c < channels; ++c) {
-    const Channel<Real> made = channel_from(scale[c], shift[c], exponent_pos[c], exponent_neg[c], weight[c], bias[c]);
+    const Channel<Real> made =
+        channel_from<Accurate>(scale[c], shift[c], exponent_pos[c], exponent_neg[c], weight[c], bias[c]);
     const Real fields[] = {made.scale,    made.shift,    made.eta_pos, made.eta_neg,
                            made.gain_pos, made.gain_neg, made.bias};
     for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * channels + c] = fields[f];

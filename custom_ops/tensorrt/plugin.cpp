@@ -72,20 +72,32 @@ PluginFieldCollection collection_of(const std::vector<PluginField>& fields) {
   return {int32_t(fields.size()), fields.data()};
 }
 
+// The field's number, if it is of this type.
+template <class T, class Result>
+bool number(const PluginField& field, PluginFieldType type, Result& result) {
+  if (field.type != type) return false;
+  result = *static_cast<const T*>(field.data);
+  return true;
+}
+
 // What a field says; why it cannot be that of the attribute, or nothing.
 std::string read(const PluginField& field, const Attribute& attribute, Attributes& result) {
   const std::string name = std::string("attribute ") + attribute.name;
   if (field.length != 1 || field.data == nullptr) return name + " must be one number";
-  if (attribute.integer != nullptr && field.type == PluginFieldType::kINT32)  // what the ONNX parser makes
-    result.*attribute.integer = *static_cast<const int32_t*>(field.data);
-  else if (attribute.integer != nullptr && field.type == PluginFieldType::kINT64)  // what Python users make
-    result.*attribute.integer = int32_t(*static_cast<const int64_t*>(field.data));
-  else if (attribute.real != nullptr && field.type == PluginFieldType::kFLOAT32)
-    result.*attribute.real = *static_cast<const float*>(field.data);
-  else if (attribute.real != nullptr && field.type == PluginFieldType::kFLOAT64)
-    result.*attribute.real = float(*static_cast<const double*>(field.data));
+  // The ONNX parser makes numbers of 32 bits, Python users of 64.
+  int64_t integer = 0;
+  double real = 0;
+  const bool is_integer = number<int32_t>(field, PluginFieldType::kINT32, integer) ||
+                          number<int64_t>(field, PluginFieldType::kINT64, integer);
+  const bool is_real = number<float>(field, PluginFieldType::kFLOAT32, real) ||
+                       number<double>(field, PluginFieldType::kFLOAT64, real);
+  if (attribute.integer != nullptr && !is_integer) return name + " must be an integer";
+  if (attribute.real != nullptr && !is_real) return name + " must be a real number";
+  if (integer != int32_t(integer)) return name + " is " + std::to_string(integer) + ", which is beyond 32 bits";
+  if (attribute.integer != nullptr)
+    result.*attribute.integer = int32_t(integer);
   else
-    return name + (attribute.integer ? " must be an integer" : " must be a real number");
+    result.*attribute.real = float(real);
   return "";
 }
 

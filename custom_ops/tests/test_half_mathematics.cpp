@@ -14,7 +14,7 @@ using nnorm::Log2;
 constexpr float stated_error = 0x1p-22f;
 
 float psi_of(float h, float eta) {
-  const Branch<float> branch = nnorm::branch(eta, 1.0f, h < 0 ? -1.0f : 1.0f);
+  const Branch<float> branch = nnorm::branch<ForHalf>(eta, 1.0f, h < 0 ? -1.0f : 1.0f);
   return branch.gain * ForHalf::exp2_m1(ForHalf::times(ForHalf::log2_1p(std::fabs(h)), branch.eta));
 }
 

@@ -13,14 +13,15 @@ struct Channel {
   Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
-template <class Real>
+// Evaluation is how log₂(1 + a), its product with η, 2^z − 1 and quotients are computed: Accurate, or ForHalf.
+template <class Evaluation, class Real>
 NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
                                         Real bias) {
-  const Branch<Real> pos = branch(exponent_pos, weight, Real(1)), neg = branch(exponent_neg, weight, Real(-1));
+  const Branch<Real> pos = branch<Evaluation>(exponent_pos, weight, Real(1));
+  const Branch<Real> neg = branch<Evaluation>(exponent_neg, weight, Real(-1));
   return {scale, shift, pos.eta, neg.eta, pos.gain, neg.gain, bias};
 }
 
-// Evaluation is how log₂(1 + a), its product with η and 2^z − 1 are computed: Accurate, or ForHalf.
 template <class Evaluation, class Real>
 NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& high, Real& low) {
   const Real h = channel.scale * x + channel.shift;

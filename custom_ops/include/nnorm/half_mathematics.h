@@ -2,9 +2,9 @@
 //
 // Half as many operations as mathematics.h, in float32 as there, and an error that rounding the result to 16 bits hides:
 // ψ errs by less than 2^-15 of itself, λ̂ by less than 3e-6, where the instructions err by what their maker states:
-// log₂ by 2^-22, absolutely where it is less than 1 and else relatively, 2^z by 2^-22 of itself. That is no use where
-// the results are small, so there short series take their place. tests/test_half_mathematics.cpp enforces both bounds
-// for instructions that are always as wrong as stated.
+// log₂ by 2^-22, absolutely where it is less than 1 and else relatively, 2^z by 2^-22 of itself, a quotient by 2^-22 (2
+// units in the last place). That is no use where the results are small, so there short series take their place.
+// tests/test_half_mathematics.cpp enforces both bounds for instructions that are always as wrong as stated.
 #pragma once
 
 #include "nnorm/mathematics.h"
@@ -23,6 +23,7 @@ NNORM_INLINE float quick_exp2(float z) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(z));
   return result;
 }
+NNORM_INLINE float quick_quotient(float a, float b) { return __fdividef(a, b); }
 #else
 // Tests let these be as wrong as the instructions may be.
 inline float quick_log2_error = 0, quick_exp2_error = 0;
@@ -31,6 +32,7 @@ inline float quick_log2(float x) {
   return float(exact + double(quick_log2_error) * (size > 1 ? size : 1));
 }
 inline float quick_exp2(float z) { return float(std::exp2(double(z)) * (1 + double(quick_exp2_error))); }
+inline float quick_quotient(float a, float b) { return a / b * (1 + quick_exp2_error); }
 #endif
 
 struct ForHalf {
@@ -49,6 +51,8 @@ struct ForHalf {
     const float power = quick_exp2(at_most(z.high - 1.0f, 127.0f)) - 0.5f;
     return std::fabs(z.high) < 0x1p-5f ? series : power;
   }
+
+  static NNORM_INLINE float quotient(float a, float b) { return quick_quotient(a, b); }
 };
 
 }  // namespace NNORM_TARGET

@@ -230,7 +230,7 @@ NNORM_INLINE Real exp2_m1(Product<Real> z) {
   return exp2_m1_of_fraction(f) * scale + (scale - Real(1) / output_divisor<Real>);
 }
 
-// The three functions above as one type, for code that may use others (half_mathematics.h) in their place.
+// The three functions above and division as one type, for code that may use others (half_mathematics.h) in their place.
 struct Accurate {
   template <class Real>
   static NNORM_INLINE Log2<Real> log2_1p(Real a) {
@@ -243,6 +243,10 @@ struct Accurate {
   template <class Real>
   static NNORM_INLINE Real exp2_m1(Product<Real> z) {
     return NNORM_TARGET::exp2_m1(z);
+  }
+  template <class Real>
+  static NNORM_INLINE Real quotient(Real a, Real b) {
+    return a / b;
   }
 };
 
@@ -261,10 +265,10 @@ NNORM_INLINE Real usable_exponent(Real eta) {
 }
 
 // sign is +1 for the branch of h ≥ 0, −1 for that of h < 0.
-template <class Real>
+template <class Evaluation = Accurate, class Real>
 NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
   const Real usable = usable_exponent(eta);
-  return {usable, sign * output_divisor<Real> * weight / usable};
+  return {usable, Evaluation::quotient(sign * output_divisor<Real> * weight, usable)};
 }
 
 // Sums over a row from which λ̂ follows (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The terms err

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -25,6 +26,7 @@
 #define __launch_bounds__(...)
 #define NNORM_DEVICE inline
 #define NNORM_DYNAMIC_SHARED(bytes) unsigned char* const bytes = cuda_on_host::dynamic_shared()
+#define NNORM_CHECK_ACCESS(pointer, bytes) cuda_on_host::check_access(pointer, bytes)
 
 struct dim3 {
   unsigned x, y, z;
@@ -150,6 +152,13 @@ class Block {
 
 inline unsigned char* dynamic_shared() { return Block::current().shared(); }
 
+// A GPU faults where an access is not aligned to its size.
+inline void check_access(const void* pointer, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return;
+  std::fprintf(stderr, "an access of %zu bytes at %p\n", bytes, pointer);
+  std::abort();
+}
+
 }  // namespace cuda_on_host
 
 inline void __syncthreads() { cuda_on_host::Block::current().wait(cuda_on_host::Waiting::for_block); }
@@ -164,7 +173,8 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) 
 namespace nnorm::cuda {
 
 template <class Work>
-cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, size_t shared, cudaStream_t, Work work) {
+cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStream_t, Work work, size_t shared = 0,
+                   size_t = 0) {
   if (blocks.x == 0 || blocks.y == 0 || blocks.y > 65535 || threads == 0 || threads > 1024 ||
       shared > size_t(cuda_on_host::shared_memory))
     return cudaErrorInvalidValue;  // as a device would say
