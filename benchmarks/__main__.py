@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import kernels, networks
-from benchmarks.measure import describe_machine
+from benchmarks.measure import describe_machine, markdown_table
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
@@ -43,11 +43,6 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if options.quick and options.write:
         parser.error("--quick measures nothing worth keeping; leave out --write")
     return options
-
-
-def markdown_table(lines: list[list[str]]) -> list[str]:
-    ruler = ["---", *["---:"] * (len(lines[0]) - 1)]
-    return [*(f"| {' | '.join(line)} |" for line in (lines[0], ruler, *lines[1:])), ""]
 
 
 def terminal_table(lines: list[list[str]]) -> Table:

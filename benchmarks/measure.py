@@ -88,3 +88,8 @@ def _cpu_model() -> str:
         return platform.processor() or "unknown CPU"
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.processor() or "unknown CPU")
+
+
+def markdown_table(lines: list[list[str]]) -> list[str]:
+    ruler = ["---", *["---:"] * (len(lines[0]) - 1)]
+    return [*(f"| {' | '.join(line)} |" for line in (lines[0], ruler, *lines[1:])), ""]

@@ -37,6 +37,7 @@ _DTYPES: dict[str, Any] = {
 
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
 
 
 def import_onnxruntime() -> Any:
@@ -83,13 +84,13 @@ class OnnxRuntimeRunner(Runner):
     """
 
     runtime = "onnxruntime"
-    default_providers: ClassVar[tuple[str, ...]] = (CPU,)
+    default_providers: ClassVar[tuple[Provider, ...]] = (CPU,)
 
     def __init__(
         self,
         path: str | Path,
         *,
-        providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
+        providers: Sequence[Provider] | None = None,
         session_options: Any = None,
         intra_op_num_threads: int = 0,
         kernels: bool | None = None,
@@ -212,7 +213,9 @@ class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
     """A model in an ONNX Runtime session on a GPU; what CUDA has no operator for runs on the CPU.
 
     The normalizations are run by the kernels for GPUs where those are installed, else by their bodies, on the GPU too.
+    Convolutions and matrix products of float32 are computed in float32, not in TF32, which loses half of its digits and
+    is ONNX Runtime's own default: ``providers=["CUDAExecutionProvider"]`` takes that.
     """
 
     runtime = "onnxruntime-cuda"
-    default_providers = (CUDA, CPU)
+    default_providers = ((CUDA, {"use_tf32": "0"}), CPU)

@@ -1,0 +1,195 @@
+"""Whole networks in ONNX Runtime on the GPU: ours in its forms, the twin with the plain norm, what users have today.
+
+Tensors are bound and each run is a replay of a CUDA graph where ONNX Runtime can capture one; a run is timed by the
+clock of its caller, who waits for the result. Each file is compared with its PyTorch model before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+import nnorm_export
+from benchmarks.gpu.models import ResNet50
+from benchmarks.gpu.session import DEVICE, bind, open_session, refuse_bodies, relative_error, synchronize
+from benchmarks.measure import Timing, time_in_turns
+from benchmarks.models import (
+    MaskedBatchNormalNorm2d,
+    MaskedLayerNormalNorm,
+    Norm,
+    ResNet,
+    VisionTransformer,
+    build,
+)
+from benchmarks.networks import write_plain
+from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
+
+TWIN = "twin"
+# What each row of the tables is.
+EXPLANATIONS = {
+    TWIN: "the same network with BatchNorm2d or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm2d",
+    "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
+    "primitives": "nnorm_export.export(form='primitives')",
+    "fused": "nnorm_export.export(), the portable file, with the kernels",
+}
+# Relative to the PyTorch model in float32 on the processor: without TF32, and with it, as it is timed.
+BOUND, BOUND_WITH_TF32 = 1e-3, 3e-2
+
+
+@dataclass(frozen=True)
+class Network:
+    build: Callable[..., nn.Module]
+    norms: dict[str, Norm]  # of the twin, published and ours
+    size: int  # of an image
+    batches: tuple[int, ...]
+    quick_sizes: dict[str, Any]
+
+
+BATCH_NORMS: dict[str, Norm] = {TWIN: nn.BatchNorm2d, "published": MaskedBatchNormalNorm2d, "ours": BatchNormalNorm2d}
+LAYER_NORMS: dict[str, Norm] = {TWIN: nn.LayerNorm, "published": MaskedLayerNormalNorm, "ours": LayerNormalNorm}
+NETWORKS = {
+    "resnet18": Network(ResNet, BATCH_NORMS, 32, (1, 64, 512), {"channels": (16, 32), "blocks": 1}),
+    "resnet50": Network(ResNet50, BATCH_NORMS, 224, (1, 32, 128), {"blocks": (1, 1), "width": 8}),
+    "vit": Network(
+        VisionTransformer, LAYER_NORMS, 32, (1, 32, 128), {"depth": 1, "width": 32, "heads": 2, "hidden": 64}
+    ),
+}
+
+
+@dataclass
+class Results:
+    """A network's timings by (row, batch), and what is to be said about them."""
+
+    network: str
+    timings: dict[tuple[str, int], Timing] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Contestants:
+    """One network's files in a folder, and the models they were made from."""
+
+    def __init__(self, name: str, folder: Path, quick: bool) -> None:
+        self.name, self.folder, self.network = name, folder, NETWORKS[name]
+        size = 32 if quick else self.network.size
+        torch.manual_seed(1)
+        self.example = torch.randn(4, 3, size, size)
+        sizes = self.network.quick_sizes if quick else {}
+        self.models = {
+            kind: build(self.network.build, norm, self.example, **sizes) for kind, norm in self.network.norms.items()
+        }
+
+    def path(self, row: str) -> Path:
+        return self.folder / f"{self.name}-{row}.onnx"
+
+    def model(self, row: str) -> nn.Module:
+        return self.models.get(row, self.models["ours"])
+
+    def write(self, row: str) -> None:
+        if row in self.models:
+            write_plain(self.model(row), self.example, self.path(row))
+        else:
+            form = "portable" if row == "fused" else row
+            nnorm_export.export(self.model(row), (self.example,), self.path(row), form=form, verify=False)
+
+    def open(self, row: str, images: Tensor, results: Results) -> Callable[[], None]:
+        """A run of the file on images in the GPU's memory that has been seen to be right."""
+        if row == "fused":
+            refuse_bodies(self.path(row))
+        with torch.inference_mode():
+            expected = self.model(row)(images)
+        self._run(row, images, expected, BOUND, use_tf32="0")
+        # NonZero waits for the GPU. An attempt to capture it would leave a capture open, and what follows would fail.
+        reason = "it has NonZero, whose shape the processor waits for" if self._has(row, "NonZero") else ""
+        try:
+            if not reason:
+                return self._run(row, images, expected, BOUND_WITH_TF32, enable_cuda_graph="1")
+        except Exception as error:  # ONNX Runtime's have no base of their own
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        results.notes.append(f"{self.name}, {row}, batch {len(images)}: no CUDA graph, {reason}")
+        return self._run(row, images, expected, BOUND_WITH_TF32)
+
+    def _has(self, row: str, op_type: str) -> bool:
+        model = onnx.load(self.path(row), load_external_data=False)
+        nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+        return any(node.op_type == op_type for node in nodes)
+
+    def _run(
+        self, row: str, images: Tensor, expected: Tensor, bound: float, **provider_options: str
+    ) -> Callable[[], None]:
+        session = open_session(self.path(row), kernels=row == "fused", batch=len(images), **provider_options)
+        x, y = images.to(DEVICE), torch.full_like(expected, torch.nan, device=DEVICE)
+        binding = bind(session, x, y)
+
+        def run(_alive: tuple[Tensor, Tensor] = (x, y)) -> None:  # the binding has no more than their addresses
+            session.run_with_iobinding(binding)  # returns when the results are there
+
+        synchronize()
+        for _ in range(4):  # two at least come before a graph is captured
+            run()
+        y.fill_(torch.nan)
+        synchronize()
+        run()
+        synchronize()
+        error = relative_error(y.cpu(), expected)
+        if not error <= bound:
+            raise SystemExit(f"{self.name}, {row}: off by {error:.1e}, so it is not timed")
+        return run
+
+
+def measure(options: argparse.Namespace, progress: Progress) -> list[Results]:
+    every = []
+    for name in options.models:
+        results = Results(name)
+        every.append(results)
+        with tempfile.TemporaryDirectory() as folder:
+            contestants = Contestants(name, Path(folder), options.quick)
+            task = progress.add_task(f"{name}: exporting", total=len(EXPLANATIONS))
+            for row in EXPLANATIONS:
+                contestants.write(row)
+                progress.advance(task)
+            for batch in batches_of(name, options):
+                images = torch.randn(batch, *contestants.example.shape[1:])
+                runs = {row: contestants.open(row, images, results) for row in EXPLANATIONS}
+                task = progress.add_task(f"{name}: batch {batch}", total=options.repeats)
+                timings = time_in_turns(
+                    runs, base=TWIN, repeats=options.repeats, advance=lambda task=task: progress.advance(task)
+                )
+                results.timings |= {(row, batch): timing for row, timing in timings.items()}
+    return every
+
+
+def batches_of(name: str, options: argparse.Namespace) -> tuple[int, ...]:
+    return tuple(options.batch or NETWORKS[name].batches)
+
+
+def tables(every: list[Results], options: argparse.Namespace) -> list[list[list[str]]]:
+    """One table for each network: lines of cells, the headings first."""
+    return [
+        [
+            [results.network, *(f"batch {batch}" for batch in batches_of(results.network, options))],
+            *(
+                [row, *(cell(results, row, batch) for batch in batches_of(results.network, options))]
+                for row in EXPLANATIONS
+            ),
+        ]
+        for results in every
+    ]
+
+
+def cell(results: Results, row: str, batch: int) -> str:
+    timing = results.timings[row, batch]
+    return f"{timing.milliseconds:.3f} ms ({timing.ratio:.2f})"
+
+
+def notes(every: list[Results]) -> list[str]:
+    lines = [f"{row}: {meaning}" for row, meaning in EXPLANATIONS.items()]
+    return lines + [note for results in every for note in results.notes]

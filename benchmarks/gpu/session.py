@@ -1,0 +1,64 @@
+"""ONNX Runtime on the GPU with tensors of PyTorch's: nothing is copied, whatever is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor
+
+import nnorm_export
+
+DEVICE, PROVIDER = "cuda", "CUDAExecutionProvider"
+ELEMENTS = {torch.float32: np.float32, torch.float16: np.float16}
+
+
+def open_session(path: Path, *, kernels: bool, batch: int | None = None, **provider_options: str) -> Any:
+    """A session on the GPU. With a `batch` the file's first axis is fixed, so that nothing depends on shapes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if kernels:
+        nnorm_export.register(options)
+    if batch is not None:
+        for name in dynamic_axes(path):
+            options.add_free_dimension_override_by_name(name, batch)
+    session = onnxruntime.InferenceSession(str(path), options, providers=[(PROVIDER, provider_options)])
+    if session.get_providers()[0] != PROVIDER:
+        raise SystemExit("ONNX Runtime's CUDA provider did not start, its log says why; nothing was measured")
+    return session
+
+
+def refuse_bodies(path: Path) -> None:
+    """Ends the program if the normalizations of a file would not be run by the kernels."""
+    ran = nnorm_export.load(path, "onnxruntime-cuda", kernels=True).implementations
+    if set(ran.values()) != {"kernel"}:
+        raise SystemExit(f"{path.name}: not run by the kernels, so it is not timed: {ran}")
+
+
+def dynamic_axes(path: Path) -> set[str]:
+    inputs = onnx.load(path, load_external_data=False).graph.input
+    return {axis.dim_param for value in inputs for axis in value.type.tensor_type.shape.dim if axis.dim_param}
+
+
+def bind(session: Any, x: Tensor, y: Tensor) -> Any:
+    """The session's one input and one output, for good."""
+    binding = session.io_binding()
+    (source,), (target,) = session.get_inputs(), session.get_outputs()
+    binding.bind_input(source.name, x.device.type, 0, ELEMENTS[x.dtype], tuple(x.shape), x.data_ptr())
+    binding.bind_output(target.name, y.device.type, 0, ELEMENTS[y.dtype], tuple(y.shape), y.data_ptr())
+    return binding
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """‖result − reference‖/‖reference‖, in float64; NaN if anything is."""
+    reference = reference.double()
+    return float((result.to(reference.device).double() - reference).norm() / reference.norm())
