@@ -73,21 +73,21 @@ endef
 
 # On a machine with a GPU; elsewhere each part says why it is skipped. GPU_PYTHON names another environment than .venv-gpu,
 # one with CUDA's torch and onnxruntime-gpu in it.
-GPU_PYTHON ?= .venv-gpu/bin/python
-GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native,90)
+GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native)
+GPU_PYTHON ?= $(if $(GPU),.venv-gpu,$(VENV))/bin/python
 test-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/installed))
-	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(GPU))
+	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/gpu --output-on-failure --no-tests=ignore -R gpu
 	for tool in memcheck racecheck initcheck; do \
-		if command -v compute-sanitizer && nvidia-smi -L; then \
+		if command -v compute-sanitizer && test -n "$(GPU)"; then \
 			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu || exit 1; \
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
 	$(GPU_PYTHON) -m pytest tests/gpu
 
 bench-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/installed))
-	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(GPU))
-	if nvidia-smi -L; then build/gpu/bench_kernels_gpu && $(GPU_PYTHON) -m benchmarks.gpu --write; \
-	else echo "skipped: no GPU"; fi
+	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
+	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu && $(GPU_PYTHON) -m benchmarks.gpu --write; \
+	else echo "skipped: there is no GPU to measure"; fi
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The machine code of the CUDA kernels: what the compiler must have made of them for their speed, read without a GPU."""
+"""The machine code of the CUDA kernels: what the compiler has to make of them for their speed, read without a GPU."""
 
 from __future__ import annotations
 
