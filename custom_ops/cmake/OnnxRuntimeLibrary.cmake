@@ -4,7 +4,8 @@
 # They need nothing of ONNX Runtime to link or to load, only its C header: the runtime hands its functions over. The
 # operators are the same in both (onnxruntime/*.cpp); what runs them is not (onnxruntime/cpu, onnxruntime/cuda).
 
-file(GLOB operator_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/*.cpp")
+file(GLOB operator_sources CONFIGURE_DEPENDS
+  "${CMAKE_CURRENT_SOURCE_DIR}/operators/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/*.cpp")
 
 include(CheckLinkerFlag)
 if(NOT APPLE)

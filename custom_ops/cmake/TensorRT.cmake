@@ -44,7 +44,8 @@ if(NOT TARGET nnorm_cuda_kernels)
 endif()
 
 set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
-nnorm_add_plugin(nnorm_trt "${folder}" "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
+nnorm_add_plugin(nnorm_trt "${folder}" "${CMAKE_CURRENT_SOURCE_DIR}/operators/operators.cpp"
+  "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
 target_link_libraries(nnorm_trt PRIVATE nnorm_cuda_kernels tensorrt_headers)
 
 add_library(nnorm_trt_register SHARED "${folder}/register.cpp")

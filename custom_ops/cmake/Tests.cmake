@@ -35,9 +35,10 @@ endforeach()
 # nnorm_ort with the kernels of GPUs run by the processor, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")
-  file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp" "${folder}/cpu/*.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS operators/*.cpp "${folder}/*.cpp" "${folder}/cpu/*.cpp")
   list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
-  add_library(nnorm_ort_cuda_on_host SHARED ${sources} tests/cuda_on_host/kernels.cpp tests/cuda_on_host/solve.cpp)
+  add_library(nnorm_ort_cuda_on_host SHARED ${sources} "${folder}/cuda/solve.cpp" tests/cuda_on_host/kernels.cpp)
+  target_compile_definitions(nnorm_ort_cuda_on_host PRIVATE "NNORM_EXECUTION_PROVIDER=\"CPUExecutionProvider\"")
   target_include_directories(nnorm_ort_cuda_on_host PRIVATE cuda tests/cuda_on_host)
   target_compile_options(nnorm_ort_cuda_on_host PRIVATE -Wno-unknown-pragmas)
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
@@ -53,8 +54,8 @@ endfunction()
 # kernels included, runs on the processor.
 if(TARGET tensorrt_headers)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
-  add_library(nnorm_trt_on_host MODULE "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp"
-    tests/cuda_on_host/kernels.cpp)
+  add_library(nnorm_trt_on_host MODULE operators/operators.cpp "${folder}/library.cpp" "${folder}/operation.cpp"
+    "${folder}/plugin.cpp" tests/cuda_on_host/kernels.cpp)
   add_executable(test_tensorrt_plugin tests/tensorrt/test_tensorrt_plugin.cpp)
   target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS=\"$<TARGET_FILE:nnorm_trt_on_host>\"")
   foreach(target nnorm_trt_on_host test_tensorrt_plugin)

@@ -5,9 +5,9 @@
 
 namespace nnorm::ort {
 
-// What the operator on X of a node asks for, its inputs checked: X, parameters, residual. Y is not yet asked for.
+// What a node asks for, its inputs checked, but for y; `shape` becomes X's.
 template <class T>
-ChannelProblem<T> channel_problem(const Run& run, Epilogue epilogue, const Tensor<const T>& x);
+ChannelProblem<T> channel_problem(const Run& run, Epilogue epilogue, Shape& shape);
 
 template <class T>
 void batch_normal_norm(const Run& run, Epilogue epilogue);

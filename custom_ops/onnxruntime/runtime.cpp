@@ -5,18 +5,6 @@
 
 namespace nnorm::ort {
 
-std::string to_string(const Shape& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
-size_t count(const Shape& shape, size_t first_axis) {
-  size_t product = 1;
-  for (size_t i = first_axis; i < shape.size(); ++i) product *= size_t(shape[i]);
-  return product;
-}
-
 int64_t Attributes::integer(const char* name, int64_t missing) const {
   int64_t value = missing;
   if (OrtStatus* status = api_->KernelInfoGetAttribute_int64(info_, name, &value)) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "nnorm/problems.h"
+#include "nnorm/operators.h"
 
 namespace nnorm::ort {
 
@@ -20,7 +20,10 @@ struct Error {
   std::string message;
 };
 
-[[noreturn]] inline void refuse(const std::string& message) { throw Error{ORT_INVALID_ARGUMENT, message}; }
+// Throws, unless there is nothing to say.
+inline void refuse(const std::string& reason) {
+  if (!reason.empty()) throw Error{ORT_INVALID_ARGUMENT, reason};
+}
 
 inline void check(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return;
@@ -45,17 +48,6 @@ OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
   return api->CreateStatus(ORT_FAIL, "nnorm: out of memory");
 }
 
-using Shape = std::vector<int64_t>;
-
-std::string to_string(const Shape& shape);
-size_t count(const Shape& shape, size_t first_axis = 0);
-
-template <class T>
-struct Tensor {
-  T* data;
-  Shape shape;
-};
-
 // The attributes of a node, while its kernel is made.
 class Attributes {
  public:
@@ -77,11 +69,10 @@ class Run {
  public:
   Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
 
+  // Input `index`, and its shape as the next of `shapes`.
   template <class T>
-  Tensor<const T> input(size_t index) const {
-    Tensor<const T> tensor;
-    tensor.data = static_cast<const T*>(input(index, tensor.shape));
-    return tensor;
+  const T* input(size_t index, std::vector<Shape>& shapes) const {
+    return static_cast<const T*>(input(index, shapes.emplace_back()));
   }
 
   template <class T>

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "nnorm/cuda_kernels.h"
+#include "nnorm/operators.h"
 
 namespace nnorm::trt {
 
-// The attributes of all operators, with the defaults that the bodies give them (nnorm_export/operators).
+// The attributes of all operators.
 struct Attributes {
-  int32_t axis = -1, num_groups = 1;
-  float epsilon = 1e-5f, delta = 0.0031622776601683794f;
+  int32_t axis = default_axis, num_groups = default_groups;
+  float epsilon = default_epsilon, delta = default_delta;
 };
 
 struct Attribute {
@@ -26,8 +27,6 @@ enum class Type { float32, float16, bfloat16 };
 
 // How channels lie in memory: as in ONNX, or last, and then padded to a multiple of 8 or not.
 enum class Layout { contiguous, channels_last, channels_last_by_8 };
-
-using Shape = std::vector<int64_t>;
 
 // A node's tensors: X, the parameters, the operands that are like X; then Y.
 struct Tensors {

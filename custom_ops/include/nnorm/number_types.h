@@ -15,6 +15,9 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+// F(T) for every type that tensors have.
+#define NNORM_FOR_EACH_TYPE(F) F(float) F(double) F(nnorm::Float16) F(nnorm::BFloat16)
+
 // The type in which a tensor of T is computed, and which the parameters beside it have.
 template <class T>
 struct ArithmeticOf {

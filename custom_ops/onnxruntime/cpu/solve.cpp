@@ -48,13 +48,10 @@ void Run::solve(const RowProblem<T>& problem) const {
   run_items(*this, work, best_target().table<T>().per_row);
 }
 
-#define NNORM_FOR_TYPE(T)                                    \
+#define NNORM_INSTANTIATE(T) \
   template void Run::solve(const ChannelProblem<T>&) const; \
   template void Run::solve(const RowProblem<T>&) const;
-NNORM_FOR_TYPE(float)
-NNORM_FOR_TYPE(double)
-NNORM_FOR_TYPE(Float16)
-NNORM_FOR_TYPE(BFloat16)
-#undef NNORM_FOR_TYPE
+NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
+#undef NNORM_INSTANTIATE
 
 }  // namespace nnorm::ort

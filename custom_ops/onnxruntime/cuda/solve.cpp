@@ -13,7 +13,10 @@ void launch(const Run& run, const Problem& problem) {
 
 }  // namespace
 
-const char* const execution_provider = "CUDAExecutionProvider";
+#if !defined(NNORM_EXECUTION_PROVIDER)  // tests without a GPU name the CPU's
+#define NNORM_EXECUTION_PROVIDER "CUDAExecutionProvider"
+#endif
+const char* const execution_provider = NNORM_EXECUTION_PROVIDER;
 
 template <class T>
 void Run::solve(const ChannelProblem<T>& problem) const {
@@ -25,13 +28,10 @@ void Run::solve(const RowProblem<T>& problem) const {
   launch(*this, problem);
 }
 
-#define NNORM_FOR_TYPE(T)                                    \
+#define NNORM_INSTANTIATE(T) \
   template void Run::solve(const ChannelProblem<T>&) const; \
   template void Run::solve(const RowProblem<T>&) const;
-NNORM_FOR_TYPE(float)
-NNORM_FOR_TYPE(double)
-NNORM_FOR_TYPE(Float16)
-NNORM_FOR_TYPE(BFloat16)
-#undef NNORM_FOR_TYPE
+NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
+#undef NNORM_INSTANTIATE
 
 }  // namespace nnorm::ort

@@ -3,14 +3,11 @@
 
 namespace nnorm::cuda {
 
-#define NNORM_FOR_TYPE(T)                                             \
+#define NNORM_INSTANTIATE(T) \
   template cudaError_t run(const ChannelProblem<T>&, cudaStream_t);   \
   template cudaError_t run_channels_last(const ChannelProblem<T>&, size_t, cudaStream_t); \
   template cudaError_t run(const RowProblem<T>&, cudaStream_t);
-NNORM_FOR_TYPE(float)
-NNORM_FOR_TYPE(double)
-NNORM_FOR_TYPE(Float16)
-NNORM_FOR_TYPE(BFloat16)
-#undef NNORM_FOR_TYPE
+NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
+#undef NNORM_INSTANTIATE
 
 }  // namespace nnorm::cuda
