@@ -12,11 +12,13 @@ int64_t nchwc_block(const Attributes& attributes) {
 }
 
 void nchwc_batch_normal_norm(const Run& run, Epilogue epilogue, int64_t block) {
+  std::vector<Shape> shapes;
+  run.input<float>(0, shapes);
+  if (shapes[0].size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(shapes[0]));
+  if (shapes[0][1] % block != 0)
+    refuse("X " + to_string(shapes[0]) + " has no whole number of blocks of " + std::to_string(block) + " channels");
   Shape shape;
   ChannelProblem<float> problem = channel_problem<float>(run, epilogue, shape);
-  if (shape.size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(shape));
-  if (shape[1] % block != 0)
-    refuse("X " + to_string(shape) + " has no whole number of blocks of " + std::to_string(block) + " channels");
   const std::vector<float> table = channel_table(problem, 1);
   problem.y = run.output<float>(shape);
   PerChannel<float> work = per_channel(problem, table, problem.channels);
