@@ -81,8 +81,8 @@ def freeze_group(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
 
 def freeze_instance(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
     channels = int(layer.num_features)  # type: ignore[arg-type]
-    spatial_dims = next((int(d) for d in ("1", "2", "3") if _is_named(layer, f"InstanceNormalNorm{d}d")), None)
-    return _freeze_groups(layer, path, channels, channels, batch_rank=spatial_dims + 2 if spatial_dims else None)
+    spatial_dims = next(d for d in (1, 2, 3) if _is_named(layer, f"InstanceNormalNorm{d}d"))
+    return _freeze_groups(layer, path, channels, channels, batch_rank=spatial_dims + 2)
 
 
 def _is_named(layer: nn.Module, name: str) -> bool:
@@ -90,7 +90,7 @@ def _is_named(layer: nn.Module, name: str) -> bool:
 
 
 def _freeze_groups(
-    layer: nn.Module, path: str, channels: int, groups: int, batch_rank: int | None = None
+    layer: nn.Module, path: str, channels: int, groups: int, batch_rank: int = 0
 ) -> FrozenGroupNormalNorm:
     form, delta = state.exponent_shift(layer, path)
     record = _record(layer, path, form, channels=channels, num_groups=groups)

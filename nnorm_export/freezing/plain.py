@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from nnorm_export.freezing import state
 from nnorm_export.freezing.table import Row, refuse, register
-from nnorm_export.mathematics import expand_trailing
+from nnorm_export.operators.aten import per_channel
 
 
 def _load_affine(norm: nn.Module, layer: nn.Module, path: str, shape: tuple[int, ...]) -> nn.Module:
@@ -64,18 +64,19 @@ def freeze_instance(layer: nn.Module, path: str) -> nn.Module:
 class FrozenStandardize(nn.Module):
     """y = (x − mean)/std per channel, or with one mean and std for all: the input layer of the authors' networks."""
 
+    if TYPE_CHECKING:  # TorchScript would take the annotations of a class for types of its own
+        mean: Tensor
+        std: Tensor
+
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
     def forward(self, x: Tensor) -> Tensor:
-        mean: Any = self.mean
-        std: Any = self.std
-        if mean.dim() == 1:
-            mean, std = (expand_trailing(value, x.dim() - 2) for value in (mean, std))
-        y: Tensor = (x - mean) / std
-        return y
+        if self.mean.dim() == 1:
+            return (x - per_channel(self.mean, x)) / per_channel(self.std, x)
+        return (x - self.mean) / self.std
 
 
 def freeze_standardize(layer: nn.Module, path: str) -> nn.Module:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nnorm_export.mathematics import power_transform
+from nnorm_export.operators.aten import mean_and_half_difference, per_channel, power_transform_
 from nnorm_export.operators.onnx_body import (
     HALF_EXPONENTS,
     MAGNITUDE,
@@ -15,7 +15,7 @@ from nnorm_export.operators.onnx_body import (
     UNIT_STATISTICS,
     per_channel_affine,
 )
-from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator, per_channel
+from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
 
 # The standardization is one BatchNormalization, which runtimes fold into a convolution before it.
 NORMALIZE = f"""
@@ -33,14 +33,6 @@ NORMALIZE = f"""
 """
 
 
-@torch.library.custom_op(
-    "nnorm::batch_normal_norm",
-    mutates_args=(),
-    schema=(
-        "(Tensor x, Tensor scale, Tensor shift, Tensor exponent_pos, Tensor exponent_neg, Tensor weight, Tensor bias)"
-        " -> Tensor"
-    ),
-)
 def batch_normal_norm(
     x: Tensor, scale: Tensor, shift: Tensor, exponent_pos: Tensor, exponent_neg: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
@@ -55,12 +47,27 @@ def batch_normal_norm(
     Returns:
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
+    # Apart, as TorchScript and Inductor fold such a product and such a sum into a convolution before them.
     h = x.to(scale.dtype) * per_channel(scale, x) + per_channel(shift, x)
-    psi = power_transform(h, per_channel(exponent_pos, x), per_channel(exponent_neg, x))
-    return (per_channel(weight, x) * psi + per_channel(bias, x)).to(x.dtype)
+    mean_exponent, half_difference = mean_and_half_difference(exponent_pos, exponent_neg)
+    sign = torch.sign(h)
+    log = h.abs_().log1p_()
+    psi = power_transform_(sign, log, per_channel(mean_exponent, x), per_channel(half_difference, x))
+    return psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)).to(x.dtype)
 
 
-@batch_normal_norm.register_fake
+_OP = torch.library.custom_op(
+    "nnorm::batch_normal_norm",
+    batch_normal_norm,
+    mutates_args=(),
+    schema=(
+        "(Tensor x, Tensor scale, Tensor shift, Tensor exponent_pos, Tensor exponent_neg, Tensor weight, Tensor bias)"
+        " -> Tensor"
+    ),
+)
+
+
+@_OP.register_fake
 def _(x: Tensor, *parameters: Tensor) -> Tensor:
     return torch.empty_like(x)
 
@@ -72,23 +79,32 @@ def _translate(X: Any, scale: Any, shift: Any, exponent_pos: Any, exponent_neg: 
 class FrozenBatchNormalNorm(FrozenOperator):
     """BatchNormalNorm with frozen statistics; see :func:`batch_normal_norm` for the parameters."""
 
-    scale: Tensor
-    shift: Tensor
-    exponent_pos: Tensor
-    exponent_neg: Tensor
+    if TYPE_CHECKING:
+        scale: Tensor
+        shift: Tensor
+        exponent_pos: Tensor
+        exponent_neg: Tensor
 
     operator = TracedOperator(
         op_type="BatchNormalNorm",
         torch_op=torch.ops.nnorm.batch_normal_norm.default,
+        aten_function=batch_normal_norm,
         parameters=("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias"),
         body=NORMALIZE + "    Y = CastLike (y, X)",
         translate=_translate,
     )
 
+    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
+        super().__init__(parameters, record, f"[N, {len(parameters['scale'])}, *spatial]")
+
     def forward(self, x: Tensor) -> Tensor:
-        channels = self.scale.shape[0]
-        self._require_input(x.dim() >= 2 and x.shape[1] == channels, x, f"[N, {channels}, *spatial]")
-        y: Tensor = torch.ops.nnorm.batch_normal_norm(
-            x, self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias
-        )
+        self._require_input(x.dim() >= 2 and x.shape[1] == self.scale.shape[0], x)
+        if torch.jit.is_scripting() or torch.jit.is_tracing():
+            y = batch_normal_norm(
+                x, self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias
+            )
+        else:
+            y = torch.ops.nnorm.batch_normal_norm(
+                x, self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias
+            )
         return y

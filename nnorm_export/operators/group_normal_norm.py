@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.operators.aten import normal_norm_over, per_channel
 from nnorm_export.operators.onnx_body import UNIT_STATISTICS, per_channel_affine
-from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS, normal_norm_over
-from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator, per_channel
+from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
+from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
 
 _BODY = f"""
     x = CastLike (X, weight)
@@ -35,11 +36,6 @@ _BODY = f"""
 """
 
 
-@torch.library.custom_op(
-    "nnorm::group_normal_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, int num_groups, float epsilon, float delta) -> Tensor",
-)
 def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
     """y = weight·ψ(h; λ̂) + bias with h = (x − mean)/√(var + ε) over a group's channels and extent, λ̂ by NN eq. 5–15.
 
@@ -53,12 +49,21 @@ def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, 
     Returns:
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
-    rows = x.to(weight.dtype).reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups)
-    psi = normal_norm_over(rows, (-1,), epsilon, delta).reshape(x.shape)
-    return (per_channel(weight, x) * psi + per_channel(bias, x)).to(x.dtype)
+    samples = x.to(weight.dtype).flatten(1)
+    rows = samples.reshape([x.shape[0], num_groups, samples.shape[1] // num_groups])
+    psi = normal_norm_over(rows, [-1], epsilon, delta).reshape(x.shape)
+    return psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)).to(x.dtype)
 
 
-@group_normal_norm.register_fake
+_OP = torch.library.custom_op(
+    "nnorm::group_normal_norm",
+    group_normal_norm,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor bias, int num_groups, float epsilon, float delta) -> Tensor",
+)
+
+
+@_OP.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -71,12 +76,13 @@ class FrozenGroupNormalNorm(FrozenOperator):
     """GroupNormalNorm or InstanceNormalNorm without its noise; see :func:`group_normal_norm` for the parameters.
 
     Attributes:
-        batch_rank: the rank of a batched input where an unbatched one is allowed too (instance norms), else None.
+        batch_rank: the rank of a batched input where an unbatched one is allowed too (instance norms), else 0.
     """
 
     operator = TracedOperator(
         op_type="GroupNormalNorm",
         torch_op=torch.ops.nnorm.group_normal_norm.default,
+        aten_function=group_normal_norm,
         parameters=("weight", "bias"),
         body=_BODY,
         translate=_translate,
@@ -90,17 +96,19 @@ class FrozenGroupNormalNorm(FrozenOperator):
         num_groups: int,
         epsilon: float,
         delta: float,
-        batch_rank: int | None = None,
+        batch_rank: int = 0,
     ) -> None:
-        super().__init__(parameters, record)
+        super().__init__(parameters, record, f"[N, {len(parameters['weight'])}, *spatial]")
         self.num_groups, self.epsilon, self.delta, self.batch_rank = num_groups, epsilon, delta, batch_rank
 
     def forward(self, x: Tensor) -> Tensor:
-        unbatched = self.batch_rank is not None and x.dim() == self.batch_rank - 1
+        unbatched = x.dim() == self.batch_rank - 1
         batched = x.unsqueeze(0) if unbatched else x
-        channels = self.weight.shape[0]
-        self._require_input(batched.dim() >= 2 and batched.shape[1] == channels, x, f"[N, {channels}, *spatial]")
-        y: Tensor = torch.ops.nnorm.group_normal_norm(
-            batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta
-        )
+        self._require_input(batched.dim() >= 2 and batched.shape[1] == self.weight.shape[0], x)
+        if torch.jit.is_scripting() or torch.jit.is_tracing():
+            y = group_normal_norm(batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta)
+        else:
+            y = torch.ops.nnorm.group_normal_norm(
+                batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta
+            )
         return y.squeeze(0) if unbatched else y

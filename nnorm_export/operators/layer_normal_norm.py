@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS, normal_norm_over
+from nnorm_export.operators.aten import normal_norm_over
+from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
 
 # The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (Only a
@@ -35,11 +36,6 @@ _BODY = f"""
 """
 
 
-@torch.library.custom_op(
-    "nnorm::layer_normal_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, float epsilon, float delta) -> Tensor",
-)
 def layer_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
     """y = weight·ψ(h; λ̂) + bias with h = (x − mean)/√(var + ε) over the trailing axes, λ̂ by NN eq. 5–15.
 
@@ -52,11 +48,20 @@ def layer_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, d
     Returns:
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
-    psi = normal_norm_over(x.to(weight.dtype), tuple(range(-weight.dim(), 0)), epsilon, delta)
-    return (weight * psi + bias).to(x.dtype)
+    normalized = [axis - weight.dim() for axis in range(weight.dim())]
+    psi = normal_norm_over(x.to(weight.dtype), normalized, epsilon, delta)
+    return psi.mul_(weight).add_(bias).to(x.dtype)
 
 
-@layer_normal_norm.register_fake
+_OP = torch.library.custom_op(
+    "nnorm::layer_normal_norm",
+    layer_normal_norm,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor bias, float epsilon, float delta) -> Tensor",
+)
+
+
+@_OP.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
     return torch.empty_like(x)
 
@@ -72,6 +77,7 @@ class FrozenLayerNormalNorm(FrozenOperator):
     operator = TracedOperator(
         op_type="LayerNormalNorm",
         torch_op=torch.ops.nnorm.layer_normal_norm.default,
+        aten_function=layer_normal_norm,
         parameters=("weight", "bias"),
         body=_BODY,
         translate=_translate,
@@ -79,11 +85,14 @@ class FrozenLayerNormalNorm(FrozenOperator):
     )
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], epsilon: float, delta: float) -> None:
-        super().__init__(parameters, record)
+        super().__init__(parameters, record, f"[*, {', '.join(map(str, parameters['weight'].shape))}]")
         self.epsilon, self.delta = epsilon, delta
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = self.weight.shape
-        self._require_input(x.shape[x.dim() - len(shape) :] == shape, x, f"[*, {', '.join(map(str, shape))}]")
-        y: Tensor = torch.ops.nnorm.layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
+        normalized = x.dim() - self.weight.dim()
+        self._require_input(normalized >= 0 and x.shape[normalized:] == self.weight.shape, x)
+        if torch.jit.is_scripting() or torch.jit.is_tracing():
+            y = layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
+        else:
+            y = torch.ops.nnorm.layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
         return y

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from nnorm_export.mathematics import estimate_lmbda, power_transform, resolve_exponents, standardize_over
 from nnorm_export.operators.onnx_body import (
     ESTIMATE_LMBDA,
     HALF_EXPONENTS,
@@ -41,9 +36,3 @@ NORMAL_NORM_ROWS = "".join(
         POWER_TRANSFORM,
     ]
 )
-
-
-def normal_norm_over(x: Tensor, dim: Sequence[int], epsilon: float, delta: float) -> Tensor:
-    """ψ(h; λ̂) with h = (x − mean)/√(var + ε) and λ̂ estimated from h, all over ``dim`` (NN eq. 3, 5–15)."""
-    h = standardize_over(x, dim, epsilon)
-    return power_transform(h, *resolve_exponents(estimate_lmbda(h, dim, delta), delta))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx.defs
@@ -12,7 +12,6 @@ import onnxscript
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.mathematics import expand_trailing
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators.onnx_body import function_proto
 
@@ -74,33 +73,41 @@ class TracedOperator(Operator):
 
     Attributes:
         torch_op: the ``torch.library`` op that stands for it there.
+        aten_function: what ``torch_op`` computes, in ATen's operators alone; TorchScript compiles it.
         translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
     """
 
     torch_op: torch._ops.OpOverload
+    aten_function: Callable[..., Tensor]
     translate: Callable[..., Any]
 
 
 class FrozenOperator(nn.Module):
     """A normalization frozen for inference: buffers that hold the operator's parameters, and a call of its torch op.
 
-    The parameters stay float32 (or float64) when the model around them is cast to float16 or bfloat16.
+    The parameters stay float32 (or float64) when the model around them is cast to float16 or bfloat16. In a file
+    of TorchScript, scripted or traced, the operator's function takes the place of the torch op.
 
     Attributes:
         record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``form`` and so on.
+        expected: the shape of an input, in words.
     """
 
-    operator: TracedOperator
-    record: dict[str, Any]
-    weight: Tensor
-    bias: Tensor
+    if TYPE_CHECKING:  # TorchScript would take the annotations of a class for types of its own
+        operator: TracedOperator
+        record: dict[str, Any]
+        expected: str
+        weight: Tensor
+        bias: Tensor
 
-    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], expected: str) -> None:
         super().__init__()
         for name, value in parameters.items():
             arithmetic = torch.float64 if value.dtype == torch.float64 else torch.float32
             self.register_buffer(name, value.detach().to(arithmetic).contiguous().clone())
         self.record = record
+        self.name = f"layer {record['path'] or '(the model itself)'} ({record['layer']})"
+        self.expected = expected
         self.training = False
 
     def train(self, mode: bool = True) -> FrozenOperator:
@@ -116,17 +123,9 @@ class FrozenOperator(nn.Module):
         super()._apply(keep_arithmetic, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _require_input(self, fits: bool, x: Tensor, expected: str) -> None:
+    def _require_input(self, fits: bool, x: Tensor) -> None:
         if not fits:
-            raise ValueError(
-                f"layer {self.record['path'] or '(the model itself)'} ({self.record['layer']}): "
-                f"expected an input of shape {expected}, got {list(x.shape)}"
-            )
+            raise ValueError(f"{self.name}: expected an input of shape {self.expected}, got {list(x.shape)}")
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.record.items())
-
-
-def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """[C] viewed so that it broadcasts against x of shape [N, C, *spatial]."""
-    return expand_trailing(parameter, x.dim() - 2)
