@@ -20,7 +20,10 @@ from nnorm_export.errors import (
 if TYPE_CHECKING:
     from nnorm_export import layers
     from nnorm_export.engine import EngineReport, build_engine
-    from nnorm_export.exporter import ExportReport, export
+    from nnorm_export.exporters.onnx import export
+    from nnorm_export.exporters.programs import export_aoti, export_program
+    from nnorm_export.exporters.report import ExportReport
+    from nnorm_export.exporters.torchscript import export_torchscript
     from nnorm_export.freezing import freeze
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
@@ -31,12 +34,15 @@ if TYPE_CHECKING:
 # Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
 _MODULES = {
     "EngineReport": "nnorm_export.engine",
-    "ExportReport": "nnorm_export.exporter",
+    "ExportReport": "nnorm_export.exporters.report",
     "OptimizeReport": "nnorm_export.optimizer",
     "ParityReport": "nnorm_export.parity",
     "Runner": "nnorm_export.runtimes",
     "build_engine": "nnorm_export.engine",
-    "export": "nnorm_export.exporter",
+    "export": "nnorm_export.exporters.onnx",
+    "export_aoti": "nnorm_export.exporters.programs",
+    "export_program": "nnorm_export.exporters.programs",
+    "export_torchscript": "nnorm_export.exporters.torchscript",
     "freeze": "nnorm_export.freezing",
     "get_library_path": "nnorm_export.library",
     "get_plugin_path": "nnorm_export.library",
@@ -77,6 +83,9 @@ __all__ = [
     "__version__",
     "build_engine",
     "export",
+    "export_aoti",
+    "export_program",
+    "export_torchscript",
     "freeze",
     "get_library_path",
     "get_plugin_path",

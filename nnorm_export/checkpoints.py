@@ -23,15 +23,15 @@ from nnorm_export.state_dicts import find_state_dict, fit, read_file
 _PROGRAM = "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
 
 
-def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_arguments(pairs: Sequence[str], what: str = "--model-arg") -> dict[str, Any]:
     """``["depth=10", "act=relu"]`` -> ``{"depth": 10, "act": "relu"}``: Python literals, and text for all else."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise NnormExportError(f"model argument {pair!r} is not key=value; write it as in: --model-arg depth=10")
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise NnormExportError(f"{what} {pair!r} is not key=value; write it as in: {what} depth=10")
         if key in arguments:
-            raise NnormExportError(f"model argument {key} is given twice")
+            raise NnormExportError(f"{what} {key} is given twice")
         try:
             arguments[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

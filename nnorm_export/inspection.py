@@ -12,7 +12,9 @@ import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.names import PRODUCER
 from nnorm_export.runtimes import load
+from nnorm_export.runtimes.archive import Archive, is_archive, read_archive
 from nnorm_export.runtimes.machine import Machine, machine_of
 from nnorm_export.runtimes.model_file import ModelFile, read
 
@@ -60,23 +62,27 @@ class ModelDescription:
     """A model file.
 
     Attributes:
-        form: ``portable``, ``primitives``, ``custom``, ``optimized``, or ``unknown`` for a file that nnorm_export did
-            not write.
+        format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
+        form: as of :class:`nnorm_export.ExportReport`, ``optimized``, or ``unknown`` for a file that nnorm_export did
+            not write; of others than ONNX files little more is known then.
         optimized_for: the machine that a file in the form ``optimized`` is for, None for the others.
+        compiled_for: the machine that the code of AOTInductor is for, None for the others.
         opsets: domain -> version; ``opset`` is that of the standard operators.
         versions: of what made the file.
-        nodes: domain -> number of nodes of the graph.
+        nodes: domain, of ONNX's or PyTorch's operators, -> number of nodes of the graph.
         files: file name -> bytes, external data included; None for one that is not there.
         runtime: the runtime that says what runs each normalization, None where none was asked or it cannot load the
             file; ``runtime_problem`` says why not.
     """
 
     path: str
+    format: str
     form: str
     optimized_for: Machine | None
+    compiled_for: str | None
     opset: int | None
     opsets: dict[str, int]
-    ir_version: int
+    ir_version: int | None
     producer: str
     versions: dict[str, str]
     weights_sha256: str | None
@@ -93,32 +99,66 @@ class ModelDescription:
 
 
 def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
-    """Describes the ONNX file ``path``, whoever wrote it.
+    """Describes the file ``path``, whoever wrote it.
 
     Args:
         path: the file; its external data is not read.
-        run: open it in ONNX Runtime too, to see what runs each normalization. A file that cannot be opened, or a
+        run: open it in its runtime too, to see what runs each normalization. A file that cannot be opened, or a
             runtime that is not installed, is a fact of the description, not an error.
 
     Raises:
-        ModelFileError: the file is missing or not ONNX.
+        ModelFileError: the file is missing or no model.
     """
-    file = read(path)
-    implementations: Mapping[str, str] = {}
-    runtime = problem = None
-    if run:
-        try:
-            runner = load(path)
-            runtime, implementations = runner.runtime, runner.implementations
-        except NnormExportError as error:
-            problem = str(error)
+    return _describe_archive(read_archive(path), run) if is_archive(path) else _describe_onnx(read(path), run)
+
+
+def _describe_archive(archive: Archive, run: bool) -> ModelDescription:
+    implementations, runtime, problem = _opened(archive.path, run)
+    note = archive.note
+    return ModelDescription(
+        path=str(archive.path),
+        format=archive.format,
+        form=archive.form,
+        optimized_for=None,
+        compiled_for=archive.machine or None,
+        opset=None,
+        opsets={},
+        ir_version=None,
+        producer=f"{PRODUCER} {note.version}" if note else "unknown",
+        versions={"version": note.version, "torch": note.torch} if note else {},
+        weights_sha256=note.weights_sha256 if note else None,
+        nodes=note.nodes if note else {},
+        inputs=[TensorDescription(**entry) for entry in note.inputs] if note else [],
+        outputs=[TensorDescription(**entry) for entry in note.outputs] if note else [],
+        files={archive.path.name: archive.path.stat().st_size},
+        runtime=runtime,
+        runtime_problem=problem,
+        layers=[_layer(entry, implementations.get(entry["node"], "inlined")) for entry in note.layers] if note else [],
+    )
+
+
+def _opened(path: Path, run: bool) -> tuple[Mapping[str, str], str | None, str | None]:
+    """What runs each normalization, the runtime, and why it cannot open the file."""
+    if not run:
+        return {}, None, None
+    try:
+        runner = load(path)
+        return runner.implementations, runner.runtime, None
+    except NnormExportError as error:
+        return {}, None, str(error)
+
+
+def _describe_onnx(file: ModelFile, run: bool) -> ModelDescription:
+    implementations, runtime, problem = _opened(file.path, run)
     graph = file.proto.graph
     opsets = {entry.domain or STANDARD_DOMAIN: entry.version for entry in file.proto.opset_import}
     initializers = {initializer.name for initializer in graph.initializer}
     return ModelDescription(
-        path=str(path),
+        path=str(file.path),
+        format="onnx",
         form=file.form,
         optimized_for=_optimized_for(file),
+        compiled_for=None,
         opset=opsets.get(STANDARD_DOMAIN),
         opsets=opsets,
         ir_version=file.proto.ir_version,
@@ -131,7 +171,7 @@ def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
         files=_files(file),
         runtime=runtime,
         runtime_problem=problem,
-        layers=[_layer(entry, file, implementations) for entry in _entries(file)],
+        layers=[_layer(entry, _ran_by(entry, file, implementations)) for entry in _entries(file)],
     )
 
 
@@ -150,9 +190,13 @@ def _entries(file: ModelFile) -> list[dict[str, Any]]:
     return noted + [{"node": node.name, "op_type": node.op_type, "path": ""} for node in others]
 
 
-def _layer(entry: Mapping[str, Any], file: ModelFile, implementations: Mapping[str, str]) -> LayerDescription:
-    lambda_range = (entry["lambda_min"], entry["lambda_max"]) if "lambda_min" in entry else None
+def _ran_by(entry: Mapping[str, Any], file: ModelFile, implementations: Mapping[str, str]) -> str | None:
     is_node = any(node.name == entry["node"] for node in file.normalizations)
+    return implementations.get(entry["node"]) if is_node else "inlined"
+
+
+def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:
+    lambda_range = (entry["lambda_min"], entry["lambda_max"]) if "lambda_min" in entry else None
     return LayerDescription(
         node=entry["node"],
         op_type=entry["op_type"],
@@ -164,7 +208,7 @@ def _layer(entry: Mapping[str, Any], file: ModelFile, implementations: Mapping[s
         normalized_shape=entry.get("normalized_shape"),
         num_groups=entry.get("num_groups"),
         lambda_range=lambda_range,
-        implementation=implementations.get(entry["node"]) if is_node else "inlined",
+        implementation=implementation,
     )
 
 

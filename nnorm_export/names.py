@@ -2,8 +2,12 @@
 
 DOMAIN = "nnorm"
 DOMAIN_VERSION = 1
+PRODUCER = "nnorm_export"
 
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
 # Metadata of a node: the path of the layer that it came from.
 LAYER_PATH = METADATA_PREFIX + "layer"
+
+# The entry in which a file of PyTorch's (TorchScript, exported program, AOTInductor package) says what it is.
+NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import torch
@@ -23,6 +22,7 @@ from nnorm_export.freezing import freeze
 from nnorm_export.judgement import BUDGET, Array, OutputParity, is_float, judge, worst
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.runtimes.model_file import read
+from nnorm_export.runtimes.pytorch import to_numpy
 
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
@@ -85,14 +85,19 @@ def verify(
 
 
 def compare_with_pytorch(
-    path: Path, model: nn.Module, examples: Sequence[Mapping[str, Any]], *, passthrough: Passthrough = ()
+    path: Path,
+    model: nn.Module,
+    examples: Sequence[Mapping[str, Any]],
+    *,
+    passthrough: Passthrough = (),
+    runtime: str | None = None,
 ) -> ParityReport:
     """As :func:`verify`, over several sets of bound inputs; the worst of them is reported."""
-    return _compare(load(path, runtime_for(path)), model, examples, None, None, passthrough)
+    return _compare(load(path, runtime or runtime_for(path)), model, examples, None, None, passthrough)
 
 
 def runtime_for(path: Path) -> str:
-    """ONNX Runtime where it is installed, else the reference evaluator that comes with onnx.
+    """Of an ONNX file: ONNX Runtime where it is installed, else the reference evaluator that comes with onnx.
 
     bfloat16 and float64 go to the reference evaluator too: ONNX Runtime's CPU provider has no convolutions for them.
     """
@@ -214,13 +219,6 @@ def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
     args, kwargs = unbind(model, copies)
     with torch.no_grad(), without_fused_attention():
         return [to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
-
-
-def to_numpy(tensor: Tensor) -> Array:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
 
 
 def _floats(left: list[Array], right: list[Array]) -> list[tuple[Array, Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ from nnorm_export.errors import NnormExportError
 
 if TYPE_CHECKING:
     from nnorm_export.cli._source import Source
-    from nnorm_export.exporter import ExportReport
+    from nnorm_export.exporters.report import ExportReport
     from nnorm_export.inspection import ModelDescription
 
 
@@ -41,6 +42,23 @@ class Form(str, Enum):
     portable = "portable"
     primitives = "primitives"
     custom = "custom"
+
+
+class Format(str, Enum):
+    onnx = "onnx"
+    torchscript = "torchscript"
+    pt2 = "pt2"
+    aoti = "aoti"
+
+
+class Method(str, Enum):
+    trace = "trace"
+    script = "script"
+
+
+class Operators(str, Enum):
+    decomposed = "decomposed"
+    kept = "kept"
 
 
 class Dtype(str, Enum):
@@ -72,37 +90,91 @@ def export(
         typer.Option(metavar="A,B", help="Names of the outputs in the file.", rich_help_panel="Inputs"),
     ] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write.", rich_help_panel="File")
-    ] = "model.onnx",
-    form: Annotated[
-        Form,
+        str | None,
         typer.Option(
-            metavar="FORM",
-            help="portable: nodes with bodies, runs everywhere. primitives: standard operators only. "
-            "custom: nodes without bodies, needs a kernel or plugin.",
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write; by default model.onnx, model.pt, model.pt2 or model.aoti.pt2.",
             rich_help_panel="File",
         ),
-    ] = Form.portable,
-    opset: Annotated[
-        int,
+    ] = None,
+    file_format: Annotated[
+        Format,
         typer.Option(
-            metavar="N", help="ONNX opset, 18 or newer; 20 runs on ONNX Runtime 1.18.", rich_help_panel="File"
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="onnx: ONNX Runtime, TensorRT and others. pt2: torch.export.load. aoti: the same compiled by "
+            "AOTInductor, for Python and C++. torchscript: torch.jit.load and LibTorch; PyTorch has deprecated it.",
+            rich_help_panel="File",
         ),
-    ] = 20,
+    ] = Format.onnx,
     dtype: Annotated[
         Dtype | None,
         typer.Option(
             metavar="TYPE", help="fp32, fp16, bf16 or fp64; the model's own by default.", rich_help_panel="File"
         ),
     ] = None,
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            metavar="FORM",
+            help="portable (default): nodes with bodies, runs everywhere. primitives: standard operators only. "
+            "custom: nodes without bodies, needs a kernel or plugin.",
+            rich_help_panel="ONNX",
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="ONNX opset, 18 or newer; 20, the default, runs on ONNX Runtime 1.18.",
+            rich_help_panel="ONNX",
+        ),
+    ] = None,
     external_data: ExternalDataOption = None,
+    method: Annotated[
+        Method | None,
+        typer.Option(
+            metavar="METHOD",
+            help="trace (default): what the model does with the example. script: the model's own code, branches "
+            "and all.",
+            rich_help_panel="TorchScript and pt2",
+        ),
+    ] = None,
+    no_optimize: Annotated[
+        bool,
+        typer.Option(
+            "--no-optimize",
+            help="Keep modules and parameters in TorchScript, in place of folding them.",
+            rich_help_panel="TorchScript and pt2",
+        ),
+    ] = False,
+    operators: Annotated[
+        Operators | None,
+        typer.Option(
+            metavar="HOW",
+            help="decomposed (default): a .pt2 that needs PyTorch alone. kept: each normalization one operator of "
+            "torch.ops.nnorm.",
+            rich_help_panel="TorchScript and pt2",
+        ),
+    ] = None,
+    inductor_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of Inductor for aoti; a Python literal or text. Repeatable.",
+            rich_help_panel="TorchScript and pt2",
+        ),
+    ] = None,
     passthrough: PassthroughOption = None,
     no_verify: NoVerifyOption = False,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Write a trained model as one ONNX file, and prove it equal to PyTorch.
+    """Write a trained model as one file, ONNX by default, and prove it equal to PyTorch.
 
     The file takes its place only if it computes what PyTorch computes;
     otherwise nothing is written and the exit code is 1.
@@ -117,8 +189,19 @@ def export(
         -i 'x:float32[8,3,32,32]' --dtype fp16
 
       nnorm-export export -m program.pt2 --form primitives
+
+      nnorm-export export -m nets:build -c best.pth -i data.npz --format aoti
     """
-    from nnorm_export import export as write  # noqa: PLC0415 - torch takes seconds, --help must not
+    target = output or _DEFAULT_NAMES[file_format]
+    _refuse_misnamed(target, file_format)
+    options = _options(
+        file_format,
+        onnx={"--form": form and form.value, "--opset": opset, "--external-data": external_data},
+        torchscript={"--method": method and method.value, "--no-optimize": no_optimize or None},
+        pt2={"--operators": operators and operators.value},
+        aoti={"--inductor-config": inductor_config},
+    )
+    import nnorm_export  # noqa: PLC0415 - torch takes seconds, --help must not
     from nnorm_export.cli._source import load_source  # noqa: PLC0415
     from nnorm_export.inspection import describe  # noqa: PLC0415
 
@@ -126,27 +209,77 @@ def export(
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
         args, kwargs, notices = _example(source, input_specs, fixed_shape)
     print_notices([*source.notices, *notices], quiet=quiet)
-    with working(f"Exporting to {output}: freeze, trace, translate, check, verify", quiet=quiet):
+    write: Any = getattr(nnorm_export, _FUNCTIONS[file_format])
+    if file_format is not Format.torchscript or method is not Method.script:
+        options |= {"dynamic_shapes": {} if fixed_shape else None, "input_names": _names(input_names)}
+    elif fixed_shape or input_names:
+        option = "--fixed-shape" if fixed_shape else "--input-names"
+        raise NnormExportError(f"{option} does not go with --method script, which keeps the model's own code")
+    if file_format is Format.torchscript:
+        print_notices([_DEPRECATED], quiet=quiet)
+    steps = "freeze, trace, compile, verify" if file_format is Format.aoti else "freeze, trace, translate, verify"
+    with working(f"Exporting to {target}: {steps}", quiet=quiet):
         report = write(
             source.program or source.module,
             args,
-            output,
-            form=form.value,
+            target,
             kwargs=kwargs,
-            input_names=_names(input_names),
             output_names=_names(output_names),
-            opset_version=opset,
-            dynamic_shapes={} if fixed_shape else None,
             dtype=dtype.value if dtype else None,
-            external_data=external_data,
             verify=not no_verify,
             passthrough=passthrough or (),
+            **options,
         )
-        description = describe(output, run=False)
+        description = describe(target, run=False)
     if json_output:
         print_json(_json(report, description, [*source.notices, *notices]))
     elif not quiet:
         _print(report, description, verbose)
+
+
+_FUNCTIONS = {
+    Format.onnx: "export",
+    Format.torchscript: "export_torchscript",
+    Format.pt2: "export_program",
+    Format.aoti: "export_aoti",
+}
+_DEFAULT_NAMES = {
+    Format.onnx: "model.onnx",
+    Format.torchscript: "model.pt",
+    Format.pt2: "model.pt2",
+    Format.aoti: "model.aoti.pt2",
+}
+_DEPRECATED = (
+    "TorchScript is deprecated in PyTorch, and unsupported on Python 3.14 and newer; --format pt2 or aoti lasts"
+)
+
+
+def _refuse_misnamed(target: str, file_format: Format) -> None:
+    """An ONNX file by the name of another format is a forgotten --format."""
+    endings = {".pt2": "--format pt2 or --format aoti", ".pt": "--format torchscript"}
+    meant = endings.get(Path(target).suffix)
+    if file_format is Format.onnx and meant:
+        raise NnormExportError(f"{target} is no name for an ONNX file; say {meant}, or end it in .onnx")
+
+
+def _options(file_format: Format, **by_format: dict[str, Any]) -> dict[str, Any]:
+    """The options of this format by the names of its function's parameters; those of others are refused."""
+    from nnorm_export.checkpoints import parse_arguments  # noqa: PLC0415 - torch takes seconds, --help must not
+
+    options: dict[str, Any] = {}
+    for owner, values in by_format.items():
+        for name, value in values.items():
+            if value is None:
+                continue
+            if owner != file_format.value:
+                raise NnormExportError(f"{name} goes with --format {owner}, and this is {file_format.value}")
+            if name == "--inductor-config":
+                options["inductor_configs"] = parse_arguments(value, what="--inductor-config")
+            elif name == "--no-optimize":
+                options["optimize"] = not value
+            else:
+                options["opset_version" if name == "--opset" else name.lstrip("-").replace("-", "_")] = value
+    return options
 
 
 def _example(source: Source, specs: list[str] | None, fixed_shape: bool) -> tuple[Any, dict[str, Any], list[str]]:
@@ -173,6 +306,7 @@ def _json(report: ExportReport, description: ModelDescription, notices: list[str
     return {
         "path": str(report.path),
         "files": description.files,
+        "format": report.format,
         "form": report.form,
         "opset": report.opset,
         "nodes": report.nodes,
@@ -192,7 +326,8 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
     facts = [
         ("file", str(report.path)),
         ("size", size_text(sum(size or 0 for size in description.files.values()))),
-        ("form", f"{report.form}, opset {report.opset}"),
+        ("format", report.format),
+        ("form", f"{report.form}, opset {report.opset}" if report.opset else report.form),
         ("nodes", str(report.nodes)),
         ("normalizations", kinds or "none that nnorm_export knows"),
         *(("input", str(info)) for info in description.inputs),

@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file to describe.")],
+    path: Annotated[str, typer.Argument(metavar="FILE", help="The file to describe.")],
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Do not open the file in ONNX Runtime.", rich_help_panel="Output")
+        bool, typer.Option("--no-run", help="Do not open the file in its runtime.", rich_help_panel="Output")
     ] = False,
     json_output: JsonOption = False,
     verbose: VerboseOption = False,  # Command reads it: tracebacks
 ) -> None:
-    """Show what an ONNX file is: its inputs, its normalizations, their λ and what runs them.
+    """Show what a file is: its inputs, its normalizations, their λ and what runs them.
 
-    Files that nnorm-export did not write are described too.
+    ONNX, TorchScript, exported programs (.pt2) and packages of AOTInductor.
+    Files that nnorm-export did not write are described too, as far as they
+    say what they are. Opening a package of AOTInductor runs its code: say
+    --no-run if you do not trust it.
 
     Examples:
 
@@ -73,11 +76,13 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
     torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
     facts = [
         ("file", ", ".join(sizes)),
+        ("format", description.format),
         ("form", description.form + stranger),
         *((("for", f"{target}; optimised by ONNX Runtime {target.onnxruntime}"),) if target else ()),
-        ("opset", f"{description.opset}, IR version {description.ir_version}"),
+        *((("for", f"{description.compiled_for} processors"),) if description.compiled_for else ()),
+        *((("opset", f"{description.opset}, IR version {description.ir_version}"),) if description.opset else ()),
         ("made by", description.producer + torch_version),
-        ("nodes", counted(description.nodes)),
+        *((("nodes", counted(description.nodes)),) if description.nodes else ()),
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
     ]

@@ -68,7 +68,7 @@ def optimize(
     from nnorm_export.cli._inputs import read_inputs_of_file  # noqa: PLC0415 - torch takes seconds, --help must not
     from nnorm_export.inspection import describe  # noqa: PLC0415
     from nnorm_export.optimizer import optimize as write  # noqa: PLC0415
-    from nnorm_export.parity import to_numpy  # noqa: PLC0415
+    from nnorm_export.runtimes.pytorch import to_numpy  # noqa: PLC0415
 
     target = str(Path(path).with_suffix(".cpu.onnx")) if output is None else output
     inputs: Any = None

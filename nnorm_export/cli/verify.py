@@ -22,7 +22,7 @@ from nnorm_export.cli._common import (
     print_table,
     working,
 )
-from nnorm_export.errors import ParityError
+from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,9 @@ DYNAMIC_ROWS = 4  # what an axis without a length gets in random inputs
 
 
 def verify(
-    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file to verify; an engine, MODEL.plan, too.")],
+    path: Annotated[
+        str, typer.Argument(metavar="FILE", help="The file to verify, of any format that export or engine writes.")
+    ],
     model: ModelOption,
     model_arg: ModelArgOption = None,
     checkpoint: CheckpointOption = None,
@@ -47,7 +49,8 @@ def verify(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="onnxruntime (default), onnxruntime-cuda, tensorrt (default for engines), or reference: onnx's own.",
+            help="For ONNX onnxruntime (default), onnxruntime-cuda, tensorrt, or reference: onnx's own. Other files "
+            "have one runtime each: tensorrt, torchscript, pt2, aoti.",
             rich_help_panel="Comparison",
         ),
     ] = None,
@@ -67,13 +70,14 @@ def verify(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Compare an ONNX file with the PyTorch model that it was made from.
+    """Compare a file with the PyTorch model that it was made from.
 
     The model run in float64 is the truth. The file passes if its error is at
     most ten times that of PyTorch in the file's own precision, or, if they are
     given, within --rtol and --atol. The exit code is 1 if it does not.
     Without --input, random inputs of the file's shapes are taken; real data
-    says more.
+    says more. A package of AOTInductor is machine code, which runs: verify
+    only what you trust.
 
     Examples:
 
@@ -114,7 +118,7 @@ def verify(
 
 def _inputs(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
     """What the model takes, by position or by name, and notices."""
-    from nnorm_export.cli._inputs import Inputs, read_inputs  # noqa: PLC0415
+    from nnorm_export.cli._inputs import EXAMPLES, Inputs, read_inputs  # noqa: PLC0415
     from nnorm_export.exporting.arguments import bind  # noqa: PLC0415
 
     infos = _infos(path, runtime)
@@ -124,6 +128,8 @@ def _inputs(source: Source, specs: list[str] | None, path: str, runtime: str | N
         args, kwargs = source.program.example_inputs
         inputs = Inputs(list(args), dict(kwargs))
     else:
+        if unknown := [info for info in infos if info.shape and all(dim is None for dim in info.shape)]:
+            raise NnormExportError(f"{path} takes {unknown[0]}, of whatever length; give {EXAMPLES}")
         shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
         specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
         inputs = read_inputs(specs, source.module)

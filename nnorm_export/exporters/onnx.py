@@ -1,10 +1,8 @@
-"""export(): from a trained model to one ONNX file, checked and compared with PyTorch before it takes its place."""
+"""export(): one ONNX file whose normalizations are single nodes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +10,14 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError, ModelFileError, ParityError
-from nnorm_export.exporting import arguments, metadata
+from nnorm_export.errors import ExportError
+from nnorm_export.exporters.report import ExportReport, names, prove
+from nnorm_export.exporting import metadata
 from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.files import save, staged
 from nnorm_export.exporting.forms import apply_form, check_form, strip_bodies
 from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.translate import check_opset, translate
-from nnorm_export.parity import ParityReport, compare_with_pytorch
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """A written file.
-
-    Attributes:
-        path: the file; its external data, if any, lies beside it as ``<name>.data``.
-        form: ``portable``, ``primitives`` or ``custom``.
-        opset: version of the standard operators.
-        nodes: nodes of the graph; a normalization counts as one in the portable and custom forms, together with the
-            ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.exporting.epilogues`).
-        layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
-        weights_sha256: hash of the weights before any folding.
-        parity: the comparison with PyTorch, None where it was not asked for.
-    """
-
-    path: Path
-    form: str
-    opset: int
-    nodes: int
-    layers: list[dict[str, Any]]
-    weights_sha256: str
-    parity: ParityReport | None
-
-    def __str__(self) -> str:
-        parity = "not verified" if self.parity is None else str(self.parity)
-        return (
-            f"{self.path}: {self.form}, opset {self.opset}, {self.nodes} nodes, "
-            f"{len(self.layers)} normalizations; {parity}"
-        )
 
 
 def export(
@@ -100,18 +67,8 @@ def export(
     path = Path(f).expanduser()
     check_form(form)
     check_opset(opset_version)
-    torch_dtype = arguments.resolve_dtype(dtype)
-    if isinstance(model, torch.export.ExportedProgram):
-        if torch_dtype is not None:
-            raise ExportError("an exported program has its dtype built in; give the module to export it in another")
-        source = Source.of_program(model)
-    else:
-        source = Source.of_module(model, args, kwargs, dynamic_shapes, torch_dtype, passthrough)
-
-    inputs = _names(input_names, source.input_names, "input_names")
-    outputs = _names(output_names, source.output_names, "output_names")
-    if twice := [name for name, count in Counter([*inputs, *outputs]).items() if count > 1]:
-        raise ExportError(f"two inputs or outputs would be called {twice[0]}; give input_names and output_names")
+    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
+    inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
     onnx_model = translate(source.program, opset_version, inputs, outputs, source.axis_names)
     fuse_epilogues(onnx_model)
     table = metadata.layer_table(onnx_model, source.records)
@@ -124,41 +81,12 @@ def export(
     with staged(path) as staging:
         save(onnx_model, staging, external_data)
         _check(staging, comparable)
-        parity = _compare(source, staging, passthrough) if verify else None
-        if parity is not None and not parity:
-            raise ParityError(
-                f"{path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
-                "Export with verify=False (--no-verify) to keep the file for a closer look"
-            )
+        parity = prove(staging, path, source, passthrough) if verify else None
         if comparable != form:
             strip_bodies(onnx_model)
             save(onnx_model, staging, external_data)
             _check(staging, form)
-    return ExportReport(path, form, opset_version, len(onnx_model.graph), table, weights, parity)
-
-
-def _compare(source: Source, path: Path, passthrough: Sequence[str | type[nn.Module]]) -> ParityReport:
-    """PyTorch against the file on the example, and with a dynamic batch on other batch sizes."""
-    examples = [source.example]
-    if source.dynamic_batch:
-        examples += [arguments.resize_batch(source.example, size) for size in (1, 3)]
-    try:
-        return compare_with_pytorch(path, source.model, examples, passthrough=passthrough)
-    except ModelFileError as error:
-        raise ExportError(
-            f"{path.name} was not written: {error.__cause__ or error}. "
-            "Export with verify=False (--no-verify) for a runtime that can load it"
-        ) from error
-
-
-def _names(given: Sequence[str] | None, default: list[str], what: str) -> list[str]:
-    if given is None:
-        return default
-    if isinstance(given, str):
-        raise ExportError(f"{what} is one string; give a list of names: {[given]}")
-    if len(given) != len(default):
-        raise ExportError(f"{what} has {len(given)} names, the model has {len(default)}: {', '.join(default)}")
-    return list(given)
+    return ExportReport(path, "onnx", form, opset_version, len(onnx_model.graph), table, weights, parity)
 
 
 def _check(path: Path, form: str) -> None:

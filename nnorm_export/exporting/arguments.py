@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,12 @@ def cast(values: Any, dtype: torch.dtype | None) -> Any:
 def tensors_in(values: Any) -> list[Tensor]:
     """The tensors among nested ``values``, in order: the inputs of a file. None, numbers and flags are built in."""
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def with_tensors(values: dict[str, Any], tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Nested ``values`` with other tensors in place of theirs, in order."""
+    rest = iter(tensors)
+    return dict(pytree.tree_map(lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf, values))
 
 
 def leaf_names(values: Any) -> list[str]:

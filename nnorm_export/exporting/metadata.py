@@ -12,9 +12,7 @@ import torch
 
 from nnorm_export._version import __version__
 from nnorm_export.exporting.forms import nodes_of
-from nnorm_export.names import LAYER_PATH, METADATA_PREFIX
-
-PRODUCER = "nnorm_export"
+from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER
 
 
 def layer_table(model: ir.Model, records: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
