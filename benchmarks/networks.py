@@ -86,6 +86,20 @@ EXPLANATIONS = {
     "openvino": "the primitives file in OpenVINO, computing in float32",
     "eager": "our training layers in eval mode in PyTorch",
     "compiled": "the same by torch.compile, unfrozen",
+    "torchscript": "nnorm_export.export_torchscript()",
+    "pt2": "nnorm_export.export_program(), run as torch.export.load gives it",
+    "aoti": "nnorm_export.export_aoti()",
+    "eager_twin": "the twin in PyTorch",
+    "aoti_twin": "nnorm_export.export_aoti() of the twin",
+}
+# What a row is set against besides the twin in ONNX Runtime: what it would be without our layers, or without a file.
+AGAINST = {"torchscript": "eager", "pt2": "eager", "aoti": "aoti_twin"}
+# PyTorch's own formats: the file, its exporter, and which model it is made of.
+PYTORCH_FILES: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "torchscript": ("torchscript.pt", nnorm_export.export_torchscript, "ours"),
+    "pt2": ("program.pt2", nnorm_export.export_program, "ours"),
+    "aoti": ("aoti.pt2", nnorm_export.export_aoti, "ours"),
+    "aoti_twin": ("twin.aoti.pt2", nnorm_export.export_aoti, "twin"),
 }
 # Which implementation must have run the normalizations that are nodes.
 RAN_BY = {"bodies": "body", "fused": "kernel", "optimized": "kernel"}
@@ -163,6 +177,11 @@ class Contestants:
                 f"{self.name}, {file}: the file does not compute what PyTorch computes, so it is not timed\n{parity}"
             )
 
+    def write_for_pytorch(self, row: str) -> None:
+        """Writes the file of a row, which its exporter compares with PyTorch."""
+        file, write, model = PYTORCH_FILES[row]
+        write(self.models[model], (self.images,), self.folder / f"{self.name}-{file}")
+
     def open(self, threads: int) -> dict[str, Callable[[Tensor], Any]]:
         """Everything that can be run, by the name of its row."""
         torch.set_num_threads(threads)
@@ -181,10 +200,13 @@ class Contestants:
             if row in RAN_BY and set(runner.implementations.values()) != {RAN_BY[row]}:
                 raise SystemExit(f"{self.name}, {row}: not run as it says: {runner.implementations}")
             runs[row] = lambda images, runner=runner: runner(images.numpy())
+        for row, (file, _, _) in PYTORCH_FILES.items():
+            runner = nnorm_export.load(self.folder / f"{self.name}-{file}")
+            runs[row] = lambda images, runner=runner: runner(images.numpy())
         ours = self.models["ours"]
         torch._dynamo.reset()
-        for row, model in (("eager", ours), ("compiled", torch.compile(ours))):
-            runs[row] = torch.inference_mode()(model.forward if row == "eager" else model)
+        for row, model in (("eager", ours), ("compiled", torch.compile(ours)), ("eager_twin", self.models["twin"])):
+            runs[row] = torch.inference_mode()(model if row == "compiled" else model.forward)
         self._compare(runs)
         return runs
 
@@ -215,9 +237,12 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             contestants = Contestants(name, Path(folder), options.quick)
             files = list(dict.fromkeys(FILES.values()))
-            task = progress.add_task(f"{name}: exporting", total=len(files))
+            task = progress.add_task(f"{name}: exporting", total=len(files) + len(PYTORCH_FILES))
             for file in files:
                 contestants.write(file)
+                progress.advance(task)
+            for row in PYTORCH_FILES:
+                contestants.write_for_pytorch(row)
                 progress.advance(task)
             mine = {
                 row: Row(name, row, contestants.nodes(row), contestants.why_not.get(FILES.get(row, ""), ""))
@@ -263,6 +288,22 @@ def cells(row: Row, options: argparse.Namespace) -> list[str]:
 def notes(rows: Sequence[Row]) -> list[str]:
     lines = [f"{variant}: {meaning}" for variant, meaning in EXPLANATIONS.items()]
     lines += [f"{row.network}, {row.variant}: none, {row.why_not}" for row in rows if row.why_not]
+    return lines + _ratios(rows)
+
+
+def _ratios(rows: Sequence[Row]) -> list[str]:
+    """The ratios of :data:`AGAINST`, turn by turn."""
+    found = {(row.network, row.variant): row.timings for row in rows}
+    lines = []
+    for (network, variant), timings in found.items():
+        others = found.get((network, AGAINST.get(variant, "")), {})
+        shown = [
+            f"{timing.times(others[threads, batch]):.2f} ({threads} thread{'s' * (threads > 1)}, batch {batch})"
+            for (threads, batch), timing in timings.items()
+            if (threads, batch) in others
+        ]
+        if shown:
+            lines.append(f"{network}, {variant} / {AGAINST[variant]}: {', '.join(shown)}")
     return lines
 
 

@@ -13,14 +13,17 @@ from nnorm_export.errors import ExportError, RuntimeMissingError
 from nnorm_export.exporters.report import ExportReport, Passthrough, names, prove
 from nnorm_export.exporting import notes
 from nnorm_export.exporting.files import staged
-from nnorm_export.exporting.inductor import DECOMPOSITIONS
-from nnorm_export.exporting.programs import decomposed, nodes_by_namespace
+from nnorm_export.exporting.programs import FOR_ATEN, FOR_INDUCTOR, decomposed, nodes_by_namespace
 from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.trace import exporting_state
 from nnorm_export.names import NOTE_FILE
 from nnorm_export.notes import Note
 
 OPERATORS = ("decomposed", "kept")
+
+# As many threads as the process has that loads the package, not this one; weights folded and packed; and where a caller
+# has the package check its inputs (AOTI_RUNTIME_CHECK_INPUTS), a batch of one passes.
+_INDUCTOR_CONFIGS = {"cpp.dynamic_threads": True, "freezing": True, "aot_inductor.check_lowerbound": False}
 
 
 def export_program(
@@ -58,7 +61,7 @@ def export_program(
     if operators not in OPERATORS:
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(OPERATORS)}")
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
-    program = decomposed(source.program, {}) if operators == "decomposed" else source.program
+    program = decomposed(source.program, FOR_ATEN) if operators == "decomposed" else source.program
     note = _note(source, program, "pt2", operators, input_names, output_names)
     with staged(path) as staging:
         with exporting_state():
@@ -91,7 +94,7 @@ def export_aoti(
             :func:`export_program`.
         f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
             with ``torch::inductor::AOTIModelPackageLoader``.
-        inductor_configs: options of Inductor. ``freezing`` is on unless they say otherwise: it folds and packs weights.
+        inductor_configs: options of Inductor, over :data:`_INDUCTOR_CONFIGS`.
         verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
 
     Raises:
@@ -100,10 +103,10 @@ def export_aoti(
     """
     path = _pt2(f)
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
-    program = decomposed(source.program, DECOMPOSITIONS)
+    program = decomposed(source.program, FOR_INDUCTOR)
     note = _note(source, program, "aoti", notes.device_of(source.module).type, input_names, output_names)
     with staged(path) as staging:
-        _compile(program, staging, {"freezing": True, **(inductor_configs or {})})
+        _compile(program, staging, inductor_configs or {})
         notes.add(staging, note.to_json())
         parity = prove(staging, path, source, passthrough, "aoti") if verify else None
     return ExportReport.of_note(path, note, parity)
@@ -136,11 +139,20 @@ def _note(
 
 
 def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
-    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - a second, for this alone
+    from torch._inductor import config  # noqa: PLC0415 - a second, for this alone
+    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415
 
+    known = config.get_config_copy()
+    if unknown := [name for name in configs if name not in known]:
+        raise ExportError(
+            f"Inductor of torch {torch.__version__} has no option {unknown[0]}; see torch._inductor.config"
+        )
+    defaults = {name: value for name, value in _INDUCTOR_CONFIGS.items() if name in known}
     try:
         with exporting_state():
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(configs))
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs={**defaults, **configs}
+            )
     except Exception as error:  # whatever a compiler may raise
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, InvalidCxxCompiler):

@@ -7,32 +7,34 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nnorm_export.operators import NORMALIZATIONS
 
-Decompositions = Mapping[torch._ops.OperatorBase, Callable[..., Any]]
+Functions = Mapping[Any, Callable[..., Tensor]]  # torch op -> what stands for it
 
-_FUNCTIONS = {operator.torch_op: operator.aten_function for operator in NORMALIZATIONS.values()}
+FOR_ATEN: Functions = {operator.torch_op: operator.aten_function for operator in NORMALIZATIONS.values()}
+FOR_INDUCTOR: Functions = {operator.torch_op: operator.inductor_function for operator in NORMALIZATIONS.values()}
 
 
-def decomposed(program: torch.export.ExportedProgram, table: Decompositions) -> torch.export.ExportedProgram:
-    """``program`` with every operator written out by its function, then ATen's operators by ``table``.
+def decomposed(program: torch.export.ExportedProgram, functions: Functions) -> torch.export.ExportedProgram:
+    """``program`` with every operator written out by its function.
 
-    torch's own decompositions want functions without anything in place, which costs TorchScript much; so the calls are
-    exchanged first, and torch traces the functions as if they were the model's own code.
+    A decomposition of torch's may do nothing in place, and these functions do; so the calls are exchanged, and torch
+    traces the functions as if they were the model's own code. ATen's operators stay what they are.
     """
-    with _functions_in_place_of_operators(program.graph_module.graph):
-        written_out: torch.export.ExportedProgram = program.run_decompositions(dict(table))
+    with _exchanged(program.graph_module.graph, functions):
+        written_out: torch.export.ExportedProgram = program.run_decompositions({})
     for node in written_out.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of the user's machine, of no use where the file is served
     return written_out
 
 
 @contextmanager
-def _functions_in_place_of_operators(graph: torch.fx.Graph) -> Iterator[None]:
-    calls = [(node, node.target) for node in graph.nodes if node.target in _FUNCTIONS]
+def _exchanged(graph: torch.fx.Graph, functions: Functions) -> Iterator[None]:
+    calls = [(node, node.target) for node in graph.nodes if node.target in functions]
     for node, target in calls:
-        node.target = _FUNCTIONS[target]
+        node.target = functions[target]
     try:
         yield
     finally:

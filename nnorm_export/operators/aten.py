@@ -1,8 +1,8 @@
 """What the operators compute in PyTorch: the formulas of :mod:`nnorm_export.mathematics` for values without gradient.
 
 Written for a library that passes over memory once for each call: few calls, none of them slow on processors
-(``torch.where`` and broadcast ``addcmul`` take as long as a logarithm there), and temporaries used again in place. A
-compiler that fuses, Inductor for one, gets short arithmetic of it. TorchScript compiles these functions as they are.
+(``torch.where`` and broadcast ``addcmul`` take as long as a logarithm there), and temporaries used again in place.
+TorchScript compiles these functions as they are. For a compiler that fuses see :mod:`nnorm_export.operators.inductor`.
 
 Three identities make them shorter than the formulas that they evaluate:
 
@@ -43,28 +43,40 @@ def power_transform_(sign: Tensor, log: Tensor, mean_exponent: Tensor, half_diff
 
 
 def normal_norm_over(x: Tensor, dim: list[int], epsilon: float, delta: float) -> Tensor:
-    """ψ(h; λ̂) with h = (x − mean)/√(var + ε) and λ̂ = 1 − L′/(L″ + δ), all over ``dim`` (NN eq. 3, 5–15).
+    """ψ(h; λ̂) with h = (x − mean)/√(var + ε) and λ̂ from h, all over ``dim`` (NN eq. 3, 5–15)."""
+    h = standardize_over(x, dim, epsilon)
+    sign, magnitude = torch.sign(h), torch.abs(h)
+    log = torch.log1p(magnitude)
+    lmbda = estimate_lmbda(h, magnitude, log, sign * log, dim, delta)
+    mean, difference = mean_and_half_difference(*resolve_exponents(lmbda, delta))
+    return power_transform_(sign, log, mean, difference)
+
+
+def standardize_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
+    """h = (x − mean)/√(var + ε) over ``dim`` (NN eq. 2)."""
+    h = x - x.mean(dim, keepdim=True)
+    return h.div_(torch.sqrt(torch.square(h).mean(dim, keepdim=True) + epsilon))
+
+
+def estimate_lmbda(
+    h: Tensor, magnitude: Tensor, log: Tensor, signed_log: Tensor, dim: list[int], delta: float
+) -> Tensor:
+    """λ̂ = 1 − L′/(L″ + δ) (NN eq. 5–15) from h, |h|, t = log(1 + |h|) and s·t, with ``dim`` kept.
 
     The sums are those of :func:`nnorm_export.mathematics.estimate_lmbda`, with a = (1 + |h|)·t and d = a − |h|:
 
         L′ = mean(h·d) − mean(s·t)
         L″ = mean(|h|·(a·t − 2d) + d²) − mean(d)² − 2·mean(h·d)²
     """
-    h = x - x.mean(dim, keepdim=True)
-    h = h.div_(torch.sqrt(torch.square(h).mean(dim, keepdim=True) + epsilon))
-    sign, magnitude = torch.sign(h), torch.abs(h)
-    log = torch.log1p(magnitude)
     a = (magnitude + 1.0).mul_(log)
     d = a - magnitude
-    mean_hd = h.mul_(d).mean(dim, keepdim=True)
-    slope = mean_hd - (sign * log).mean(dim, keepdim=True)
+    mean_hd = (h * d).mean(dim, keepdim=True)
+    slope = mean_hd - signed_log.mean(dim, keepdim=True)
     terms = a.mul_(log).sub_(d, alpha=2.0).mul_(magnitude).addcmul_(d, d)
     curvature = terms.mean(dim, keepdim=True) - torch.square(d.mean(dim, keepdim=True)) - 2.0 * torch.square(mean_hd)
     damped = curvature + delta
     # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
-    lmbda = 1.0 - slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
-    mean, difference = mean_and_half_difference(*resolve_exponents(lmbda, delta))
-    return power_transform_(sign, log, mean, difference)
+    return 1.0 - slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
 
 
 def per_channel(parameter: Tensor, x: Tensor) -> Tensor:

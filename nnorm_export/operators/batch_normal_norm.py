@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nnorm_export.operators import inductor
 from nnorm_export.operators.aten import mean_and_half_difference, per_channel, power_transform_
 from nnorm_export.operators.onnx_body import (
     HALF_EXPONENTS,
@@ -56,6 +57,15 @@ def batch_normal_norm(
     return psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)).to(x.dtype)
 
 
+def _for_inductor(
+    x: Tensor, scale: Tensor, shift: Tensor, exponent_pos: Tensor, exponent_neg: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    h = x.to(scale.dtype) * per_channel(scale, x) + per_channel(shift, x)
+    pos, neg, gain = (per_channel(value, x) for value in (exponent_pos, exponent_neg, weight))
+    psi = inductor.power_transform(h, inductor.log2_1p(h.abs()), pos, neg, gain)
+    return (psi + per_channel(bias, x)).to(x.dtype)
+
+
 _OP = torch.library.custom_op(
     "nnorm::batch_normal_norm",
     batch_normal_norm,
@@ -89,6 +99,7 @@ class FrozenBatchNormalNorm(FrozenOperator):
         op_type="BatchNormalNorm",
         torch_op=torch.ops.nnorm.batch_normal_norm.default,
         aten_function=batch_normal_norm,
+        inductor_function=_for_inductor,
         parameters=("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias"),
         body=NORMALIZE + "    Y = CastLike (y, X)",
         translate=_translate,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.operators import inductor
 from nnorm_export.operators.aten import normal_norm_over, per_channel
 from nnorm_export.operators.onnx_body import UNIT_STATISTICS, per_channel_affine
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
@@ -49,10 +50,18 @@ def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, 
     Returns:
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
-    samples = x.to(weight.dtype).flatten(1)
-    rows = samples.reshape([x.shape[0], num_groups, samples.shape[1] // num_groups])
-    psi = normal_norm_over(rows, [-1], epsilon, delta).reshape(x.shape)
+    psi = normal_norm_over(_rows(x.to(weight.dtype), num_groups), [-1], epsilon, delta).reshape(x.shape)
     return psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)).to(x.dtype)
+
+
+def _rows(x: Tensor, num_groups: int) -> Tensor:
+    samples = x.flatten(1)
+    return samples.reshape([x.shape[0], num_groups, samples.shape[1] // num_groups])
+
+
+def _for_inductor(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
+    psi = inductor.normal_norm_over(_rows(x.to(weight.dtype), num_groups), [-1], epsilon, delta).reshape(x.shape)
+    return (psi * per_channel(weight, x) + per_channel(bias, x)).to(x.dtype)
 
 
 _OP = torch.library.custom_op(
@@ -83,6 +92,7 @@ class FrozenGroupNormalNorm(FrozenOperator):
         op_type="GroupNormalNorm",
         torch_op=torch.ops.nnorm.group_normal_norm.default,
         aten_function=group_normal_norm,
+        inductor_function=_for_inductor,
         parameters=("weight", "bias"),
         body=_BODY,
         translate=_translate,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.operators import inductor
 from nnorm_export.operators.aten import normal_norm_over
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
@@ -53,6 +54,12 @@ def layer_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, d
     return psi.mul_(weight).add_(bias).to(x.dtype)
 
 
+def _for_inductor(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
+    normalized = [axis - weight.dim() for axis in range(weight.dim())]
+    psi = inductor.normal_norm_over(x.to(weight.dtype), normalized, epsilon, delta)
+    return (psi * weight + bias).to(x.dtype)
+
+
 _OP = torch.library.custom_op(
     "nnorm::layer_normal_norm",
     layer_normal_norm,
@@ -78,6 +85,7 @@ class FrozenLayerNormalNorm(FrozenOperator):
         op_type="LayerNormalNorm",
         torch_op=torch.ops.nnorm.layer_normal_norm.default,
         aten_function=layer_normal_norm,
+        inductor_function=_for_inductor,
         parameters=("weight", "bias"),
         body=_BODY,
         translate=_translate,

@@ -74,11 +74,13 @@ class TracedOperator(Operator):
     Attributes:
         torch_op: the ``torch.library`` op that stands for it there.
         aten_function: what ``torch_op`` computes, in ATen's operators alone; TorchScript compiles it.
+        inductor_function: the same for Inductor (:mod:`nnorm_export.operators.inductor`).
         translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
     """
 
     torch_op: torch._ops.OpOverload
     aten_function: Callable[..., Tensor]
+    inductor_function: Callable[..., Tensor]
     translate: Callable[..., Any]
 
 
