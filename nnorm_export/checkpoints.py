@@ -23,12 +23,12 @@ from nnorm_export.state_dicts import find_state_dict, fit, read_file
 _PROGRAM = "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
 
 
-def parse_arguments(pairs: Sequence[str], what: str = "--model-arg") -> dict[str, Any]:
+def parse_arguments(pairs: Sequence[str], what: str = "--model-arg", *, dotted: bool = False) -> dict[str, Any]:
     """``["depth=10", "act=relu"]`` -> ``{"depth": 10, "act": "relu"}``: Python literals, and text for all else."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not equals or not all(part.isidentifier() for part in key.split(".")):
+        if not equals or not all(part.isidentifier() for part in (key.split(".") if dotted else [key])):
             raise NnormExportError(f"{what} {pair!r} is not key=value; write it as in: {what} depth=10")
         if key in arguments:
             raise NnormExportError(f"{what} {key} is given twice")

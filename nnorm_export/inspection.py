@@ -115,6 +115,7 @@ def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
 def _describe_archive(archive: Archive, run: bool) -> ModelDescription:
     implementations, runtime, problem = _opened(archive.path, run)
     note = archive.note
+    unknown = None if archive.form == "kept" else "inlined"
     return ModelDescription(
         path=str(archive.path),
         format=archive.format,
@@ -133,7 +134,7 @@ def _describe_archive(archive: Archive, run: bool) -> ModelDescription:
         files={archive.path.name: archive.path.stat().st_size},
         runtime=runtime,
         runtime_problem=problem,
-        layers=[_layer(entry, implementations.get(entry["node"], "inlined")) for entry in note.layers] if note else [],
+        layers=[_layer(entry, implementations.get(entry["node"], unknown)) for entry in note.layers] if note else [],
     )
 
 

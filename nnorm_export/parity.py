@@ -68,7 +68,7 @@ def verify(
     """Compares the file ``path`` with ``model`` on ``inputs``.
 
     Args:
-        path: a file that :func:`nnorm_export.export` wrote.
+        path: a file of any format that this package writes.
         model: the trained model; it is left untouched, and run in eval mode.
         inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor; left untouched too.
         runtime: see :func:`nnorm_export.load`.

@@ -351,6 +351,47 @@ def test_what_verify_refuses(arguments: tuple[str, ...], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "name", "form"),
+    [
+        (("--format", "torchscript"), "model.pt", "trace"),
+        (("-f", "torchscript", "--method", "script", "--no-optimize"), "model.pt", "script"),
+        (("--format", "pt2", "--operators", "kept"), "model.pt2", "kept"),
+        (("--format", "pt2", "-o", "other.pt2", "--dtype", "fp64"), "other.pt2", "decomposed"),
+        (("-f", "aoti", "--inductor-config", "cpp.threads=1", "-q"), "model.aoti.pt2", "cpu"),
+    ],
+)
+def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, form: str) -> None:
+    result = run("export", *MODEL, *INPUT, *options)
+    assert ("TorchScript is deprecated" in result.stderr) == ("torchscript" in options)
+    verified = json.loads(run("verify", name, *MODEL, *INPUT, "--json").stdout)
+    assert verified["passed"]
+    described = json.loads(run("inspect", name, "--json").stdout)
+    assert described["form"] == form
+    assert described["runtime"] == described["format"] == verified["runtime"]
+    shown = run("inspect", name).stdout
+    assert "BatchNormalNorm" in shown
+    assert ("processors" in shown) == ("aoti" in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "net.pt2"), "net.pt2 is no name for an ONNX file; say --format pt2 or --format aoti"),
+        (("-o", "net.pt"), "say --format torchscript"),
+        (("--format", "pt2", "--opset", "18"), "--opset goes with --format onnx, and this is pt2"),
+        (("--method", "script"), "--method goes with --format torchscript, and this is onnx"),
+        (("-f", "aoti", "--inductor-config", "deep"), "'deep' is not key=value"),
+        (
+            ("-f", "torchscript", "--method", "script", "--input-names", "a"),
+            "input_names goes with method='trace'",
+        ),
+    ],
+)
+def test_options_of_other_formats_are_refused(options: tuple[str, ...], message: str) -> None:
+    assert message in fails("export", *MODEL, *INPUT, *options)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [("export",), ("export", *MODEL, *INPUT, "--form", "other"), ("verify", "net.onnx"), ("nonsense",)],
 )

@@ -210,20 +210,17 @@ def export(
         args, kwargs, notices = _example(source, input_specs, fixed_shape)
     print_notices([*source.notices, *notices], quiet=quiet)
     write: Any = getattr(nnorm_export, _FUNCTIONS[file_format])
-    if file_format is not Format.torchscript or method is not Method.script:
-        options |= {"dynamic_shapes": {} if fixed_shape else None, "input_names": _names(input_names)}
-    elif fixed_shape or input_names:
-        option = "--fixed-shape" if fixed_shape else "--input-names"
-        raise NnormExportError(f"{option} does not go with --method script, which keeps the model's own code")
     if file_format is Format.torchscript:
         print_notices([_DEPRECATED], quiet=quiet)
-    steps = "freeze, trace, compile, verify" if file_format is Format.aoti else "freeze, trace, translate, verify"
-    with working(f"Exporting to {target}: {steps}", quiet=quiet):
+    steps = {Format.onnx: "trace, translate, check", Format.aoti: "trace, compile"}.get(file_format, "trace")
+    with working(f"Exporting to {target}: freeze, {steps}, verify", quiet=quiet):
         report = write(
             source.program or source.module,
             args,
             target,
             kwargs=kwargs,
+            dynamic_shapes={} if fixed_shape else None,
+            input_names=_names(input_names),
             output_names=_names(output_names),
             dtype=dtype.value if dtype else None,
             verify=not no_verify,
@@ -274,7 +271,7 @@ def _options(file_format: Format, **by_format: dict[str, Any]) -> dict[str, Any]
             if owner != file_format.value:
                 raise NnormExportError(f"{name} goes with --format {owner}, and this is {file_format.value}")
             if name == "--inductor-config":
-                options["inductor_configs"] = parse_arguments(value, what="--inductor-config")
+                options["inductor_configs"] = parse_arguments(value, what="--inductor-config", dotted=True)
             elif name == "--no-optimize":
                 options["optimize"] = not value
             else:

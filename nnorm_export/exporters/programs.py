@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, RuntimeMissingError
 from nnorm_export.exporters.report import ExportReport, Passthrough, names, prove
 from nnorm_export.exporting import notes
-from nnorm_export.exporting.files import staged
+from nnorm_export.exporting.files import staged, writing
 from nnorm_export.exporting.programs import FOR_ATEN, FOR_INDUCTOR, decomposed, nodes_by_namespace
 from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.trace import exporting_state
 from nnorm_export.names import NOTE_FILE
 from nnorm_export.notes import Note
+from nnorm_export.runtimes.archive import AOTI, PT2
 
 OPERATORS = ("decomposed", "kept")
 
@@ -62,11 +63,11 @@ def export_program(
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(OPERATORS)}")
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
     program = decomposed(source.program, FOR_ATEN) if operators == "decomposed" else source.program
-    note = _note(source, program, "pt2", operators, input_names, output_names)
+    note = _note(source, program, PT2, operators, input_names, output_names)
     with staged(path) as staging:
-        with exporting_state():
+        with exporting_state(), writing(path):
             torch.export.save(program, str(staging), extra_files={NOTE_FILE: note.to_json()})
-        parity = prove(staging, path, source, passthrough, "pt2") if verify else None
+        parity = prove(staging, path, source, passthrough, PT2) if verify else None
     return ExportReport.of_note(path, note, parity)
 
 
@@ -94,7 +95,8 @@ def export_aoti(
             :func:`export_program`.
         f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
             with ``torch::inductor::AOTIModelPackageLoader``.
-        inductor_configs: options of Inductor, over :data:`_INDUCTOR_CONFIGS`.
+        inductor_configs: options of Inductor. Unless they say otherwise ``freezing`` and ``cpp.dynamic_threads`` are on
+            and ``aot_inductor.check_lowerbound`` is off.
         verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
 
     Raises:
@@ -104,11 +106,11 @@ def export_aoti(
     path = _pt2(f)
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
     program = decomposed(source.program, FOR_INDUCTOR)
-    note = _note(source, program, "aoti", notes.device_of(source.module).type, input_names, output_names)
+    note = _note(source, program, AOTI, notes.device_of(source.module).type, input_names, output_names)
     with staged(path) as staging:
         _compile(program, staging, inductor_configs or {})
         notes.add(staging, note.to_json())
-        parity = prove(staging, path, source, passthrough, "aoti") if verify else None
+        parity = prove(staging, path, source, passthrough, AOTI) if verify else None
     return ExportReport.of_note(path, note, parity)
 
 
@@ -156,7 +158,7 @@ def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping
     except Exception as error:  # whatever a compiler may raise
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, InvalidCxxCompiler):
-            cause = cause.__cause__
+            cause = getattr(cause, "inner_exception", None) or cause.__cause__
         if cause is not None:
             raise RuntimeMissingError(
                 "AOTInductor compiles with a C++ compiler, and there is none: install g++, or name another in the "

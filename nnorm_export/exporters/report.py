@@ -27,7 +27,7 @@ class ExportReport:
         path: the file; external data of an ONNX file, if any, lies beside it as ``<name>.data``.
         format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
         form: ``portable``, ``primitives`` or ``custom`` (ONNX), ``trace`` or ``script`` (TorchScript),
-            ``decomposed`` or ``operators`` (pt2), the kind of device that it is compiled for (AOTInductor).
+            ``decomposed`` or ``kept`` (pt2), the kind of device that it is compiled for (AOTInductor).
         opset: version of the standard operators; None for other formats than ONNX.
         nodes: nodes of the graph; a normalization counts as one in ONNX's forms portable and custom, together with the
             ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.exporting.epilogues`).

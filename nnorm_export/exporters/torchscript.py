@@ -6,24 +6,25 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, InputError
 from nnorm_export.exporters.report import ExportReport, Passthrough, names, prove
 from nnorm_export.exporting import arguments, notes
-from nnorm_export.exporting.files import staged
+from nnorm_export.exporting.files import staged, writing
 from nnorm_export.exporting.source import Frozen, Source
 from nnorm_export.exporting.trace import exporting_state
 from nnorm_export.names import NOTE_FILE
 from nnorm_export.notes import Entry
+from nnorm_export.runtimes.archive import TORCHSCRIPT
 
-FORMAT = "torchscript"
 METHODS = ("trace", "script")
+_UNSUPPORTED_PYTHON = (3, 14)
 
 
 def export_torchscript(
@@ -55,8 +56,9 @@ def export_torchscript(
             branches and all; the file is called as the model is, with any batch and extent.
         input_names, output_names: names of the tensors, for keyword calls, ``nnorm_export.load`` and ``inspect``; with
             ``script`` the inputs' are those of ``forward``.
-        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them.
-        optimize: let ``torch.jit.freeze`` fold constants, the standardization into a convolution before it too. Else
+        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` goes
+            with ``script`` too, for a model that takes no other batch: the file is compared on the example alone.
+        optimize: let ``torch.jit.freeze`` fold constants and, traced, the standardization into a convolution. Else
             the file keeps its modules, parameters and attributes.
         verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
 
@@ -74,7 +76,7 @@ def export_torchscript(
             "TorchScript is made from a module, and this is an exported program, which has lost the model's own code; "
             "give the module, or write the program with export_program or export_aoti (--format pt2, --format aoti)"
         )
-    if sys.version_info >= (3, 14):
+    if sys.version_info >= _UNSUPPORTED_PYTHON:
         warnings.warn(
             "TorchScript is deprecated, and PyTorch does not support it on Python 3.14 and newer. Its successors are "
             "export_program and export_aoti (--format pt2, --format aoti)",
@@ -85,20 +87,23 @@ def export_torchscript(
             model, args, kwargs, input_names, output_names, dynamic_shapes, dtype, passthrough
         )
     else:
-        if input_names is not None or dynamic_shapes is not None:
+        if input_names is not None or dynamic_shapes:
             option = "input_names" if input_names is not None else "dynamic_shapes"
             raise ExportError(f"{option} goes with method='trace': a scripted model has its own names, and any shape")
-        frozen, module, layers, tensors = _scripted(model, args, kwargs, output_names, dtype, passthrough)
-    if optimize:
-        module = torch.jit.freeze(module)
+        frozen, module, layers, tensors = _scripted(
+            model, args, kwargs, output_names, dtype, passthrough, dynamic_batch=dynamic_shapes is None
+        )
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
+    if optimize:
+        with exporting_state():
+            module = torch.jit.freeze(module)
     note = notes.note(
-        frozen.module, file_format=FORMAT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
+        frozen.module, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
     )
     with staged(path) as staging:
-        with exporting_state():
+        with exporting_state(), writing(path):
             torch.jit.save(module, str(staging), _extra_files={NOTE_FILE: note.to_json()})
-        parity = prove(staging, path, frozen, passthrough, FORMAT) if verify else None
+        parity = prove(staging, path, frozen, passthrough, TORCHSCRIPT) if verify else None
     return ExportReport.of_note(path, note, parity)
 
 
@@ -121,26 +126,28 @@ def _traced(
     example, _ = arguments.dynamic_batch(source.example) if source.dynamic_batch else (source.example, None)
     with exporting_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of shapes: other batch sizes are compared
-        flat = _Flat(source.module, example).eval()
+        tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(example))  # a model may begin in place
         try:
-            module = torch.jit.trace(flat, tuple(arguments.tensors_in(example)), check_trace=False)
+            module = torch.jit.trace(_flat(source.module, example), tensors, check_trace=False)
         except Exception as error:  # torch raises many types
             raise ExportError(f"torch.jit.trace cannot trace {type(model).__name__}: {_first_lines(error)}") from error
     return source, module, notes.layers_of_program(source), notes.tensors_of_program(source, inputs, outputs)
 
 
-class _Flat(nn.Module):
+def _flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
     """The model as a function of its tensors alone; everything else among its arguments is built in."""
 
-    def __init__(self, model: nn.Module, example: dict[str, Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._example = example
+    class Flat(nn.Module):  # the example is no attribute of it, which TorchScript would save
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
 
-    def forward(self, *tensors: Tensor) -> Any:
-        args, kwargs = arguments.unbind(self.model, arguments.with_tensors(self._example, tensors))
-        outputs = tuple(arguments.tensors_in(self.model(*args, **kwargs)))
-        return outputs[0] if len(outputs) == 1 else outputs
+        def forward(self, *tensors: Tensor) -> Any:
+            args, kwargs = arguments.unbind(model, arguments.with_tensors(example, tensors))
+            outputs = tuple(arguments.tensors_in(self.model(*args, **kwargs)))
+            return outputs[0] if len(outputs) == 1 else outputs
+
+    return Flat().eval()
 
 
 def _scripted(
@@ -150,8 +157,10 @@ def _scripted(
     output_names: Sequence[str] | None,
     dtype: str | torch.dtype | None,
     passthrough: Passthrough,
+    *,
+    dynamic_batch: bool,
 ) -> _Parts:
-    frozen = Frozen.of_module(model, args, kwargs, dtype, passthrough, dynamic_batch=True)
+    frozen = Frozen.of_module(model, args, kwargs, dtype, passthrough, dynamic_batch=dynamic_batch)
     if others := [name for name, value in frozen.example.items() if not isinstance(value, Tensor)]:
         raise ExportError(
             f"{others[0]} is no tensor: a scripted file is compared on tensors, and builds nothing in. Leave it to its "
@@ -165,8 +174,12 @@ def _scripted(
                 f"torch.jit.script cannot compile {type(model).__name__}: {_first_lines(error)}\n"
                 "Write that part of the model in the language of TorchScript, or take method='trace'"
             ) from error
-        positional, keywords = arguments.unbind(frozen.module, frozen.example)
-        result = frozen.module(*positional, **keywords)
+        copies = {name: value.clone() for name, value in frozen.example.items()}
+        positional, keywords = arguments.unbind(frozen.module, copies)
+        try:
+            result = frozen.module(*positional, **keywords)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(f"{type(model).__name__} does not run on these inputs: {error}") from error
     default = frozen.output_names_of(arguments.tensor_names(result))
     inputs, outputs = names(None, output_names, frozen.input_names, default)
     return (
@@ -187,8 +200,15 @@ def _name_inputs(module: torch.jit.ScriptModule, inputs: Sequence[str]) -> None:
 
 
 def _nodes(module: torch.jit.ScriptModule) -> dict[str, int]:
-    kinds = [node.kind().partition("::")[0] for node in module.inlined_graph.nodes()]
+    kinds = [node.kind().partition("::")[0] for node in _with_branches(module.inlined_graph.nodes())]
     return dict(Counter(kind for kind in kinds if kind != "prim"))
+
+
+def _with_branches(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for block in node.blocks():
+            yield from _with_branches(block.nodes())
 
 
 def _first_lines(error: Exception) -> str:

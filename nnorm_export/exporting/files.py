@@ -45,6 +45,20 @@ def staged(target: Path) -> Iterator[Path]:
             shutil.rmtree(staging, ignore_errors=True)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Torch's own functions raise RuntimeError where ``path`` cannot be written.
+
+    Raises:
+        ExportError: in its stead.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ExportError(f"cannot write {path}: {first}; nothing was written") from error
+
+
 def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
     """Writes ``model``; the weights go into ``<path>.data`` if ``external_data``, for None where they exceed 2 GiB.
 

@@ -92,9 +92,8 @@ def tensors_of_program(source: Source, inputs: Sequence[str], outputs: Sequence[
     given = [values[name] for name in program.graph_signature.user_outputs if isinstance(values.get(str(name)), Tensor)]
     axes = {}
     for (index, axis), name in source.axis_names.items():
-        length = taken[index].shape[axis]
-        if not isinstance(length, int):
-            axes[str(length)] = name
+        if index < len(taken) and axis < taken[index].dim() and not isinstance(taken[index].shape[axis], int):
+            axes[str(taken[index].shape[axis])] = name
 
     def entry(name: str, tensor: Tensor) -> Entry:
         shape = [length if isinstance(length, int) else axes.get(str(length), str(length)) for length in tensor.shape]

@@ -138,11 +138,12 @@ def _output_paths(program: torch.export.ExportedProgram) -> list[str]:
     assert spec is not None
     leaves = program.graph_signature.user_outputs
     paths = arguments.leaf_names(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    tensors = {node.name for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor)}
     found = []
     for path, leaf in zip(paths, leaves, strict=True):
-        if isinstance(leaf, str):  # the name of a tensor in the graph; anything else is a constant
+        if isinstance(leaf, str) and leaf in tensors:
             found.append(path)
-        elif leaf is not None:
+        elif leaf is not None:  # a constant, or a number that the program computes
             raise ExportError(f"the model returns {leaf!r} at output {path or '0'}; return tensors only")
     return found
 

@@ -18,6 +18,7 @@ from torch import nn
 from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.arguments import unbind
+from nnorm_export.exporting.programs import drop_source_lines
 
 _LOUD = (
     "torch.onnx",
@@ -66,6 +67,7 @@ def trace(
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             program = torch.export.export(frozen, args, kwargs, dynamic_shapes=dynamic_shapes or None)
         sys.stderr.write(printed.getvalue())
+        drop_source_lines(program)
         return program
     except Exception as error:  # torch.export raises dozens of unrelated types
         remedy = ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.operators import inductor
-from nnorm_export.operators.aten import mean_and_half_difference, per_channel, power_transform_
+from nnorm_export.operators.aten import in_dtype, mean_and_half_difference, per_channel, power_transform_
 from nnorm_export.operators.onnx_body import (
     HALF_EXPONENTS,
     MAGNITUDE,
@@ -49,12 +49,12 @@ def batch_normal_norm(
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
     # Apart, as TorchScript and Inductor fold such a product and such a sum into a convolution before them.
-    h = x.to(scale.dtype) * per_channel(scale, x) + per_channel(shift, x)
+    h = in_dtype(x, scale.dtype) * per_channel(scale, x) + per_channel(shift, x)
     mean_exponent, half_difference = mean_and_half_difference(exponent_pos, exponent_neg)
     sign = torch.sign(h)
     log = h.abs_().log1p_()
     psi = power_transform_(sign, log, per_channel(mean_exponent, x), per_channel(half_difference, x))
-    return psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)).to(x.dtype)
+    return in_dtype(psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)), x.dtype)
 
 
 def _for_inductor(

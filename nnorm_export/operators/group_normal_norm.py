@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.operators import inductor
-from nnorm_export.operators.aten import normal_norm_over, per_channel
+from nnorm_export.operators.aten import in_dtype, normal_norm_over, per_channel
 from nnorm_export.operators.onnx_body import UNIT_STATISTICS, per_channel_affine
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
@@ -50,8 +50,8 @@ def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, 
     Returns:
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
-    psi = normal_norm_over(_rows(x.to(weight.dtype), num_groups), [-1], epsilon, delta).reshape(x.shape)
-    return psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)).to(x.dtype)
+    psi = normal_norm_over(_rows(in_dtype(x, weight.dtype), num_groups), [-1], epsilon, delta).reshape(x.shape)
+    return in_dtype(psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)), x.dtype)
 
 
 def _rows(x: Tensor, num_groups: int) -> Tensor:
@@ -109,16 +109,16 @@ class FrozenGroupNormalNorm(FrozenOperator):
         batch_rank: int = 0,
     ) -> None:
         super().__init__(parameters, record, f"[N, {len(parameters['weight'])}, *spatial]")
-        self.num_groups, self.epsilon, self.delta, self.batch_rank = num_groups, epsilon, delta, batch_rank
+        self.num_groups, self.eps, self.delta, self.batch_rank = num_groups, epsilon, delta, batch_rank
 
     def forward(self, x: Tensor) -> Tensor:
         unbatched = x.dim() == self.batch_rank - 1
         batched = x.unsqueeze(0) if unbatched else x
         self._require_input(batched.dim() >= 2 and batched.shape[1] == self.weight.shape[0], x)
         if torch.jit.is_scripting() or torch.jit.is_tracing():
-            y = group_normal_norm(batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta)
+            y = group_normal_norm(batched, self.weight, self.bias, self.num_groups, self.eps, self.delta)
         else:
             y = torch.ops.nnorm.group_normal_norm(
-                batched, self.weight, self.bias, self.num_groups, self.epsilon, self.delta
+                batched, self.weight, self.bias, self.num_groups, self.eps, self.delta
             )
         return y.squeeze(0) if unbatched else y

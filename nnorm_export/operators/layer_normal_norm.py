@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.operators import inductor
-from nnorm_export.operators.aten import normal_norm_over
+from nnorm_export.operators.aten import in_dtype, normal_norm_over
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
 
@@ -50,8 +50,8 @@ def layer_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, d
         y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
     """
     normalized = [axis - weight.dim() for axis in range(weight.dim())]
-    psi = normal_norm_over(x.to(weight.dtype), normalized, epsilon, delta)
-    return psi.mul_(weight).add_(bias).to(x.dtype)
+    psi = normal_norm_over(in_dtype(x, weight.dtype), normalized, epsilon, delta)
+    return in_dtype(psi.mul_(weight).add_(bias), x.dtype)
 
 
 def _for_inductor(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
@@ -94,13 +94,13 @@ class FrozenLayerNormalNorm(FrozenOperator):
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], epsilon: float, delta: float) -> None:
         super().__init__(parameters, record, f"[*, {', '.join(map(str, parameters['weight'].shape))}]")
-        self.epsilon, self.delta = epsilon, delta
+        self.eps, self.delta = epsilon, delta
 
     def forward(self, x: Tensor) -> Tensor:
         normalized = x.dim() - self.weight.dim()
         self._require_input(normalized >= 0 and x.shape[normalized:] == self.weight.shape, x)
         if torch.jit.is_scripting() or torch.jit.is_tracing():
-            y = layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
+            y = layer_normal_norm(x, self.weight, self.bias, self.eps, self.delta)
         else:
-            y = torch.ops.nnorm.layer_normal_norm(x, self.weight, self.bias, self.epsilon, self.delta)
+            y = torch.ops.nnorm.layer_normal_norm(x, self.weight, self.bias, self.eps, self.delta)
         return y

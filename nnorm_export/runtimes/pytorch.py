@@ -6,9 +6,8 @@ import importlib
 import platform
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +23,13 @@ from nnorm_export.runtimes.base import Array, Runner, TensorInfo
 
 
 class _PyTorchRunner(Runner):
-    """A file of PyTorch's, run by the installed PyTorch on the device that its weights are on."""
+    """A file of PyTorch's, run by the installed PyTorch on the device that its weights are on.
+
+    Attributes:
+        loader: the function of PyTorch's that opens it.
+    """
+
+    loader: ClassVar[str]
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -52,8 +57,6 @@ class _PyTorchRunner(Runner):
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ModelFileError(f"{path}: {self.loader} cannot load it: {lines[0]}") from error
 
-    loader: str
-
     @property
     def implementations(self) -> dict[str, str]:
         """Empty: no normalization is a node of its own in such a file, but in a ``.pt2`` that keeps its operators."""
@@ -67,14 +70,25 @@ class _PyTorchRunner(Runner):
         """What the file gives, nested as it likes."""
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
+        self._refuse_disagreement(feed)
         tensors = [to_tensor(feed[info.name]).to(self._device) for info in self.inputs]
         with torch.no_grad(), without_fused_attention():
             try:
                 result = self._call(tensors)
-            except RuntimeError as error:
+            except (RuntimeError, AssertionError, TypeError, ValueError) as error:  # a program's guards assert
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 raise InputError(f"{self._path}: PyTorch cannot run it on these inputs: {lines[-1]}") from error
         return [to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+    def _refuse_disagreement(self, feed: dict[str, Array]) -> None:
+        """An axis of one name has one length: machine code reads on where it has not."""
+        lengths: dict[str, tuple[int, str]] = {}
+        for info in self.inputs:
+            for axis, length in zip(info.shape, feed[info.name].shape, strict=True):
+                if isinstance(axis, str) and lengths.setdefault(axis, (length, info.name))[0] != length:
+                    raise InputError(
+                        f"axis {axis} is {lengths[axis][0]} in input {lengths[axis][1]} and {length} in {info.name}"
+                    )
 
 
 class TorchScriptRunner(_PyTorchRunner):
@@ -116,13 +130,18 @@ class ProgramRunner(_PyTorchRunner):
         return self._module(*args, **kwargs)
 
 
-# Instructions by the names that Inductor has for them.
-_HAS: dict[str, Callable[[], bool]] = {
-    "AVX2": torch.cpu._is_avx2_supported,
-    "AVX512": torch.cpu._is_avx512_supported,
-    "AVX512_VNNI": torch.cpu._is_vnni_supported,
-    "AMX": torch.cpu._is_amx_tile_supported,
+# Instructions by the names that Inductor has for them, and the functions of torch.cpu that know of them.
+_INSTRUCTIONS = {
+    "AVX2": "_is_avx2_supported",
+    "AVX512": "_is_avx512_supported",
+    "AVX512_VNNI": "_is_vnni_supported",
+    "AMX_TILE": "_is_amx_tile_supported",
 }
+
+
+def _has(instructions: str) -> bool:
+    known = getattr(torch.cpu, _INSTRUCTIONS.get(instructions, ""), None)
+    return known is None or bool(known())
 
 
 class AotiRunner(_PyTorchRunner):
@@ -138,7 +157,7 @@ class AotiRunner(_PyTorchRunner):
     def _refuse_other_machine(self) -> None:
         """An instruction that the processor lacks would end the process without a word."""
         wanted = self._file.compiled_for
-        lacking = [name for name in wanted.get("AOTI_CPU_ISA", "").split() if not _HAS.get(name, lambda: True)()]
+        lacking = [name for name in wanted.get("AOTI_CPU_ISA", "").split() if not _has(name)]
         machine = wanted.get("AOTI_MACHINE", platform.machine())
         if lacking or machine != platform.machine():
             raise ModelFileError(
@@ -158,7 +177,8 @@ def _info(entry: Entry) -> TensorInfo:
 
 
 def to_tensor(array: Array) -> Tensor:
-    plain = np.ascontiguousarray(array).reshape(np.shape(array))  # at least one axis otherwise
+    """A copy: a model may begin in place."""
+    plain = np.array(array, order="C")
     if plain.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(plain)
