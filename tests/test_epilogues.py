@@ -19,7 +19,8 @@ from onnx.reference import ReferenceEvaluator
 from small_network import randomized
 from torch import Tensor, nn
 
-from nnorm_export import export, exporter, layers, load
+from nnorm_export import export, layers, load
+from nnorm_export.exporters import onnx as exporter
 from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.forms import apply_form
 
