@@ -17,11 +17,10 @@ def standardize(x: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Te
     return (x - mean) / torch.sqrt(variance + epsilon)
 
 
-def standardize_over(x: Tensor, dim: Sequence[int], epsilon: float) -> Tensor:
-    """:func:`standardize` with the mean and the biased variance of ``x`` itself over ``dim``."""
-    dim = list(dim)
-    mean = x.mean(dim, keepdim=True)
-    return standardize(x, mean, torch.square(x - mean).mean(dim, keepdim=True), epsilon)
+def standardize_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
+    """:func:`standardize` by the mean and the biased variance of ``x`` itself over ``dim``; TorchScript compiles it."""
+    centred = x - x.mean(dim, keepdim=True)
+    return centred / torch.sqrt(torch.square(centred).mean(dim, keepdim=True) + epsilon)
 
 
 def expand_trailing(values: Tensor, trailing: int) -> Tensor:

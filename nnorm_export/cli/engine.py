@@ -92,10 +92,10 @@ def engine(
         --runtime tensorrt
     """
     profiles = _profiles(_shapes("--min", least), _shapes("--opt", best), _shapes("--max", greatest))
-    from nnorm_export.runtimes.engines import import_polygraphy  # noqa: PLC0415 - onnx takes a second, --help must not
+    from nnorm_export.runtimes.engines import import_polygraphy
 
     import_polygraphy()  # says what is missing before anything takes time
-    from nnorm_export.engine import build_engine  # noqa: PLC0415 - torch takes seconds
+    from nnorm_export.engine import build_engine
 
     target = str(Path(path).with_suffix(".plan")) if output is None else output
     with working(f"Building {target}: TensorRT measures, which takes minutes", quiet=quiet):

@@ -201,9 +201,9 @@ def export(
         pt2={"--operators": operators and operators.value},
         aoti={"--inductor-config": inductor_config},
     )
-    import nnorm_export  # noqa: PLC0415 - torch takes seconds, --help must not
-    from nnorm_export.cli._source import load_source  # noqa: PLC0415
-    from nnorm_export.inspection import describe  # noqa: PLC0415
+    import nnorm_export
+    from nnorm_export.cli._source import load_source
+    from nnorm_export.inspection import describe
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
@@ -261,7 +261,7 @@ def _refuse_misnamed(target: str, file_format: Format) -> None:
 
 def _options(file_format: Format, **by_format: dict[str, Any]) -> dict[str, Any]:
     """The options of this format by the names of its function's parameters; those of others are refused."""
-    from nnorm_export.checkpoints import parse_arguments  # noqa: PLC0415 - torch takes seconds, --help must not
+    from nnorm_export.checkpoints import parse_arguments
 
     options: dict[str, Any] = {}
     for owner, values in by_format.items():
@@ -280,7 +280,7 @@ def _options(file_format: Format, **by_format: dict[str, Any]) -> dict[str, Any]
 
 
 def _example(source: Source, specs: list[str] | None, fixed_shape: bool) -> tuple[Any, dict[str, Any], list[str]]:
-    from nnorm_export.cli._inputs import EXAMPLES, forward_parameters, read_inputs  # noqa: PLC0415
+    from nnorm_export.cli._inputs import EXAMPLES, forward_parameters, read_inputs
 
     if source.program is not None:
         if specs or fixed_shape:
@@ -317,7 +317,7 @@ def _json(report: ExportReport, description: ModelDescription, notices: list[str
 
 
 def _print(report: ExportReport, description: ModelDescription, verbose: bool) -> None:
-    from nnorm_export.cli._parity import print_parity  # noqa: PLC0415
+    from nnorm_export.cli._parity import print_parity
 
     kinds = counted(dict(Counter(layer["op_type"] for layer in report.layers)))
     facts = [

@@ -42,7 +42,7 @@ def inspect(
 
       nnorm-export inspect net.onnx --json --no-run
     """
-    from nnorm_export.inspection import describe  # noqa: PLC0415 - torch takes seconds, --help must not
+    from nnorm_export.inspection import describe
 
     with working(f"Reading {path}", quiet=False):
         description = describe(path, run=not no_run)

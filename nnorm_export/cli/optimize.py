@@ -65,10 +65,10 @@ def optimize(
 
       nnorm-export optimize net.onnx -i data.npz --json
     """
-    from nnorm_export.cli._inputs import read_inputs_of_file  # noqa: PLC0415 - torch takes seconds, --help must not
-    from nnorm_export.inspection import describe  # noqa: PLC0415
-    from nnorm_export.optimizer import optimize as write  # noqa: PLC0415
-    from nnorm_export.runtimes.pytorch import to_numpy  # noqa: PLC0415
+    from nnorm_export.cli._inputs import read_inputs_of_file
+    from nnorm_export.inspection import describe
+    from nnorm_export.optimizer import optimize as write
+    from nnorm_export.runtimes.pytorch import to_numpy
 
     target = str(Path(path).with_suffix(".cpu.onnx")) if output is None else output
     inputs: Any = None
@@ -107,7 +107,7 @@ def _json(report: OptimizeReport, description: ModelDescription, notices: list[s
 
 
 def _print(report: OptimizeReport, verbose: bool) -> None:
-    from nnorm_export.cli._parity import print_parity  # noqa: PLC0415
+    from nnorm_export.cli._parity import print_parity
 
     facts = [
         ("file", str(report.path)),

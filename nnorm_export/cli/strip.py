@@ -46,9 +46,9 @@ def strip(
 
       nnorm-export strip net.onnx -o net.custom.onnx
     """
-    from nnorm_export.inspection import describe  # noqa: PLC0415 - torch takes seconds, --help must not
-    from nnorm_export.stripping import FORM  # noqa: PLC0415
-    from nnorm_export.stripping import strip as write  # noqa: PLC0415
+    from nnorm_export.inspection import describe
+    from nnorm_export.stripping import FORM
+    from nnorm_export.stripping import strip as write
 
     target = str(Path(path).with_suffix(".custom.onnx")) if output is None else output
     with working(f"Stripping into {target}", quiet=quiet):

@@ -88,9 +88,9 @@ def verify(
 
       nnorm-export verify net.onnx -m program.pt2 --runtime reference --json
     """
-    from nnorm_export import parity  # noqa: PLC0415 - torch takes seconds, --help must not
-    from nnorm_export.cli._parity import print_parity  # noqa: PLC0415
-    from nnorm_export.cli._source import load_source  # noqa: PLC0415
+    from nnorm_export import parity
+    from nnorm_export.cli._parity import print_parity
+    from nnorm_export.cli._source import load_source
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
@@ -118,8 +118,8 @@ def verify(
 
 def _inputs(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
     """What the model takes, by position or by name, and notices."""
-    from nnorm_export.cli._inputs import EXAMPLES, Inputs, read_inputs  # noqa: PLC0415
-    from nnorm_export.exporting.arguments import bind  # noqa: PLC0415
+    from nnorm_export.cli._inputs import EXAMPLES, Inputs, read_inputs
+    from nnorm_export.exporting.arguments import bind
 
     infos = _infos(path, runtime)
     if specs:
@@ -141,8 +141,8 @@ def _inputs(source: Source, specs: list[str] | None, path: str, runtime: str | N
 
 def _infos(path: str, runtime: str | None) -> Sequence[TensorDescription | TensorInfo]:
     """The inputs of the file; an engine's are known to TensorRT alone."""
-    from nnorm_export.inspection import describe  # noqa: PLC0415
-    from nnorm_export.runtimes import load  # noqa: PLC0415
-    from nnorm_export.runtimes.tensorrt import is_engine  # noqa: PLC0415
+    from nnorm_export.inspection import describe
+    from nnorm_export.runtimes import load
+    from nnorm_export.runtimes.tensorrt import is_engine
 
     return load(path, runtime).inputs if is_engine(path) else describe(path, run=False).inputs

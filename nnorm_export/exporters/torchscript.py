@@ -124,7 +124,7 @@ def _traced(
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
     inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
     example, _ = arguments.dynamic_batch(source.example) if source.dynamic_batch else (source.example, None)
-    with exporting_state(), warnings.catch_warnings():
+    with exporting_state(fused_attention=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of shapes: other batch sizes are compared
         tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(example))  # a model may begin in place
         try:

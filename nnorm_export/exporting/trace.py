@@ -32,17 +32,21 @@ _LOUD = (
 
 
 @contextlib.contextmanager
-def exporting_state() -> Iterator[None]:
+def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
     """What tracing needs of the process, put back afterwards.
 
-    torch's exporter logs every optional package that is not installed, and warns of its own internals.
+    torch's exporter logs every optional package that is not installed, and warns of its own internals. It cannot
+    express PyTorch's fused attention, which TorchScript can: ``fused_attention`` leaves that as the user has it.
     """
+    attention: contextlib.AbstractContextManager[None] = (
+        contextlib.nullcontext() if fused_attention else without_fused_attention()
+    )
     loggers = [logging.getLogger(name) for name in _LOUD]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), without_fused_attention():
+        with warnings.catch_warnings(), torch.no_grad(), attention:
             warnings.filterwarnings("ignore", category=FutureWarning)
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             yield

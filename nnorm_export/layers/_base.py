@@ -107,7 +107,7 @@ class NormalNorm(nn.Module, ABC):
 
     def _gaussianize_samples(self, x: Tensor, dim: Sequence[int]) -> Tensor:
         """Standardise, transform and add noise, all with the statistics that ``x`` itself has over ``dim``."""
-        h = standardize_over(x, dim, self.eps)
+        h = standardize_over(x, list(dim), self.eps)
         x = self._transform(h, estimate_lmbda(h, dim, self.delta))
         if self._adds_noise:
             x = self._add_noise(x, mean_absolute_deviation(x, dim))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nnorm_export.mathematics import resolve_exponents
+from nnorm_export.mathematics import resolve_exponents, standardize_over
 
 
 def mean_and_half_difference(exponent_pos: Tensor, exponent_neg: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,18 +52,13 @@ def normal_norm_over(x: Tensor, dim: list[int], epsilon: float, delta: float) ->
     return power_transform_(sign, log, mean, difference)
 
 
-def standardize_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
-    """h = (x − mean)/√(var + ε) over ``dim`` (NN eq. 2)."""
-    h = x - x.mean(dim, keepdim=True)
-    return h.div_(torch.sqrt(torch.square(h).mean(dim, keepdim=True) + epsilon))
-
-
 def estimate_lmbda(
     h: Tensor, magnitude: Tensor, log: Tensor, signed_log: Tensor, dim: list[int], delta: float
 ) -> Tensor:
     """λ̂ = 1 − L′/(L″ + δ) (NN eq. 5–15) from h, |h|, t = log(1 + |h|) and s·t, with ``dim`` kept.
 
-    The sums are those of :func:`nnorm_export.mathematics.estimate_lmbda`, with a = (1 + |h|)·t and d = a − |h|:
+    :func:`nnorm_export.mathematics.estimate_lmbda` for this module's library, in 13 passes over memory instead of 25,
+    which is most of a row's time; with a = (1 + |h|)·t and d = a − |h|:
 
         L′ = mean(h·d) − mean(s·t)
         L″ = mean(|h|·(a·t − 2d) + d²) − mean(d)² − 2·mean(h·d)²

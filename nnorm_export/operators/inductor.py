@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nnorm_export.mathematics import resolve_exponents
-from nnorm_export.operators.aten import estimate_lmbda, standardize_over
+from nnorm_export.mathematics import resolve_exponents, standardize_over
+from nnorm_export.operators.aten import estimate_lmbda
 
 _ONE, _SQRT_HALF, _MANTISSA = 0x3F800000, 0x3F3504F3, 23
 _LN2 = math.log(2.0)

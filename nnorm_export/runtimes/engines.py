@@ -133,10 +133,9 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     """
     if not file.normalizations:
         return file.path
-    # These take seconds: they bring torch.
-    from nnorm_export.exporting.files import save  # noqa: PLC0415
-    from nnorm_export.exporting.forms import inline_bodies  # noqa: PLC0415
-    from nnorm_export.exporting.whole import load_whole  # noqa: PLC0415
+    from nnorm_export.exporting.files import save  # noqa: PLC0415 - brings torch, which takes seconds
+    from nnorm_export.exporting.forms import inline_bodies  # noqa: PLC0415 - brings torch, which takes seconds
+    from nnorm_export.exporting.whole import load_whole  # noqa: PLC0415 - brings torch, which takes seconds
 
     model = load_whole(file.path)
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.notes import Entry
 from nnorm_export.runtimes import archive
@@ -72,7 +71,7 @@ class _PyTorchRunner(Runner):
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         self._refuse_disagreement(feed)
         tensors = [to_tensor(feed[info.name]).to(self._device) for info in self.inputs]
-        with torch.no_grad(), without_fused_attention():
+        with torch.no_grad():
             try:
                 result = self._call(tensors)
             except (RuntimeError, AssertionError, TypeError, ValueError) as error:  # a program's guards assert

@@ -1,0 +1,99 @@
+// The plugin library as TensorRT sees it, opened by a program that stands in for TensorRT.
+#pragma once
+
+#include <NvInferRuntime.h>
+#include <dlfcn.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace nnorm_test {
+namespace {
+
+using namespace nvinfer1;
+
+const char* const names[] = {"BatchNormalNorm", "BatchNormalNormRelu", "BatchNormalNormAddRelu", "LayerNormalNorm",
+                             "GroupNormalNorm"};
+
+int inputs_of(const std::string& name) { return name == "BatchNormalNormAddRelu" ? 8 : name[0] == 'B' ? 7 : 3; }
+
+void* open_library(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) std::printf("%s\n", dlerror());
+  return library;
+}
+
+class Library {
+ public:
+  explicit Library(const char* path) : library_(open_library(path)) {
+    if (!CHECK(library_ != nullptr, "%s", path)) return;
+    const auto get = reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(library_, "getCreators"));
+    const auto set_finder = reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library_, "setLoggerFinder"));
+    if (!CHECK(get != nullptr && set_finder != nullptr, "%s lacks a function", path)) return;
+    set_finder(nullptr);
+    int32_t count = 0;
+    IPluginCreatorInterface* const* creators = get(count);
+    for (int32_t i = 0; i < count; ++i) creators_.push_back(static_cast<IPluginCreatorV3One*>(creators[i]));
+  }
+
+  const std::vector<IPluginCreatorV3One*>& creators() const { return creators_; }
+
+  IPluginCreatorV3One* creator(const std::string& name, const std::string& plugin_namespace = "nnorm") const {
+    for (IPluginCreatorV3One* creator : creators_)
+      if (creator->getPluginName() == name && creator->getPluginNamespace() == plugin_namespace) return creator;
+    return nullptr;
+  }
+
+ private:
+  void* library_;
+  std::vector<IPluginCreatorV3One*> creators_;
+};
+
+struct Fields {
+  int32_t axis = -1, num_groups = 2;
+  float epsilon = 1e-5f, delta = 0.003f;
+  std::vector<PluginField> fields{{"axis", &axis, PluginFieldType::kINT32, 1},
+                                  {"num_groups", &num_groups, PluginFieldType::kINT32, 1},
+                                  {"epsilon", &epsilon, PluginFieldType::kFLOAT32, 1},
+                                  {"delta", &delta, PluginFieldType::kFLOAT32, 1},
+                                  {"plugin_namespace", "nnorm", PluginFieldType::kCHAR, 6}};
+  PluginFieldCollection collection{int32_t(fields.size()), fields.data()};
+};
+
+using PluginPointer = std::unique_ptr<IPluginV3>;
+
+PluginPointer make(IPluginCreatorV3One* creator, const PluginFieldCollection& fields) {
+  return PluginPointer(creator->createPlugin("node", &fields, TensorRTPhase::kBUILD));
+}
+
+template <class Capability>
+Capability* capability(IPluginV3& plugin, PluginCapabilityType type) {
+  return static_cast<Capability*>(plugin.getCapabilityInterface(type));
+}
+IPluginV3OneBuild* build(const PluginPointer& plugin) {
+  return capability<IPluginV3OneBuild>(*plugin, PluginCapabilityType::kBUILD);
+}
+IPluginV3OneRuntime* runtime(const PluginPointer& plugin) {
+  return capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME);
+}
+
+Dims dims(const std::vector<int64_t>& shape) {
+  Dims result{};
+  result.nbDims = int32_t(shape.size());
+  for (size_t i = 0; i < shape.size(); ++i) result.d[i] = shape[i];
+  return result;
+}
+
+PluginTensorDesc description(const std::vector<int64_t>& shape, DataType type, TensorFormat format) {
+  PluginTensorDesc result{};
+  result.dims = dims(shape);
+  result.type = type;
+  result.format = format;
+  return result;
+}
+
+}  // namespace
+}  // namespace nnorm_test
