@@ -23,9 +23,34 @@ def standardize_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
     return centred / torch.sqrt(torch.square(centred).mean(dim, keepdim=True) + epsilon)
 
 
+def deviation_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
+    """σ = √(var x + ε) with the biased variance of ``x`` over ``dim``, which stay as axes of length 1."""
+    return torch.sqrt(torch.square(x - x.mean(dim, keepdim=True)).mean(dim, keepdim=True) + epsilon)
+
+
+def affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x·weight + bias for x of shape [N, C, *spatial] and parameters of shape [C]; None is 1 and 0."""
+    if weight is not None:
+        x = x * per_channel(weight, x)
+    if bias is not None:
+        x = x + per_channel(bias, x)
+    return x
+
+
 def expand_trailing(values: Tensor, trailing: int) -> Tensor:
     """View ``values`` with ``trailing`` more axes of length 1, so that a channel vector broadcasts over a map."""
     return values.reshape(values.shape + (1,) * trailing)
+
+
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, but no call at all where that is what it is: TorchScript folds into a convolution only what is
+    right behind it."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
+    """[C] viewed so that it broadcasts against x of shape [N, C, *spatial]."""
+    return parameter.reshape([1, parameter.shape[0]] + [1] * (x.dim() - 2))
 
 
 def resolve_exponents(lmbda: Tensor, delta: float) -> tuple[Tensor, Tensor]:

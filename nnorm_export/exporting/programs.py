@@ -71,9 +71,14 @@ def calls_of_operators(program: torch.export.ExportedProgram) -> list[tuple[str,
     calls = []
     for node in nodes_of(program):
         if node.target in op_types:
-            scopes = [path for path, _ in (node.meta.get("nn_module_stack") or {"": ("", None)}).values()]
-            calls.append((scopes[-1].removeprefix("L['self'].").removeprefix("L['self']"), op_types[node.target]))
+            calls.append((path_of(node), op_types[node.target]))
     return calls
+
+
+def path_of(node: torch.fx.Node) -> str:
+    """The path of the innermost module whose forward made ``node``."""
+    scopes = [path for path, _ in (node.meta.get("nn_module_stack") or {"": ("", None)}).values()]
+    return str(scopes[-1]).removeprefix("L['self'].").removeprefix("L['self']")
 
 
 def nodes_by_namespace(program: torch.export.ExportedProgram) -> dict[str, int]:

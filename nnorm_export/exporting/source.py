@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting import arguments
 from nnorm_export.exporting.trace import exporting_state, trace
+from nnorm_export.exporting.whitening import fold_whitening, has_whitening
 from nnorm_export.freezing import freeze
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.operators import FrozenOperator
@@ -124,6 +125,9 @@ class Source(Frozen):
             traced, dynamic_shapes = arguments.dynamic_batch(traced)
         with exporting_state():
             program = trace(frozen.module, traced, dynamic_shapes, dynamic_batch=frozen.dynamic_batch)
+            if has_whitening(frozen.module):
+                fold_whitening(frozen.module, program)
+                program = trace(frozen.module, traced, dynamic_shapes, dynamic_batch=frozen.dynamic_batch)
         return cls(**vars(frozen), program=program, axis_names=arguments.axis_names(traced, dynamic_shapes))
 
     @property

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
+from nnorm_export.arithmetic import FrozenModule
 from nnorm_export.attention import keep_norms_from_fusion
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.table import forward_is_overridden, looks_like_normalization, refuse, row_for
 from nnorm_export.operators import FrozenOperator
+
+_WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # those of torch.nn.utils; of parametrizations there are none
 
 
 def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = ()) -> nn.Module:
@@ -35,10 +41,19 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
     if not isinstance(model, nn.Module):
         raise FreezeError(f"freeze() takes a torch.nn.Module, got {type(model).__name__}")
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
+    frozen = _freeze(model, names, prefix="")
+    _fold_parametrizations(frozen)
+    keep_norms_from_fusion(frozen, FrozenOperator)
+    return frozen.eval()
+
+
+def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
     # deepcopy asks its memo first, so an operator entered there replaces its layer wherever the model refers to it.
     memo: dict[int, object] = {}
-    for path, layer in model.named_modules():
-        if isinstance(layer, FrozenOperator) or type(layer).__name__ in names:
+    within_frozen: set[int] = set()
+    for inner_path, layer in model.named_modules():
+        path = f"{prefix}.{inner_path}".strip(".")
+        if isinstance(layer, FrozenModule) or type(layer).__name__ in names or id(layer) in within_frozen:
             continue
         row = row_for(layer)
         if row is not None:
@@ -49,7 +64,10 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
                     "the operator of its base class does not compute; the comparison with PyTorch will tell",
                     stacklevel=2,
                 )
-            memo[id(layer)] = _in_arithmetic_of(model, layer, row.freeze(layer, path))
+            frozen = _in_arithmetic_of(model, layer, row.freeze(layer, path))
+            # A layer may hold others: a norm and an activation, say. They are frozen as parts of what it becomes.
+            within_frozen.update(map(id, layer.modules()))
+            memo[id(layer)] = frozen if next(layer.children(), None) is None else _freeze(frozen, names, path)
         elif looks_like_normalization(layer):
             raise refuse(
                 path,
@@ -59,15 +77,41 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
                 f"export it as it is with passthrough=[{type(layer).__name__!r}] (--passthrough)",
             )
     _refuse_unregistered(model)
+    memo.update((id(tensor), tensor.detach().clone()) for tensor in _computed_weights(model))
     try:
-        frozen: nn.Module = copy.deepcopy(model, memo)
+        return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise FreezeError(
             f"{type(model).__name__} cannot be deep-copied ({error}); a tensor that the model keeps from a training "
             "step, or an open file or lock among its attributes, is the usual cause: delete it before exporting"
         ) from error
-    keep_norms_from_fusion(frozen, FrozenOperator)
-    return frozen.eval()
+
+
+def _computed_weights(model: nn.Module) -> Iterator[Tensor]:
+    """What hooks of torch.nn.utils.weight_norm and spectral_norm have left on layers; deepcopy refuses it."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, _WEIGHT_HOOKS):
+                yield getattr(module, hook.name)
+
+
+def _fold_parametrizations(frozen: nn.Module) -> None:
+    """Weight norm, weight standardization and their like: the weight that they compute is a constant at inference."""
+    for module in list(frozen.modules()):
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, _WEIGHT_HOOKS):
+                remove = nn.utils.remove_weight_norm if isinstance(hook, WeightNorm) else nn.utils.remove_spectral_norm
+                remove(module, hook.name)
+        if parametrize.is_parametrized(module):
+            exact = copy.deepcopy(module).to(torch.float64).eval()
+            with torch.no_grad():
+                names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]
+                weights = {name: getattr(exact, name).to(getattr(module, name).dtype) for name in names}
+            # Not by torch's remove_parametrizations: it changes the class, which the user's own layer shares.
+            module.__class__ = type(module).__bases__[0]
+            del module.parametrizations
+            for name, weight in weights.items():
+                module.register_parameter(name, nn.Parameter(weight, requires_grad=False))
 
 
 def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> nn.Module:

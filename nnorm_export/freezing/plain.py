@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nnorm_export.freezing import state
 from nnorm_export.freezing.table import Row, refuse, register
-from nnorm_export.operators.aten import per_channel
+from nnorm_export.mathematics import per_channel
 
 
 def _load_affine(norm: nn.Module, layer: nn.Module, path: str, shape: tuple[int, ...]) -> nn.Module:

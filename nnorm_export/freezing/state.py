@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.arithmetic import arithmetic_of
 from nnorm_export.freezing.table import refuse
 
 
@@ -69,6 +70,4 @@ def exponent_shift(layer: nn.Module, path: str) -> tuple[str, float]:
 
 def in_arithmetic_of(layer: nn.Module, value: Tensor) -> Tensor:
     """``value`` in the arithmetic of an exported layer: float64 for a float64 layer, else float32."""
-    floats = [t for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()]
-    is_double = any(t.dtype == torch.float64 for t in floats)
-    return value if is_double else value.to(torch.float32)
+    return value.to(arithmetic_of((*layer.parameters(), *layer.buffers())))

@@ -1,17 +1,38 @@
-"""The training-time layers: normality-normalizing counterparts of torch.nn's normalizations."""
+"""The training-time layers: normality normalization, and the normalizations that its papers compare it with."""
 
 from __future__ import annotations
 
 from nnorm_export.layers._base import Form, NormalNorm
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.convert import convert_normal_norm
+from nnorm_export.layers.decorrelated import (
+    DecorrelatedBatchNorm1d,
+    DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNormalNorm1d,
+    DecorrelatedBatchNormalNorm2d,
+)
+from nnorm_export.layers.evo import EvoNormS0
+from nnorm_export.layers.filter_response import FilterResponseNorm
 from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
 from nnorm_export.layers.layer import LayerNormalNorm
+from nnorm_export.layers.mixed import BMLV, LMBV
+from nnorm_export.layers.pre_layer import PreLayerNorm, PreRegNorm, RegNorm, regularization_loss
+from nnorm_export.layers.proxy import ProxyNorm
+from nnorm_export.layers.swap import convert_norm
+from nnorm_export.layers.weight_standardization import WeightStandardization
 
 __all__ = [
+    "BMLV",
+    "LMBV",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",
+    "DecorrelatedBatchNorm1d",
+    "DecorrelatedBatchNorm2d",
+    "DecorrelatedBatchNormalNorm1d",
+    "DecorrelatedBatchNormalNorm2d",
+    "EvoNormS0",
+    "FilterResponseNorm",
     "Form",
     "GroupNormalNorm",
     "InstanceNormalNorm1d",
@@ -19,5 +40,12 @@ __all__ = [
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
     "NormalNorm",
+    "PreLayerNorm",
+    "PreRegNorm",
+    "ProxyNorm",
+    "RegNorm",
+    "WeightStandardization",
+    "convert_norm",
     "convert_normal_norm",
+    "regularization_loss",
 ]

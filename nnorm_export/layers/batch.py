@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from nnorm_export.layers._base import Form, NormalNorm, mean_absolute_deviation
+from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.mathematics import estimate_lmbda, expand_trailing, standardize
 
 
-class _BatchNormalNorm(NormalNorm):
+class _BatchNormalNorm(RunningStatistics, NormalNorm):
     r"""y = ψ((x − μ)/√(σ² + ε); λ)·weight + bias, per channel (NN eq. 2, 3 and Algorithm 1).
 
     Training takes μ, the biased σ² and λ̂ (NN eq. 5–15, with gradient) from the batch, over N and all spatial axes,
@@ -45,7 +46,6 @@ class _BatchNormalNorm(NormalNorm):
     running_mean: Tensor
     running_var: Tensor
     running_norm: Tensor
-    num_batches_tracked: Tensor
 
     def __init__(
         self,
@@ -79,12 +79,9 @@ class _BatchNormalNorm(NormalNorm):
         self.iterations = iterations
         self.standardize = standardize
         self.affine = affine
-        self.track_running_stats = track_running_stats
-        self.momentum = momentum
-        for name in ("running_lmbda", "running_mean", "running_var", "running_norm"):
-            self.register_buffer(name, torch.empty(num_features, device=device, dtype=dtype))
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
-        self.reset_running_stats()
+        names = ("running_lmbda", "running_mean", "running_var", "running_norm")
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (num_features,))
+        self._init_running_stats(shapes, momentum, track_running_stats, device, dtype)
         self._init_affine((num_features,), affine, device, dtype)
 
     def reset_running_stats(self) -> None:
@@ -109,8 +106,7 @@ class _BatchNormalNorm(NormalNorm):
 
     def _normalize(self, x: Tensor) -> Tensor:
         trailing = x.dim() - 2
-        if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
+        self._count_batch()
         # An empty batch has no statistics: the running ones stay as they are, and an empty tensor comes out.
         if self.training and x.numel() > 0:
             x = self._transform_with_batch_statistics(x)
@@ -146,21 +142,6 @@ class _BatchNormalNorm(NormalNorm):
         if self.standardize:
             self._move("running_mean", mean)
             self._move("running_var", variance * unbiased)
-
-    def _move(self, name: str, batch_value: Tensor) -> None:
-        buffer: Tensor = getattr(self, name)
-        batch_value = batch_value.flatten()
-        # Kept a tensor: reading the count as a Python number would break the graph of torch.compile.
-        counted = self.num_batches_tracked.to(batch_value.dtype)
-        factor = 1.0 / counted if self.momentum is None else self.momentum
-        buffer.copy_(factor * batch_value + (1.0 - factor) * buffer.to(batch_value.dtype))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # The authors' layers keep the count as a plain attribute, so none of their checkpoints holds it.
-        current = self.num_batches_tracked
-        default = torch.zeros_like(current, device="cpu") if current.is_meta else current
-        state_dict.setdefault(f"{prefix}num_batches_tracked", default)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return (

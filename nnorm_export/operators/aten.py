@@ -72,14 +72,3 @@ def estimate_lmbda(
     damped = curvature + delta
     # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
     return 1.0 - slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
-
-
-def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, but no call at all where that is what it is: TorchScript folds into a convolution only what is
-    right behind it."""
-    return x if x.dtype == dtype else x.to(dtype)
-
-
-def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """[C] viewed so that it broadcasts against x of shape [N, C, *spatial]."""
-    return parameter.reshape([1, parameter.shape[0]] + [1] * (x.dim() - 2))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nnorm_export.mathematics import in_dtype, per_channel
 from nnorm_export.operators import inductor
-from nnorm_export.operators.aten import in_dtype, mean_and_half_difference, per_channel, power_transform_
+from nnorm_export.operators.aten import mean_and_half_difference, power_transform_
 from nnorm_export.operators.onnx_body import (
     HALF_EXPONENTS,
     MAGNITUDE,

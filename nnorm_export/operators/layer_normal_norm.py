@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.mathematics import in_dtype
 from nnorm_export.operators import inductor
-from nnorm_export.operators.aten import in_dtype, normal_norm_over
+from nnorm_export.operators.aten import normal_norm_over
 from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
 

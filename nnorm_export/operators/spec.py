@@ -10,8 +10,9 @@ import onnx
 import onnx.defs
 import onnxscript
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from nnorm_export.arithmetic import FrozenModule
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators.onnx_body import function_proto
 
@@ -84,7 +85,7 @@ class TracedOperator(Operator):
     translate: Callable[..., Any]
 
 
-class FrozenOperator(nn.Module):
+class FrozenOperator(FrozenModule):
     """A normalization frozen for inference: buffers that hold the operator's parameters, and a call of its torch op.
 
     The parameters stay float32 (or float64) when the model around them is cast to float16 or bfloat16. In a file
@@ -103,27 +104,10 @@ class FrozenOperator(nn.Module):
         bias: Tensor
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], expected: str) -> None:
-        super().__init__()
-        for name, value in parameters.items():
-            arithmetic = torch.float64 if value.dtype == torch.float64 else torch.float32
-            self.register_buffer(name, value.detach().to(arithmetic).contiguous().clone())
+        super().__init__(parameters)
         self.record = record
         self.name = f"layer {record['path'] or '(the model itself)'} ({record['layer']})"
         self.expected = expected
-        self.training = False
-
-    def train(self, mode: bool = True) -> FrozenOperator:
-        """Has no effect but the flag's: the statistics are frozen, and there is no noise."""
-        super().train(mode)
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenOperator:
-        def keep_arithmetic(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
-
-        super()._apply(keep_arithmetic, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     def _require_input(self, fits: bool, x: Tensor) -> None:
         if not fits:

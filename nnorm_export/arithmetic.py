@@ -1,0 +1,45 @@
+"""In which arithmetic frozen layers compute, whatever the dtype of the model around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def arithmetic_of(tensors: Iterable[Tensor]) -> torch.dtype:
+    """float64 for a layer that has a float64 tensor, else float32."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+class FrozenModule(nn.Module):
+    """A layer frozen for inference: its buffers stay float32 (or float64) when the model around it is cast to less.
+
+    Args:
+        tensors: name -> buffer; None for one that the layer does not have.
+        arithmetic: float32 or float64; without it each tensor keeps its own of the two.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor | None], arithmetic: torch.dtype | None = None) -> None:
+        super().__init__()
+        for name, value in tensors.items():
+            kept = value if value is None else value.detach().to(arithmetic or arithmetic_of([value]))
+            self.register_buffer(name, kept if kept is None else kept.contiguous().clone())
+        self.training = False
+
+    def train(self, mode: bool = True) -> FrozenModule:
+        """Has no effect but the flag's: the statistics are frozen, and there is no noise."""
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenModule:
+        def keep_arithmetic(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        super()._apply(keep_arithmetic, recurse=False)  # type: ignore[no-untyped-call]
+        if recurse:
+            for child in self.children():
+                child._apply(fn)  # type: ignore[no-untyped-call]
+        return self

@@ -1,0 +1,86 @@
+"""What every normalization of the package shares: its arithmetic, its affine, and the words for bad input."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.mathematics import expand_trailing
+
+
+class Normalization(nn.Module, ABC):
+    """The base of all layers. Subclasses compute in :meth:`_normalize`, and say which inputs they take.
+
+    Inputs in float16 or bfloat16 are computed in float32, under autocast too; the output has the input's dtype.
+
+    Args:
+        eps: ε ≥ 0, added to a variance.
+
+    Raises:
+        ValueError: ``eps`` is negative.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        if eps < 0:
+            raise ValueError(f"eps must not be negative, got {eps}")
+        self.eps = eps
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, callers may use it as a keyword
+        """Normalise ``input``; shape and dtype of the output are those of the input."""
+        if not input.is_floating_point():
+            raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}")
+        self._check_input(input)
+        x = input if input.dtype == torch.float64 else input.float()
+        with _without_autocast(input.device):
+            return self._normalize(x).to(input.dtype)
+
+    @abstractmethod
+    def _check_input(self, x: Tensor) -> None:
+        """Raises, as torch's own norms do, where ``x`` is no input of the layer."""
+
+    @abstractmethod
+    def _normalize(self, x: Tensor) -> Tensor:
+        """The layer, in the dtype of ``x`` (float32 or float64)."""
+
+    def _init_affine(
+        self,
+        shape: Sequence[int],
+        affine: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        # Bias first: optimizer states index parameters by registration order, and the authors' layers hold them so.
+        for name in ("bias", "weight"):
+            parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype)) if affine else None
+            self.register_parameter(name, parameter)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weight 1 and bias 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def _apply_affine(self, x: Tensor, trailing: int = 0) -> Tensor:
+        """x·weight + bias, where ``trailing`` axes of ``x`` follow those of the parameters."""
+        if self.weight is not None:
+            x = x * expand_trailing(self.weight, trailing).to(x.dtype)
+        if self.bias is not None:
+            x = x + expand_trailing(self.bias, trailing).to(x.dtype)
+        return x
+
+
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    # Autocast knows no meta device (shape inference), and has nothing to switch off there.
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device_type=device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,54 @@
+"""Statistics that a layer keeps of its training batches, for inference."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningStatistics(nn.Module):
+    """new = m·batch + (1 − m)·old, m the momentum; None is the cumulative average, m = 1/``num_batches_tracked``."""
+
+    num_batches_tracked: Tensor
+
+    def _init_running_stats(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        momentum: float | None,
+        track_running_stats: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
+        self.reset_running_stats()
+
+    @abstractmethod
+    def reset_running_stats(self) -> None:
+        """The statistics of a layer that has seen no batch."""
+
+    def _count_batch(self) -> None:
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+
+    def _move(self, name: str, batch_value: Tensor) -> None:
+        buffer: Tensor = getattr(self, name)
+        batch_value = batch_value.reshape(buffer.shape)
+        # Kept a tensor: reading the count as a Python number would break the graph of torch.compile.
+        counted = self.num_batches_tracked.to(batch_value.dtype)
+        factor = 1.0 / counted if self.momentum is None else self.momentum
+        buffer.copy_(factor * batch_value + (1.0 - factor) * buffer.to(batch_value.dtype))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # The authors' layers keep the count as a plain attribute, so none of their checkpoints holds it.
+        current = self.num_batches_tracked
+        default = torch.zeros_like(current, device="cpu") if current.is_meta else current
+        state_dict.setdefault(f"{prefix}num_batches_tracked", default)
+        super()._load_from_state_dict(state_dict, prefix, *args)
