@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.attention import without_fused_attention
+from nnorm_export.copying import deepcopy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.exporting.arguments import bind, cast, tensors_in, unbind
 from nnorm_export.freezing import freeze
@@ -189,7 +189,7 @@ class _PyTorch:
 
 
 def _eval_copy(model: nn.Module) -> nn.Module:
-    duplicate = copy.deepcopy(model)
+    duplicate = deepcopy(model)
     # The module of an exported program has no modes to switch, and says so with an exception.
     return duplicate if isinstance(duplicate, torch.fx.GraphModule) else duplicate.eval()
 

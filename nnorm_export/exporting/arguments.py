@@ -61,8 +61,13 @@ def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call, as args and kwargs, that :func:`bind` took apart."""
+    """The call, as args and kwargs, that :func:`bind` took apart.
+
+    A model that is itself a layer has an operator in its place, which calls its one input by a name of its own.
+    """
     bound = inspect.signature(model.forward).bind_partial()
+    if len(arguments) == 1 and not bound.signature.parameters.keys() & arguments.keys():
+        return tuple(arguments.values()), {}
     bound.arguments.update(arguments)
     return bound.args, bound.kwargs
 

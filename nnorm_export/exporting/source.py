@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from nnorm_export.copying import deepcopy
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting import arguments
 from nnorm_export.exporting.trace import exporting_state, trace
@@ -52,7 +52,7 @@ class Frozen:
         torch_dtype = arguments.resolve_dtype(dtype)
         # Operators resolve their parameters in float64, and round them to the arithmetic of the layer that they freeze.
         double = torch_dtype == torch.float64
-        module = freeze(copy.deepcopy(model).to(torch.float64) if double else model, passthrough=passthrough)
+        module = freeze(deepcopy(model).to(torch.float64) if double else model, passthrough=passthrough)
         example = arguments.bind(module, args, kwargs)
         if torch_dtype is not None:
             module, example = module.to(torch_dtype), arguments.cast(example, torch_dtype)

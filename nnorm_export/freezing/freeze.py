@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnorm_export.arithmetic import FrozenModule
 from nnorm_export.attention import keep_norms_from_fusion
+from nnorm_export.copying import WEIGHT_HOOKS, deepcopy
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.table import forward_is_overridden, looks_like_normalization, refuse, row_for
 from nnorm_export.operators import FrozenOperator
-
-_WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # those of torch.nn.utils; of parametrizations there are none
 
 
 def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = ()) -> nn.Module:
@@ -77,9 +74,8 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
                 f"export it as it is with passthrough=[{type(layer).__name__!r}] (--passthrough)",
             )
     _refuse_unregistered(model)
-    memo.update((id(tensor), tensor.detach().clone()) for tensor in _computed_weights(model))
     try:
-        return copy.deepcopy(model, memo)
+        return deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise FreezeError(
             f"{type(model).__name__} cannot be deep-copied ({error}); a tensor that the model keeps from a training "
@@ -87,23 +83,15 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
         ) from error
 
 
-def _computed_weights(model: nn.Module) -> Iterator[Tensor]:
-    """What hooks of torch.nn.utils.weight_norm and spectral_norm have left on layers; deepcopy refuses it."""
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, _WEIGHT_HOOKS):
-                yield getattr(module, hook.name)
-
-
 def _fold_parametrizations(frozen: nn.Module) -> None:
     """Weight norm, weight standardization and their like: the weight that they compute is a constant at inference."""
     for module in list(frozen.modules()):
         for hook in list(module._forward_pre_hooks.values()):
-            if isinstance(hook, _WEIGHT_HOOKS):
+            if isinstance(hook, WEIGHT_HOOKS):
                 remove = nn.utils.remove_weight_norm if isinstance(hook, WeightNorm) else nn.utils.remove_spectral_norm
                 remove(module, hook.name)
         if parametrize.is_parametrized(module):
-            exact = copy.deepcopy(module).to(torch.float64).eval()
+            exact = deepcopy(module).to(torch.float64).eval()
             with torch.no_grad():
                 names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]
                 weights = {name: getattr(exact, name).to(getattr(module, name).dtype) for name in names}

@@ -102,14 +102,14 @@ class FrozenRegNorm(FrozenModule):
     if TYPE_CHECKING:
         weight: Tensor | None
         bias: Tensor | None
+        arithmetic: Tensor
 
     def __init__(self, tensors: dict[str, Tensor | None], arithmetic: torch.dtype, epsilon: float) -> None:
-        super().__init__(tensors, arithmetic)
+        super().__init__({**tensors, "arithmetic": torch.empty(0)}, arithmetic)
         self.epsilon = epsilon
-        self.dtype = arithmetic
 
     def forward(self, x: Tensor) -> Tensor:
-        values = in_dtype(x, self.dtype)
+        values = in_dtype(x, self.arithmetic.dtype)
         y = values / deviation_over(values, sample_axes(x), self.epsilon)
         return in_dtype(affine_per_channel(y, self.weight, self.bias), x.dtype)
 
@@ -191,6 +191,7 @@ class FrozenPreLayerNorm(FrozenModule):
     if TYPE_CHECKING:
         weight: Tensor | None
         bias: Tensor | None
+        arithmetic: Tensor
 
     def __init__(
         self,
@@ -200,15 +201,14 @@ class FrozenPreLayerNorm(FrozenModule):
         by_last_axis: bool,
         epsilon: float,
     ) -> None:
-        super().__init__(tensors, arithmetic)
+        super().__init__({**tensors, "arithmetic": torch.empty(0)}, arithmetic)
         self.linear = linear
-        self.dtype = arithmetic
         self.by_last_axis = by_last_axis
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.linear(in_dtype(centred(in_dtype(x, self.dtype), self.by_last_axis), x.dtype))
-        z = scaled(in_dtype(z, self.dtype), self.by_last_axis, self.epsilon)
+        z = self.linear(in_dtype(centred(in_dtype(x, self.arithmetic.dtype), self.by_last_axis), x.dtype))
+        z = scaled(in_dtype(z, self.arithmetic.dtype), self.by_last_axis, self.epsilon)
         if not self.by_last_axis:
             z = affine_per_channel(z, self.weight, self.bias)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +111,27 @@ class ProxyNorm(Freezable):
         shift = -mean if scale is None else -mean * scale
         arithmetic = arithmetic_of((*self.parameters(), *self.buffers()))
         affine = FrozenAffine({"scale": scale, "shift": shift}, arithmetic, self.by_trailing_axes)
-        parts = {"norm": copy.deepcopy(self.norm), "activation": copy.deepcopy(self.activation), "proxy": affine}
-        return nn.Sequential(OrderedDict(parts))
+        return FrozenProxyNorm(copy.deepcopy(self.norm), copy.deepcopy(self.activation), affine)
 
     def extra_repr(self) -> str:
         return (
             f"extra_parameters={self.extra_parameters}, rescale={self.rescale}, eps={self.eps}, "
             f"num_samples={self.num_samples}"
         )
+
+
+class FrozenProxyNorm(nn.Module):
+    """The norm, which is frozen in its turn, the activation and one affine."""
+
+    def __init__(self, norm: nn.Module, activation: nn.Module, proxy: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.activation = activation
+        self.proxy = proxy
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.proxy(self.activation(self.norm(x)))
+        return y
 
 
 class FrozenAffine(FrozenModule):
