@@ -132,6 +132,26 @@ def standardized_conv(state: State, x: Array, training: bool) -> tuple[Array, di
     return np.einsum("nchwij,ocij->nohw", windows, kernel) + per_channel(state["bias"], x), {}
 
 
+def switchable(state: State, x: Array, training: bool) -> tuple[Array, dict[str, Array]]:
+    def softmax(logits: Array) -> Array:
+        return np.asarray(np.exp(logits) / np.exp(logits).sum())
+
+    kept = {}
+    mean, variance = state["running_mean"], state["running_var"]
+    if training:
+        count = x.size / x.shape[1]
+        batch_mean, batch_variance = x.mean(axis=batch_axes(x)), x.var(axis=batch_axes(x))
+        kept["running_mean"] = moved(mean, batch_mean)
+        kept["running_var"] = moved(variance, batch_variance * count / (count - 1))
+        mean, variance = batch_mean, batch_variance
+    spatial = tuple(range(2, x.ndim))
+    means = [x.mean(axis=axes, keepdims=True) for axes in (spatial, sample_axes(x))] + [per_channel(mean, x)]
+    variances = [x.var(axis=axes, keepdims=True) for axes in (spatial, sample_axes(x))] + [per_channel(variance, x)]
+    centre = sum(w * value for w, value in zip(softmax(state["mean_logits"]), means, strict=True))
+    spread = sum(w * value for w, value in zip(softmax(state["var_logits"]), variances, strict=True))
+    return affine(state, (x - centre) / np.sqrt(spread + EPS)), kept
+
+
 def decorrelated(state: State, x: Array, training: bool) -> tuple[Array, dict[str, Array]]:
     """Group by group, sample by sample."""
     size = x.shape[1] // 2
@@ -275,6 +295,9 @@ CASES: dict[str, Case] = {
     "ProxyNorm": Case(proxied, IMAGE, proxy_norm, swapped(layers.ProxyNorm, grouped)),
     "WeightStandardization": Case(
         standardized, (3, 4, 5, 4), standardized_conv, swapped(layers.WeightStandardization, grouped)
+    ),
+    "SwitchableNorm": Case(
+        lambda **options: layers.SwitchableNorm(4, **options), IMAGE, switchable, swapped(layers.SwitchableNorm)
     ),
     "DecorrelatedBatchNorm1d": Case(
         lambda **options: layers.DecorrelatedBatchNorm1d(4, 2, **options),

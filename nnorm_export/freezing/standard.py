@@ -17,6 +17,7 @@ STANDARD = {
     "PreLayerNorm": "linear",
     "PreRegNorm": "regularizer",
     "ProxyNorm": "proxy_moments",
+    "SwitchableNorm": "mean_logits",
     "DecorrelatedBatchNorm1d": "num_groups",
     "DecorrelatedBatchNorm2d": "num_groups",
 }

@@ -19,6 +19,7 @@ from nnorm_export.layers.mixed import BMLV, LMBV
 from nnorm_export.layers.pre_layer import PreLayerNorm, PreRegNorm, RegNorm, regularization_loss
 from nnorm_export.layers.proxy import ProxyNorm
 from nnorm_export.layers.swap import convert_norm
+from nnorm_export.layers.switchable import SwitchableNorm
 from nnorm_export.layers.weight_standardization import WeightStandardization
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "PreRegNorm",
     "ProxyNorm",
     "RegNorm",
+    "SwitchableNorm",
     "WeightStandardization",
     "convert_norm",
     "convert_normal_norm",
