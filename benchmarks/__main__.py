@@ -34,7 +34,7 @@ elements; for LayerNormalNorm, to its LayerNormalization over the same 768.
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a session (default 1 2)")
-    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default 1 8 64, for vit 1 4 16)")
+    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default 1 8, for vit 1 4)")
     parser.add_argument("--repeats", type=int, default=10, help="timed turns (default %(default)s)")
     parser.add_argument("--models", nargs="*", choices=networks.NETWORKS, default=list(networks.NETWORKS))
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")

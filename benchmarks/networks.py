@@ -54,7 +54,7 @@ NETWORKS = {
         nn.BatchNorm2d,
         BatchNormalNorm2d,
         MaskedBatchNormalNorm2d,
-        (1, 8, 64),
+        (1, 8),
         {"channels": (16, 32), "blocks": 1},
     ),
     "wideresnet28-2": Network(
@@ -62,7 +62,7 @@ NETWORKS = {
         nn.BatchNorm2d,
         BatchNormalNorm2d,
         MaskedBatchNormalNorm2d,
-        (1, 8, 64),
+        (1, 8),
         {"channels": (16, 32), "blocks": 1},
     ),
     "vit": Network(
@@ -70,7 +70,7 @@ NETWORKS = {
         nn.LayerNorm,
         LayerNormalNorm,
         MaskedLayerNormalNorm,
-        (1, 4, 16),
+        (1, 4),
         {"depth": 1, "width": 32, "heads": 2, "hidden": 64},
     ),
 }

@@ -19,24 +19,31 @@ from nnorm_export.errors import (
 
 if TYPE_CHECKING:
     from nnorm_export import layers
+    from nnorm_export.bisection import Bisection, bisect
+    from nnorm_export.certificates import replay
+    from nnorm_export.diagnosis import Diagnosis, diagnose
     from nnorm_export.engine import EngineReport, build_engine
     from nnorm_export.exporters.onnx import export
     from nnorm_export.exporters.programs import export_aoti, export_program
     from nnorm_export.exporters.report import ExportReport
     from nnorm_export.exporters.torchscript import export_torchscript
     from nnorm_export.freezing import freeze
+    from nnorm_export.judgement import ParityReport
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
-    from nnorm_export.parity import ParityReport, verify
+    from nnorm_export.parity import record, verify
     from nnorm_export.runtimes import Runner, load
     from nnorm_export.stripping import strip
 
 # Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
 _MODULES = {
+    "Bisection": "nnorm_export.bisection",
+    "bisect": "nnorm_export.bisection",
     "EngineReport": "nnorm_export.engine",
     "ExportReport": "nnorm_export.exporters.report",
     "OptimizeReport": "nnorm_export.optimizer",
-    "ParityReport": "nnorm_export.parity",
+    "Diagnosis": "nnorm_export.diagnosis",
+    "ParityReport": "nnorm_export.judgement",
     "Runner": "nnorm_export.runtimes",
     "build_engine": "nnorm_export.engine",
     "export": "nnorm_export.exporters.onnx",
@@ -48,7 +55,10 @@ _MODULES = {
     "get_plugin_path": "nnorm_export.library",
     "load": "nnorm_export.runtimes",
     "optimize": "nnorm_export.optimizer",
+    "diagnose": "nnorm_export.diagnosis",
+    "record": "nnorm_export.parity",
     "register": "nnorm_export.library",
+    "replay": "nnorm_export.certificates",
     "strip": "nnorm_export.stripping",
     "verify": "nnorm_export.parity",
 }
@@ -67,7 +77,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Bisection",
     "CheckpointError",
+    "Diagnosis",
     "EngineReport",
     "ExportError",
     "ExportReport",
@@ -81,7 +93,9 @@ __all__ = [
     "Runner",
     "RuntimeMissingError",
     "__version__",
+    "bisect",
     "build_engine",
+    "diagnose",
     "export",
     "export_aoti",
     "export_program",
@@ -92,7 +106,9 @@ __all__ = [
     "layers",
     "load",
     "optimize",
+    "record",
     "register",
+    "replay",
     "strip",
     "verify",
 ]

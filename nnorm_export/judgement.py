@@ -9,7 +9,7 @@ tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -67,6 +67,33 @@ class OutputParity:
         top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
         note = f" ({self.note})" if self.note else ""
         return f"{self.name} max abs {self.max_abs_diff:.2e}, max rel {self.max_rel_diff:.2e}{share}{top1}{note}"
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The outcome of a comparison; true when it passes.
+
+    Attributes:
+        runtime: what ran the file, ``onnxruntime`` for example.
+        criterion: ``budget`` or ``allclose``, with its numbers.
+        implementations: node -> ``kernel``, ``body`` or ``plugin``.
+    """
+
+    runtime: str
+    criterion: str
+    outputs: list[OutputParity]
+    implementations: dict[str, str]
+
+    def __bool__(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output}" for output in self.outputs
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": bool(self), **asdict(self)}
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -128,6 +155,16 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
         dtype=parts[0].dtype,
         note=next((part.note for part in parts if part.note), ""),
     )
+
+
+def criterion_text(outputs: Sequence[OutputParity], rtol: float | None, atol: float | None, *, is_double: bool) -> str:
+    """What decided over ``outputs``, in words."""
+    if rtol is not None or atol is not None:
+        return f"allclose, rtol {rtol or 0:g}, atol {atol or 0:g}"
+    if all(output.budget_share is not None for output in outputs):
+        return f"budget: at most {BUDGET:g} times PyTorch's own error against float64"
+    reason = "the file is in float64" if is_double else "the model does not run in float64"
+    return f"allclose at {BUDGET:g} times torch.testing's tolerances, because {reason}"
 
 
 def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -14,45 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from nnorm_export import certificates
 from nnorm_export.attention import without_fused_attention
 from nnorm_export.copying import deepcopy
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError, NnormExportError, ParityError
 from nnorm_export.exporting.arguments import bind, cast, tensors_in, unbind
 from nnorm_export.freezing import freeze
-from nnorm_export.judgement import BUDGET, Array, OutputParity, is_float, judge, worst
+from nnorm_export.judgement import Array, ParityReport, criterion_text, is_float, judge, worst
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.runtimes.model_file import read
 from nnorm_export.runtimes.pytorch import to_numpy
 
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
-
-
-@dataclass(frozen=True)
-class ParityReport:
-    """The outcome of a comparison; true when it passes.
-
-    Attributes:
-        runtime: what ran the file, ``onnxruntime`` for example.
-        criterion: ``budget`` or ``allclose``, with its numbers.
-        implementations: node -> ``kernel``, ``body`` or ``plugin``.
-    """
-
-    runtime: str
-    criterion: str
-    outputs: list[OutputParity]
-    implementations: dict[str, str]
-
-    def __bool__(self) -> bool:
-        return all(output.passed for output in self.outputs)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output}" for output in self.outputs
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": bool(self), **asdict(self)}
 
 
 def verify(
@@ -82,6 +56,39 @@ def verify(
     runner = load(path, runtime)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
     return _compare(runner, model, [bind(model, args, kwargs)], rtol, atol, passthrough)
+
+
+def record(
+    path: str | Path,
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    folder: str | Path,
+    *,
+    runtime: str | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    passthrough: Passthrough = (),
+) -> ParityReport:
+    """:func:`verify`, and if the file passes its certificate in ``folder``, for :func:`nnorm_export.replay`.
+
+    Raises:
+        ParityError: the file does not pass, so nothing is written.
+        InputError: ``folder`` holds something else than a certificate, or cannot be written.
+    """
+    report = verify(path, model, inputs, runtime=runtime, rtol=rtol, atol=atol, passthrough=passthrough)
+    if not report:
+        raise ParityError(f"{path} does not compute what the model computes, so there is nothing to certify:\n{report}")
+    runner = load(path, runtime)
+    reference = PyTorchModel(model, dtype_of(runner), passthrough)
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
+    example = as_taken(runner, bind(model, args, kwargs))
+    arrays = {
+        "inputs": [to_numpy(tensor) for tensor in tensors_in(example)],
+        "outputs": reference.run(example),
+        "truth": reference.run_in_float64(example),
+    }
+    certificates.write(Path(folder), Path(path), runner, report, arrays, {"rtol": rtol, "atol": atol})
+    return report
 
 
 def compare_with_pytorch(
@@ -117,9 +124,9 @@ def _compare(
     atol: float | None,
     passthrough: Passthrough,
 ) -> ParityReport:
-    pytorch = _PyTorch(model, _dtype_of(runner), passthrough)
+    pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
     compared, first = [], None
-    for example in (_as_taken(runner, example) for example in examples):
+    for example in (as_taken(runner, example) for example in examples):
         actual = runner(*[to_numpy(tensor) for tensor in tensors_in(example)])
         expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
         first = first or (example, expected, truth)
@@ -131,17 +138,18 @@ def _compare(
     outputs = [worst(parts) for parts in zip(*compared, strict=True)]
     if first and (defect := pytorch.defect(*first)):
         outputs = [output.failed(defect) for output in outputs]
-    if rtol is not None or atol is not None:
-        criterion = f"allclose, rtol {rtol or 0:g}, atol {atol or 0:g}"
-    elif all(output.budget_share is not None for output in outputs):
-        criterion = f"budget: at most {BUDGET:g} times PyTorch's own error against float64"
-    else:
-        reason = "the file is in float64" if pytorch.dtype == torch.float64 else "the model does not run in float64"
-        criterion = f"allclose at {BUDGET:g} times torch.testing's tolerances, because {reason}"
+    criterion = criterion_text(outputs, rtol, atol, is_double=pytorch.dtype == torch.float64)
     return ParityReport(runner.runtime, criterion, outputs, runner.implementations)
 
 
-class _PyTorch:
+class Tap(NamedTuple):
+    """What a layer took and gave in one call."""
+
+    x: Array
+    y: Array
+
+
+class PyTorchModel:
     """The user's model, to be run in the file's dtype and in float64.
 
     Half precision is run through the frozen model, because training-time code promotes half inputs; that the frozen
@@ -172,6 +180,33 @@ class _PyTorch:
         except RuntimeError:  # a model with float32 written into its code
             return None
 
+    def run_with_taps(
+        self, example: Mapping[str, Any], paths: Iterable[str]
+    ) -> tuple[list[Array], dict[str, list[Tap]]]:
+        """:meth:`run`, and what each layer in ``paths`` took and gave, call by call.
+
+        Raises:
+            InputError: a layer takes or gives something else than a tensor.
+        """
+        with _taps(self._in_dtype, paths) as taps:
+            return self.run(example), taps
+
+    def run_with_taps_in_float64(
+        self, example: Mapping[str, Any], paths: Iterable[str]
+    ) -> tuple[list[Array] | None, dict[str, list[Tap]]]:
+        if self._double is None:
+            return None, {}
+        with _taps(self._double, paths) as taps:
+            return self.run_in_float64(example), taps
+
+    def layer_in_float64(self, path: str, x: Array) -> Array | None:
+        """What the layer makes of ``x``, in float64."""
+        if self._double is None:
+            return None
+        wide = torch.from_numpy(x.astype(np.float64))
+        with torch.no_grad(), without_fused_attention():
+            return to_numpy(self._double.get_submodule(path)(wide))
+
     def defect(self, example: Mapping[str, Any], result: list[Array], truth: list[Array] | None) -> str:
         """What makes a comparison with this model, which gave ``result``, worthless; or nothing."""
         if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(result, self.run(example))):
@@ -188,18 +223,38 @@ class _PyTorch:
         return ""
 
 
+@contextmanager
+def _taps(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Tap]]]:
+    taps: dict[str, list[Tap]] = {path: [] for path in paths}
+
+    def keep(path: str, args: tuple[Any, ...], output: Any) -> None:
+        if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor)):
+            raise InputError(f"layer {path} takes or gives something else than one tensor; name the layers in it")
+        taps[path].append(Tap(to_numpy(args[0].clone()), to_numpy(output.clone())))
+
+    handles = [
+        model.get_submodule(path).register_forward_hook(lambda _, args, output, path=path: keep(path, args, output))
+        for path in taps
+    ]
+    try:
+        yield taps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _eval_copy(model: nn.Module) -> nn.Module:
     duplicate = deepcopy(model)
     # The module of an exported program has no modes to switch, and says so with an exception.
     return duplicate if isinstance(duplicate, torch.fx.GraphModule) else duplicate.eval()
 
 
-def _dtype_of(runner: Runner) -> torch.dtype | None:
+def dtype_of(runner: Runner) -> torch.dtype | None:
     floats = [info.dtype for info in (*runner.outputs, *runner.inputs) if is_float(info.dtype)]
     return getattr(torch, floats[0].name) if floats else None
 
 
-def _as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
+def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
     """Bound inputs, the floating-point tensors among them in the dtype that the file takes them in."""
     kinds = iter(info.dtype for info in runner.inputs)
 

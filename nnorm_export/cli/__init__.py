@@ -8,6 +8,8 @@ import typer
 
 from nnorm_export._version import __version__
 from nnorm_export.cli._common import Command
+from nnorm_export.cli.bisect import bisect
+from nnorm_export.cli.doctor import doctor
 from nnorm_export.cli.engine import engine
 from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
@@ -23,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, inspect, optimize, engine, strip):
+for command in (export, verify, bisect, doctor, inspect, optimize, engine, strip):
     app.command(cls=Command)(command)
 
 

@@ -24,17 +24,16 @@ from nnorm_export.errors import NnormExportError
 
 INTERRUPTED = 130  # as shells count it; click's own 1 would mean a mismatch here
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODULE:FACTORY",
-        help="The model: package.module:factory (a function or class without required arguments, or an nn.Module), "
-        "looked for in the current directory first; or a .pt2 file.",
-        rich_help_panel="Model",
-    ),
-]
+_MODEL = typer.Option(
+    "--model",
+    "-m",
+    metavar="MODULE:FACTORY",
+    help="The model: package.module:factory (a function or class without required arguments, or an nn.Module), "
+    "looked for in the current directory first; or a .pt2 file.",
+    rich_help_panel="Model",
+)
+ModelOption = Annotated[str, _MODEL]
+OptionalModelOption = Annotated[str | None, _MODEL]
 ModelArgOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -80,6 +79,15 @@ InputOption = Annotated[
         help="An example input, in forward's order or by name: 8,3,32,32 or 'x:float32[8,3,32,32]' (random), "
         "or data.npz, x:data.npy, x:data.npz:key (real data verifies better). Repeatable.",
         rich_help_panel="Inputs",
+    ),
+]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="For ONNX onnxruntime (default), onnxruntime-cuda, tensorrt, or reference: onnx's own. Other files "
+        "have one runtime each: tensorrt, torchscript, pt2, aoti.",
+        rich_help_panel="Comparison",
     ),
 ]
 PassthroughOption = Annotated[

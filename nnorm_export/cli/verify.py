@@ -12,9 +12,10 @@ from nnorm_export.cli._common import (
     InputOption,
     JsonOption,
     ModelArgOption,
-    ModelOption,
+    OptionalModelOption,
     PassthroughOption,
     QuietOption,
+    RuntimeOption,
     TrustPickleOption,
     VerboseOption,
     print_json,
@@ -25,35 +26,21 @@ from nnorm_export.cli._common import (
 from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nnorm_export.cli._source import Source
-    from nnorm_export.inspection import TensorDescription
-    from nnorm_export.runtimes import TensorInfo
-
-DYNAMIC_ROWS = 4  # what an axis without a length gets in random inputs
+    from nnorm_export.judgement import ParityReport
 
 
 def verify(
     path: Annotated[
         str, typer.Argument(metavar="FILE", help="The file to verify, of any format that export or engine writes.")
     ],
-    model: ModelOption,
+    model: OptionalModelOption = None,
     model_arg: ModelArgOption = None,
     checkpoint: CheckpointOption = None,
     checkpoint_key: CheckpointKeyOption = None,
     trust_pickle: TrustPickleOption = False,
     passthrough: PassthroughOption = None,
     input_specs: InputOption = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="For ONNX onnxruntime (default), onnxruntime-cuda, tensorrt, or reference: onnx's own. Other files "
-            "have one runtime each: tensorrt, torchscript, pt2, aoti.",
-            rich_help_panel="Comparison",
-        ),
-    ] = None,
+    runtime: RuntimeOption = None,
     rtol: Annotated[
         float | None,
         typer.Option(
@@ -64,6 +51,22 @@ def verify(
         float | None,
         typer.Option(
             metavar="X", min=0, help="Absolute tolerance, in place of the error budget.", rich_help_panel="Comparison"
+        ),
+    ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="If it passes, write a certificate: inputs, PyTorch's outputs, hashes, tolerances and versions.",
+            rich_help_panel="Certificate",
+        ),
+    ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Compare with a certificate instead of a model: needs neither PyTorch nor the model's code.",
+            rich_help_panel="Certificate",
         ),
     ] = None,
     json_output: JsonOption = False,
@@ -87,19 +90,32 @@ def verify(
         -i 64,3,32,32 --rtol 1e-3 --atol 1e-5
 
       nnorm-export verify net.onnx -m program.pt2 --runtime reference --json
+
+      nnorm-export verify net.onnx -m nets:build -c best.pth --record net.parity
+
+      nnorm-export verify net.onnx --replay net.parity
     """
+    if replay is not None:
+        if model is not None or record is not None or input_specs or rtol is not None or atol is not None:
+            raise NnormExportError("--replay takes model, inputs and tolerances from the certificate; leave them out")
+        _replay(path, replay, runtime, json_output=json_output, quiet=quiet)
+        return
+    if model is None:
+        raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
     from nnorm_export import parity
+    from nnorm_export.cli._file_inputs import inputs_of
     from nnorm_export.cli._parity import print_parity
     from nnorm_export.cli._source import load_source
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
-        inputs, notices = _inputs(source, input_specs, path, runtime)
+        inputs, notices = inputs_of(source, input_specs, path, runtime)
     print_notices([*source.notices, *notices], quiet=quiet)
     with working(f"Comparing {path} with PyTorch", quiet=quiet):
-        report = parity.verify(
-            path, source.module, inputs, runtime=runtime, rtol=rtol, atol=atol, passthrough=passthrough or ()
-        )
+        options: dict[str, Any] = {"runtime": runtime, "rtol": rtol, "atol": atol, "passthrough": passthrough or ()}
+        report = parity.verify(path, source.module, inputs, **options)
+        if record is not None and report:
+            parity.record(path, source.module, inputs, record, **options)
     if json_output:
         print_json({"path": path, **report.to_json(), "notices": [*source.notices, *notices]})
     elif not quiet:
@@ -107,42 +123,30 @@ def verify(
         if verbose and report.implementations:
             typer.echo()
             print_table(("node", "ran by"), report.implementations.items())
-    if not report:
-        different = ", ".join(output.name for output in report.outputs if not output.passed)
-        message = f"{path} does not compute what {model} computes: {different} differs"
-        if json_output:
-            typer.echo(f"error: {message}", err=True)  # stdout has its one object already
-            raise typer.Exit(ParityError.exit_code)
-        raise ParityError(message)
+        if record is not None and report:
+            typer.echo(f"wrote {record}")
+    _fail_unless(report, f"{path} does not compute what {model} computes", json_output=json_output)
 
 
-def _inputs(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
-    """What the model takes, by position or by name, and notices."""
-    from nnorm_export.cli._inputs import EXAMPLES, Inputs, read_inputs
-    from nnorm_export.exporting.arguments import bind
+def _replay(path: str, folder: str, runtime: str | None, *, json_output: bool, quiet: bool) -> None:
+    from nnorm_export import certificates
+    from nnorm_export.cli._parity import print_parity
 
-    infos = _infos(path, runtime)
-    if specs:
-        inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])
-    elif source.program is not None and source.program.example_inputs is not None:
-        args, kwargs = source.program.example_inputs
-        inputs = Inputs(list(args), dict(kwargs))
-    else:
-        if unknown := [info for info in infos if info.shape and all(dim is None for dim in info.shape)]:
-            raise NnormExportError(f"{path} takes {unknown[0]}, of whatever length; give {EXAMPLES}")
-        shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
-        specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
-        inputs = read_inputs(specs, source.module)
-        inputs.notices.append(f"no --input: random data of the file's shapes ({', '.join(specs)})")
-    if not inputs.kwargs:
-        return tuple(inputs.args), inputs.notices
-    return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
+    with working(f"Replaying {folder}", quiet=quiet):
+        report = certificates.replay(path, folder, runtime=runtime)
+    if json_output:
+        print_json({"path": path, "certificate": folder, **report.to_json()})
+    elif not quiet:
+        print_parity(report)
+    _fail_unless(report, f"{path} does not compute what {folder} certifies", json_output=json_output)
 
 
-def _infos(path: str, runtime: str | None) -> Sequence[TensorDescription | TensorInfo]:
-    """The inputs of the file; an engine's are known to TensorRT alone."""
-    from nnorm_export.inspection import describe
-    from nnorm_export.runtimes import load
-    from nnorm_export.runtimes.tensorrt import is_engine
-
-    return load(path, runtime).inputs if is_engine(path) else describe(path, run=False).inputs
+def _fail_unless(report: ParityReport, failure: str, *, json_output: bool) -> None:
+    if report:
+        return
+    different = ", ".join(output.name for output in report.outputs if not output.passed)
+    message = f"{failure}: {different} differs"
+    if json_output:
+        typer.echo(f"error: {message}", err=True)  # stdout has its one object already
+        raise typer.Exit(ParityError.exit_code)
+    raise ParityError(message)

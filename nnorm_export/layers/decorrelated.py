@@ -45,7 +45,7 @@ class _InverseSquareRoot(torch.autograd.Function):
 
 
 def whitening_matrix(covariance: Tensor, iterations: int | None) -> Tensor:
-    """Σ^(−1/2): by eigenvectors (ZCA), or by ``iterations`` steps of Newton's method from Σ/tr Σ (IterNorm, eq. 5)."""
+    """Σ^(−1/2): by eigenvectors (ZCA), or by ``iterations`` of Newton's steps from Σ/tr Σ (IterNorm, algorithm 1)."""
     if iterations is None:
         matrix: Tensor = _InverseSquareRoot.apply(covariance)[0]  # type: ignore[no-untyped-call]
         return matrix
@@ -58,10 +58,11 @@ def whitening_matrix(covariance: Tensor, iterations: int | None) -> Tensor:
 
 
 class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
-    r"""y = Σ^(−1/2)·(x − μ)·weight + bias with the covariance Σ of each group of channels (DBN eq. 4–8).
+    r"""y = Σ^(−1/2)·(x − μ)·weight + bias with the covariance Σ of each group of channels.
 
-    Huang et al., *Decorrelated Batch Normalization* (CVPR 2018): ZCA whitening, over the batch and space while training
-    and with running statistics at inference, where it is a constant: a 1×1 convolution in as many groups.
+    Huang et al., *Decorrelated Batch Normalization* (CVPR 2018), cited as DBN: ZCA whitening, over the batch and space
+    while training and with running statistics at inference, where it is a constant: a 1×1 convolution in as many
+    groups.
 
     Args:
         num_features: the number C of channels.
@@ -230,7 +231,7 @@ class FrozenWhitening(FrozenModule):
 
 
 class _DecorrelatedBatchNormalNorm(nn.Module):
-    r"""y = ψ(Σ^(−1/2)·(x − μ); λ)·weight + bias: whitening in place of the standardization (NN appendix; DBN eq. 4–8).
+    r"""y = ψ(Σ^(−1/2)·(x − μ); λ)·weight + bias: whitening in place of the standardization (NN; DBN).
 
     Two layers, ``whiten`` without affine and ``gaussianize``, a BatchNormalNorm without standardization; freezing makes
     a grouped 1×1 convolution and the operator BatchNormalNorm of them.

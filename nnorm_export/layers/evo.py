@@ -13,7 +13,7 @@ from nnorm_export.mathematics import affine_per_channel, deviation_over, in_dtyp
 
 
 def evo_s0(x: Tensor, v: Tensor, num_groups: int, epsilon: float) -> Tensor:
-    """x·sigmoid(v·x)/σ with σ the deviation of each group of channels of each sample (EvoNorm, table 2)."""
+    """x·sigmoid(v·x)/σ with σ the deviation of each group of channels of each sample (EvoNorm-S0)."""
     sizes = [num_groups, x.shape[1] // num_groups]
     groups = torch.unflatten(x, 1, sizes)
     sigma = deviation_over(groups, [axis for axis in range(2, groups.dim())], epsilon)  # noqa: C416 - for TorchScript
@@ -24,7 +24,7 @@ def evo_s0(x: Tensor, v: Tensor, num_groups: int, epsilon: float) -> Tensor:
 class EvoNormS0(ChannelNorm):
     r"""y = x·sigmoid(v·x)/√(var x + ε)·weight + bias, the variance over each group of channels of each sample.
 
-    Liu et al., *Evolving Normalization-Activation Layers* (NeurIPS 2020), table 2. It takes the place of a
+    Liu et al., *Evolving Normalization-Activation Layers* (NeurIPS 2020). It takes the place of a
     normalization and of the activation after it.
 
     Args:

@@ -14,16 +14,16 @@ from nnorm_export.mathematics import affine_per_channel, in_dtype, per_channel
 
 
 def filter_response(x: Tensor, epsilon: Tensor) -> Tensor:
-    """x/√(ν² + ε) with ν² the mean of x² over the spatial axes (FRN eq. 1, 2)."""
+    """x/√(ν² + ε) with ν² the mean of x² over the spatial axes (FRN)."""
     spatial = [axis for axis in range(2, x.dim())]  # noqa: C416 - TorchScript knows no list(range())
     return x / torch.sqrt(torch.square(x).mean(spatial, keepdim=True) + epsilon)
 
 
 class FilterResponseNorm(ChannelNorm):
-    r"""y = max(x/√(ν² + ε)·weight + bias, τ) with ν² the mean of x² over the spatial axes (FRN eq. 1–4).
+    r"""y = max(x/√(ν² + ε)·weight + bias, τ) with ν² the mean of x² over the spatial axes.
 
-    Singh and Krishnan, *Filter Response Normalization Layer* (CVPR 2020): no mean is subtracted, so the activation
-    after it is the thresholded linear unit max(·, τ), part of the layer here.
+    Singh and Krishnan, *Filter Response Normalization Layer* (CVPR 2020), cited as FRN: no mean is subtracted, so the
+    activation after it is the thresholded linear unit max(·, τ), part of the layer here.
 
     Args:
         num_features: the number C of channels.

@@ -16,7 +16,7 @@ from nnorm_export.mathematics import affine_per_channel, in_dtype, per_channel
 def switchable(
     x: Tensor, mean: Tensor, variance: Tensor, mean_weight: Tensor, var_weight: Tensor, epsilon: float
 ) -> Tensor:
-    """(x − Σ_k w_k·μ_k)/√(Σ_k w'_k·σ²_k + ε) for k = instance, layer, batch (SN eq. 3).
+    """(x − Σ_k w_k·μ_k)/√(Σ_k w'_k·σ²_k + ε) for k = instance, layer, batch.
 
     ``mean`` and ``variance`` are those of k = batch, with axes of length 1.
     """
@@ -35,7 +35,7 @@ def switchable(
 class SwitchableNorm(RunningStatistics, ChannelNorm):
     r"""y = (x − Σ_k w_k·μ_k)/√(Σ_k w'_k·σ²_k + ε)·weight + bias, k over instance, layer and batch.
 
-    Luo et al., *Differentiable Learning-to-Normalize via Switchable Normalization* (ICLR 2019), eq. 2–5; cited as SN.
+    Luo et al., *Differentiable Learning-to-Normalize via Switchable Normalization* (ICLR 2019).
     w and w' are the softmax of ``mean_logits`` and ``var_logits``, both of them learned. At inference w, w' and the
     statistics of the batch are constants.
 

@@ -14,7 +14,7 @@ from nnorm_export.layers._standard import Kind
 class WeightStandardization(nn.Module):
     r"""Ŵ = (W − mean W)/√(var W + ε) for each output channel, over its inputs and kernel.
 
-    Qiao et al., *Micro-Batch Training with Batch-Channel Normalization and Weight Standardization* (2019), eq. 2–3. At
+    Qiao et al., *Micro-Batch Training with Batch-Channel Normalization and Weight Standardization* (2019). At
     inference Ŵ is a constant, which :func:`nnorm_export.freeze` folds into the layer, as it does any parametrization of
     ``torch.nn.utils.parametrize``, weight norm among them.
 

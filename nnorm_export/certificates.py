@@ -1,0 +1,164 @@
+"""Certificates of parity: inputs, PyTorch's outputs and the float64 truth beside a file, checked later without PyTorch.
+
+A folder holds ``certificate.json`` and, laid out as ONNX's backend tests lay theirs out, ``test_data_set_0`` with
+``input_N.pb`` and ``output_N.pb``, PyTorch's results; ``truth_0`` has those in float64, where there are any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from nnorm_export._version import __version__
+from nnorm_export.errors import InputError, ModelFileError, ParityError
+from nnorm_export.judgement import Array, ParityReport, criterion_text, judge
+from nnorm_export.runtimes import Runner, load
+
+CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_0", "truth_0"
+_FORMAT = 1
+_PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy")
+
+
+def file_sha256(path: Path) -> str:
+    """Of a file and of the weights that an ONNX file keeps beside it."""
+    digest = hashlib.sha256(path.read_bytes())
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        return digest.hexdigest()
+    locations = {
+        entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    for location in sorted(locations):
+        digest.update((path.parent / location).read_bytes())
+    return digest.hexdigest()
+
+
+def write(
+    folder: Path,
+    path: Path,
+    runner: Runner,
+    report: ParityReport,
+    arrays: Mapping[str, Sequence[Array] | None],
+    tolerances: Mapping[str, float | None],
+) -> None:
+    """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
+
+    Args:
+        arrays: ``inputs``, ``outputs`` (PyTorch's) and ``truth`` (those in float64, or None).
+        tolerances: ``rtol`` and ``atol``, None where the error budget decides.
+
+    Raises:
+        InputError: ``folder`` holds something else than a certificate, or cannot be written.
+    """
+    if folder.exists() and not (folder / CERTIFICATE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: it is no certificate, and is not overwritten; name another folder")
+    certificate = {
+        "format": _FORMAT,
+        "file": path.name,
+        "sha256": file_sha256(path),
+        "runtime": report.runtime,
+        "criterion": report.criterion,
+        **tolerances,
+        "outputs": [asdict(output) for output in report.outputs],
+        "implementations": report.implementations,
+        "versions": versions(),
+    }
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            staged = Path(temporary) / folder.name
+            staged.mkdir()
+            (staged / CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+            names = [info.name for info in runner.inputs], [info.name for info in runner.outputs]
+            _write_tensors(staged / DATA, "input", names[0], arrays["inputs"] or [])
+            _write_tensors(staged / DATA, "output", names[1], arrays["outputs"] or [])
+            if (truth := arrays["truth"]) is not None:
+                _write_tensors(staged / TRUTH, "output", names[1], truth)
+            if folder.exists():
+                os.replace(folder, Path(temporary) / "older")
+            os.replace(staged, folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+def replay(path: str | Path, folder: str | Path, *, runtime: str | None = None) -> ParityReport:
+    """Runs the file ``path`` on the inputs in ``folder``, and compares with what PyTorch gave when they were recorded.
+
+    Needs neither PyTorch nor the model's code.
+
+    Raises:
+        ParityError: the file is not the one that was certified.
+        InputError: no certificate, or a damaged one.
+        ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
+    """
+    path, folder = Path(path), Path(folder)
+    certificate = _read_certificate(folder)
+    if not path.is_file():
+        raise ModelFileError(f"{path}: no such file")
+    if (found := file_sha256(path)) != certificate["sha256"]:
+        raise ParityError(
+            f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
+            f"{str(certificate['sha256'])[:12]}…; take that file, or record it anew with verify --record"
+        )
+    runner = load(path, runtime)
+    results = runner(*_read_tensors(folder / DATA, "input", len(runner.inputs)))
+    expected = _read_tensors(folder / DATA, "output", len(runner.outputs))
+    has_truth = (folder / TRUTH).is_dir()
+    truth = _read_tensors(folder / TRUTH, "output", len(runner.outputs)) if has_truth else [None] * len(expected)
+    rtol, atol = certificate.get("rtol"), certificate.get("atol")
+    quartets = zip(runner.outputs, results, expected, truth, strict=True)
+    outputs = [judge(info.name, actual, wanted, true, rtol, atol) for info, actual, wanted, true in quartets]
+    is_double = any(info.dtype.name == "float64" for info in runner.outputs)
+    criterion = criterion_text(outputs, rtol, atol, is_double=is_double)
+    return ParityReport(runner.runtime, criterion, outputs, runner.implementations)
+
+
+def versions() -> dict[str, str]:
+    """Of this package, of Python, and of what is installed of the packages that a comparison depends on."""
+    found = {"nnorm_export": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _read_certificate(folder: Path) -> dict[str, Any]:
+    try:
+        certificate: dict[str, Any] = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no certificate ({error}); verify --record writes one") from error
+    if certificate.get("format") != _FORMAT:
+        raise InputError(f"{folder}: a certificate of another format; record it anew with this nnorm_export")
+    return certificate
+
+
+def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array]) -> None:
+    folder.mkdir(exist_ok=True)
+    for index, (name, array) in enumerate(zip(names, arrays, strict=True)):
+        tensor = onnx.numpy_helper.from_array(array, name)
+        (folder / f"{kind}_{index}.pb").write_bytes(tensor.SerializeToString())
+
+
+def _read_tensors(folder: Path, kind: str, count: int) -> list[Array]:
+    arrays = []
+    for index in range(count):
+        file = folder / f"{kind}_{index}.pb"
+        try:
+            arrays.append(onnx.numpy_helper.to_array(onnx.TensorProto.FromString(file.read_bytes())))
+        except (OSError, DecodeError, ValueError) as error:
+            raise InputError(f"{file}: the certificate is damaged ({error}); record it anew") from error
+    return arrays

@@ -1,0 +1,188 @@
+"""diagnose(): what is installed, and what would run each normalization of a file on each runtime."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nnorm_export import library
+from nnorm_export._version import __version__
+from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.runtimes import DEFAULT_RUNTIME, load
+from nnorm_export.runtimes.archive import is_archive, read_archive
+from nnorm_export.runtimes.onnxruntime import CUDA, import_onnxruntime
+from nnorm_export.runtimes.tensorrt import is_engine
+
+ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-cuda", "tensorrt", "reference")
+_OLDEST_ONNXRUNTIME = (1, 18)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that is installed, or is not.
+
+    Attributes:
+        found: a version, a path, or what there is of it; empty where it is missing.
+        remedy: the command that brings it, where it is missing or does not work; else empty.
+    """
+
+    name: str
+    found: str
+    remedy: str = ""
+
+    @classmethod
+    def optional(cls, name: str, found: str | None, remedy: str) -> Part:
+        """One whose remedy is for where it is missing."""
+        return cls(name, found or "", "" if found else remedy)
+
+
+@dataclass(frozen=True)
+class RuntimeDiagnosis:
+    """A runtime, for one file or in general.
+
+    Attributes:
+        problem: why it cannot run, or nothing.
+        exit_code: of that problem; 0 without one.
+        implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or without such nodes.
+    """
+
+    runtime: str
+    problem: str = ""
+    exit_code: int = 0
+    implementations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found. ``needed`` is the runtime that must work."""
+
+    parts: list[Part]
+    runtimes: list[RuntimeDiagnosis]
+    needed: str
+
+    @property
+    def missing(self) -> RuntimeDiagnosis | None:
+        """The needed runtime, if it cannot run."""
+        return next((found for found in self.runtimes if found.runtime == self.needed and found.problem), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"exit_code": self.missing.exit_code if self.missing else 0, **asdict(self)}
+
+
+def diagnose(path: str | Path | None = None, *, runtime: str | None = None) -> Diagnosis:
+    """Looks at the installation and, with a file, at what each runtime would run its normalizations by.
+
+    Args:
+        path: a file of any format that this package writes; None looks at the installation alone.
+        runtime: the one that must work; None is the file's own, ``onnxruntime`` for ONNX.
+
+    Raises:
+        ModelFileError: the file is missing or no model.
+        NnormExportError: the file's format has no such runtime.
+    """
+    candidates = ONNX_RUNTIMES if path is None else _runtimes_for(Path(path))
+    needed = runtime or (DEFAULT_RUNTIME if DEFAULT_RUNTIME in candidates else candidates[0])
+    if needed not in candidates:
+        raise NnormExportError(f"{path or 'an ONNX file'} has no runtime {needed}; it has {', '.join(candidates)}")
+    return Diagnosis(list(_parts()), [_runtime(name, path) for name in candidates], needed)
+
+
+def _runtimes_for(path: Path) -> tuple[str, ...]:
+    if not path.is_file():
+        raise ModelFileError(f"{path}: no such file")
+    if is_engine(path):
+        return ("tensorrt",)
+    if is_archive(path):
+        return (read_archive(path).format,)
+    return ONNX_RUNTIMES
+
+
+def _runtime(name: str, path: str | Path | None) -> RuntimeDiagnosis:
+    try:
+        if path is None or (name == "tensorrt" and not is_engine(path)):
+            _require(name)  # TensorRT builds for minutes before it runs an ONNX file
+            return RuntimeDiagnosis(name)
+        return RuntimeDiagnosis(name, implementations=load(path, name).implementations)
+    except NnormExportError as error:
+        return RuntimeDiagnosis(name, str(error), error.exit_code)
+
+
+def _require(name: str) -> None:
+    """Raises RuntimeMissingError where the runtime is not there."""
+    if name.startswith("onnxruntime"):
+        onnxruntime = import_onnxruntime()
+        if name == "onnxruntime-cuda" and CUDA not in onnxruntime.get_available_providers():
+            raise RuntimeMissingError(
+                f"this ONNX Runtime has no {CUDA}: pip install 'nnorm_export[onnxruntime-gpu]' after uninstalling "
+                "onnxruntime, which it would share a folder with"
+            )
+    elif name == "tensorrt":
+        missing = [package for package in ("tensorrt", "polygraphy") if not _version(package)]
+        if missing:
+            raise RuntimeMissingError(f"{' and '.join(missing)} not installed: pip install 'nnorm_export[tensorrt]'")
+
+
+def _parts() -> Iterator[Part]:
+    yield Part("nnorm_export", __version__)
+    yield Part("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
+    yield Part.optional("torch", _version("torch"), "pip install torch, for what reads PyTorch models")
+    yield Part.optional("onnx", _version("onnx"), "pip install onnx")
+    yield _onnxruntime()
+    yield _library()
+    cuda = library.find_cuda_library() if _library_is_there() else None
+    yield Part.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
+    try:
+        yield Part("TensorRT plugins", library.get_plugin_path())
+    except RuntimeMissingError:
+        yield Part("TensorRT plugins", "", "install nnorm_export from source with TENSORRT_INCLUDE_DIR set")
+    yield Part.optional("TensorRT", _version("tensorrt"), "pip install 'nnorm_export[tensorrt]'")
+    yield Part.optional("Polygraphy", _version("polygraphy"), "pip install 'nnorm_export[tensorrt]'")
+    yield Part.optional("OpenVINO", _version("openvino"), "pip install openvino, for files of the form primitives")
+    yield Part.optional("matplotlib", _version("matplotlib"), "pip install 'nnorm_export[report]', for plots")
+
+
+def _onnxruntime() -> Part:
+    remedy = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
+    try:
+        onnxruntime = import_onnxruntime()
+    except RuntimeMissingError:
+        return Part("ONNX Runtime", "", remedy)
+    both = [package for package in ("onnxruntime", "onnxruntime-gpu") if _version(package)]
+    found = f"{onnxruntime.__version__} with {', '.join(onnxruntime.get_available_providers())}"
+    if len(both) > 1:
+        return Part("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < _OLDEST_ONNXRUNTIME:
+        return Part("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
+    return Part("ONNX Runtime", found)
+
+
+def _library() -> Part:
+    """The kernels, and whether the installed ONNX Runtime takes them."""
+    try:
+        path = library.get_library_path()
+    except RuntimeMissingError as error:
+        return Part("kernels", "", str(error))
+    try:
+        library.register(import_onnxruntime().SessionOptions())
+    except RuntimeMissingError as error:
+        return Part("kernels", path, str(error))
+    return Part("kernels", path)
+
+
+def _library_is_there() -> bool:
+    try:
+        return library.find_library() is not None
+    except RuntimeMissingError:
+        return False
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,141 @@
+"""Parts of an ONNX model: a layer's nodes, its input and output, and the layer cut out of the file."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import onnx
+from numpy.typing import NDArray
+
+from nnorm_export.names import DOMAIN, LAYER_PATH
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer in an ONNX graph.
+
+    Attributes:
+        name: of its node; of a module its path.
+        path, call: of the layer in the PyTorch model, and which of its calls this is, from 1.
+        op_type: of its node; ``(module)`` for a layer that is no normalization.
+        nodes: indices in the graph.
+        x, y: the values that it reads and gives.
+        residual: the value that it adds before a ReLU.
+        is_cut: whether it can run alone: it reads nothing else but constants.
+    """
+
+    name: str
+    path: str
+    call: int
+    op_type: str
+    nodes: tuple[int, ...]
+    x: str
+    y: str
+    residual: str | None = None
+    is_cut: bool = True
+
+    @property
+    def has_relu(self) -> bool:
+        return self.op_type.endswith("Relu")
+
+
+def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
+    """The normalizations that are nodes, and the given modules, in the order in which they run."""
+    parts = [*_normalizations(proto), *(part for path in modules for part in _module(proto, path))]
+    return sorted(parts, key=lambda part: max(part.nodes))
+
+
+def _normalizations(proto: onnx.ModelProto) -> list[Part]:
+    calls: Counter[str] = Counter()
+    parts = []
+    for index, node in enumerate(proto.graph.node):
+        if node.domain == DOMAIN:
+            path = _metadata(node).get(LAYER_PATH, "")
+            calls[path] += 1
+            residual = node.input[-1] if node.op_type.endswith("AddRelu") else None
+            x, y = node.input[0], node.output[0]
+            # One that adds its own input cannot be fed with two things.
+            parts.append(
+                Part(node.name, path, calls[path], node.op_type, (index,), x, y, residual, is_cut=residual != x)
+            )
+    return parts
+
+
+def _module(proto: onnx.ModelProto, path: str) -> list[Part]:
+    """The module, if it is called once and left in the file."""
+    graph = proto.graph
+    inside = [index for index, node in enumerate(graph.node) if path in _scopes(node)]
+    if not inside:
+        return []
+    constants = {tensor.name for tensor in graph.initializer}
+    made = {name for index in inside for name in graph.node[index].output}
+    read = [name for index in inside for name in graph.node[index].input if name and name not in made | constants]
+    outside = [name for index, node in enumerate(graph.node) if index not in inside for name in node.input]
+    given = [name for name in made if name in outside or name in {value.name for value in graph.output}]
+    y = given[0] if given else graph.node[inside[-1]].output[0]
+    is_cut = len(set(read)) == 1 and len(given) == 1
+    return [Part(path, path, 1, "(module)", tuple(inside), read[0] if read else y, y, is_cut=is_cut)]
+
+
+def _metadata(node: onnx.NodeProto) -> dict[str, str]:
+    return {prop.key: prop.value for prop in node.metadata_props}
+
+
+def _scopes(node: onnx.NodeProto) -> list[str]:
+    scopes: list[str] = ast.literal_eval(_metadata(node).get(_SCOPES, "[]"))
+    return scopes[:-1]
+
+
+def with_outputs(proto: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """A copy whose outputs are the values ``names``."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    graph = copy.graph
+    known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
+    made = {name for node in graph.node for name in node.output}
+    del graph.output[:]
+    for name in dict.fromkeys(names):
+        if name in made:
+            graph.output.append(known.get(name, onnx.ValueInfoProto(name=name)))
+    return copy
+
+
+def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequence[NDArray[Any]]]) -> onnx.ModelProto:
+    """A model in which each part stands by itself, one output each, with the inputs that ``feeds`` has for it in order.
+
+    Those are x and, if it has one, the residual.
+    """
+    nodes, inputs, outputs, used = [], [], [], set()
+    for number, (part, arrays) in enumerate(zip(parts, feeds, strict=True)):
+        own = [proto.graph.node[index] for index in part.nodes]
+        renamed = {name: f"{number}/{name}" for node in own for name in node.output}
+        for role, name, array in zip(("x", "residual"), (part.x, part.residual), arrays, strict=False):
+            renamed[str(name)] = f"{number}/{role}"
+            inputs.append(_value_info(renamed[str(name)], array, list(array.shape)))
+        for node in own:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = [renamed.get(name, name) for name in node.input]
+            copy.output[:] = [renamed[name] for name in node.output]
+            used.update(copy.input)
+            nodes.append(copy)
+        outputs.append(_value_info(renamed[part.y], arrays[0], None))
+    initializers = [tensor for tensor in proto.graph.initializer if tensor.name in used]
+    graph = onnx.helper.make_graph(nodes, "layers", inputs, outputs, initializers)
+    model = onnx.helper.make_model(graph, functions=list(proto.functions), opset_imports=list(proto.opset_import))
+    model.ir_version = proto.ir_version
+    model.metadata_props.extend(proto.metadata_props)
+    return model
+
+
+def _value_info(name: str, array: NDArray[Any], shape: list[int] | None) -> onnx.ValueInfoProto:
+    is_bfloat16 = array.dtype == ml_dtypes.bfloat16
+    kind = onnx.TensorProto.BFLOAT16 if is_bfloat16 else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor_value_info(name, int(kind), shape)

@@ -1,0 +1,46 @@
+"""assert_parity(): a file and PyTorch in a test suite of your own; the pytest plugin adds runtimes and drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from nnorm_export.judgement import ParityReport
+from nnorm_export.parity import Passthrough, verify
+
+
+def assert_parity(
+    path: str | Path,
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    *,
+    runtime: str | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    ran_by: str | None = None,
+    passthrough: Passthrough = (),
+) -> ParityReport:
+    """:func:`nnorm_export.verify`, as an assertion.
+
+    Args:
+        path, model, inputs, runtime, rtol, atol, passthrough: as for :func:`nnorm_export.verify`.
+        ran_by: what must have run every normalization that is a node: ``kernel``, ``body`` or ``plugin``.
+
+    Raises:
+        AssertionError: the file computes something else, or something else than ``ran_by`` ran it. The message has one
+            line for each output.
+    """
+    report = verify(path, model, inputs, runtime=runtime, rtol=rtol, atol=atol, passthrough=passthrough)
+    if not report:
+        raise AssertionError(
+            f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}"
+        )
+    if ran_by is not None:
+        others = {node: ran for node, ran in report.implementations.items() if ran != ran_by}
+        if others or not report.implementations:
+            listed = ", ".join(f"{node} by {ran}" for node, ran in others.items()) or "no normalization is a node of it"
+            raise AssertionError(f"{path} in {report.runtime}: not all was run by {ran_by}: {listed}")
+    return report

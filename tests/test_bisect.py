@@ -1,0 +1,240 @@
+"""bisect(): a fault planted in one layer of fifty is found in that layer, on every runtime."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from small_network import Network, randomized
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from nnorm_export import InputError, ModelFileError, bisect, export, layers, optimize
+from nnorm_export.cli import app
+
+RUNTIMES = ["onnxruntime", "reference"]
+ROWS = 25  # the one LayerNormalNorm; the others are batch norms
+
+
+class Fifty(nn.Module):
+    """Fifty normalizations on a residual stream; every fifth adds it before a ReLU, every other third has a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(50))
+        self.norms = nn.ModuleList(
+            layers.LayerNormalNorm(12) if index == ROWS else layers.BatchNormalNorm1d(12) for index in range(50)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, (linear, norm) in enumerate(zip(self.linears, self.norms, strict=True)):
+            y = norm(linear(x))
+            if index == ROWS:
+                x = y
+            elif index % 5 == 0:
+                x = (y + x).relu()
+            else:
+                x = y.relu() if index % 3 == 0 else y
+        return x
+
+
+@pytest.fixture(scope="module")
+def fifty() -> nn.Module:
+    torch.manual_seed(0)
+    model = Fifty()
+    model(torch.randn(64, 12))  # statistics that the layers see
+    for norm in model.norms:
+        if isinstance(norm, layers.BatchNormalNorm1d):
+            norm.momentum = None
+            norm.num_batches_tracked.zero_()
+    for _ in range(3):
+        model(torch.randn(64, 12))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.randn(16, 12, generator=torch.Generator().manual_seed(5))
+
+
+def node_of(proto: onnx.ModelProto, layer: int) -> onnx.NodeProto:
+    return next(node for node in proto.graph.node if node.name.startswith(f"norms.{layer}/"))
+
+
+def wrong_lmbda(proto: onnx.ModelProto, layer: int) -> None:
+    for position, sign in ((3, 1), (4, -1)):
+        name = node_of(proto, layer).input[position]
+        tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == name)
+        values = numpy_helper.to_array(tensor) + np.float32(sign * 1e-3)
+        tensor.CopyFrom(numpy_helper.from_array(values, name))
+
+
+def swapped_exponents(proto: onnx.ModelProto, layer: int) -> None:
+    node = node_of(proto, layer)
+    node.input[3], node.input[4] = node.input[4], node.input[3]
+
+
+def half_sum(proto: onnx.ModelProto, layer: int) -> None:
+    """The first mean in the body of the one LayerNormalNorm has the 11 bits of a float16.
+
+    By Veltkamp's splitting, c − (c − x) with c = (2¹³ + 1)·x: casts ONNX Runtime would take out.
+    """
+    body = next(function for function in proto.functions if function.name == "LayerNormalNorm").node
+    index, mean = next((index, node) for index, node in enumerate(body) if node.op_type == "ReduceMean")
+    rounded = mean.output[0]
+    mean.output[0] = "exact"
+    factor = onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [8193.0])
+    for offset, node in enumerate(
+        (
+            onnx.helper.make_node("Constant", [], ["factor"], value=factor),
+            onnx.helper.make_node("Mul", ["exact", "factor"], ["greater"]),
+            onnx.helper.make_node("Sub", ["greater", "exact"], ["difference"]),
+            onnx.helper.make_node("Sub", ["greater", "difference"], [rounded]),
+        )
+    ):
+        body.insert(index + 1 + offset, node)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("plant", "layer"),
+    [(wrong_lmbda, 0), (wrong_lmbda, 17), (wrong_lmbda, 49), (swapped_exponents, 30), (half_sum, ROWS)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_planted_faults(
+    plant: Callable[[onnx.ModelProto, int], None],
+    layer: int,
+    runtime: str,
+    fifty: nn.Module,
+    images: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if plant is half_sum:
+        monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")  # the fault is in the body
+    path = export(fifty, images, tmp_path / "m.onnx").path
+    assert bisect(path, fifty, images, runtime=runtime)
+    proto = onnx.load(path)
+    plant(proto, layer)
+    onnx.save(proto, path)
+    report = bisect(path, fifty, images, runtime=runtime)
+    assert not report
+    assert report.runtime == runtime
+    assert report.culprit is not None
+    assert report.culprit.path == f"norms.{layer}"
+    assert f"layer norms.{layer} (" in report.verdict
+    assert len(report.layers) == 50
+    for found in report.layers:
+        assert found.own is not None
+        assert found.own.passed == (found.path != f"norms.{layer}")
+        if int(found.path.split(".")[1]) <= layer:
+            assert found.inherited.passed
+    ran_by = {found.implementation for found in report.layers}
+    assert ran_by == ({"kernel"} if runtime == "onnxruntime" and plant is not half_sum else {"body"})
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_fault_between_layers(runtime: str, fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    path = export(fifty, images, tmp_path / "m.onnx").path
+    proto = onnx.load(path)
+    weight = next(tensor for tensor in proto.graph.initializer if tensor.name == "linears.20.weight")
+    sound = numpy_helper.to_array(weight)
+    wrong = sound.copy()
+    wrong[0, 0] += 0.01
+    weight.CopyFrom(numpy_helper.from_array(wrong, weight.name))
+    onnx.save(proto, path)
+    report = bisect(path, fifty, images, runtime=runtime)
+    assert report.culprit is None
+    assert "leaves PyTorch between layer norms.19 and layer norms.20" in report.verdict
+    report = bisect(path, fifty, images, runtime=runtime, layers=["linears.19", "linears.20"])
+    assert report.culprit is not None
+    assert report.culprit.path == "linears.20"
+    assert [layer.op_type for layer in report.layers if layer.path.startswith("linears")] == ["(module)"] * 2
+    weight.CopyFrom(numpy_helper.from_array(sound, weight.name))
+    output = proto.graph.output[0].name
+    last = next(node for node in proto.graph.node if output in node.output)
+    last.output[0] = "sound"
+    proto.graph.node.append(onnx.helper.make_node("Add", ["sound", "sound"], [output]))
+    onnx.save(proto, path)
+    assert "every layer is sound; the fault lies after layer norms.49: " in bisect(path, fifty, images).verdict
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+def test_every_operator_dtype_and_call(dtype: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = randomized(Network()).eval()
+    image = torch.randn(4, 3, 8, 6)
+    path = export(model, image, tmp_path / "m.onnx", dtype=dtype, opset_version=22).path
+    if dtype == "fp64":
+        model, image = model.double(), image.double()
+    report = bisect(path, model, image, runtime=None if dtype == "fp16" else "reference")
+    assert report, report.verdict
+    assert [(layer.path, layer.call) for layer in report.layers] == [
+        ("stem.1", 1),
+        ("group", 1),
+        ("stem.1", 2),
+        ("instance", 1),
+        ("head.1", 1),
+    ]
+    assert all(layer.own is not None for layer in report.layers)
+
+
+def test_what_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    path = export(fifty, images, tmp_path / "m.onnx", form="primitives").path
+    with pytest.raises(ModelFileError, match=r"no normalization that is a node \(its form is 'primitives'\)"):
+        bisect(path, fifty, images)
+    path = export(fifty, images, tmp_path / "m.onnx").path
+    with pytest.raises(InputError, match=r"no layer 'linears\.99'"):
+        bisect(path, fifty, images, layers=["linears.99"])
+    (tmp_path / "t.onnx").write_bytes(b"\x00\x01")
+    with pytest.raises(ModelFileError, match="not an ONNX model"):
+        bisect(tmp_path / "t.onnx", fifty, images)
+
+
+def test_optimized_files_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), layers.BatchNormalNorm2d(16), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    export(model, x, tmp_path / "m.onnx")
+    optimize(tmp_path / "m.onnx", tmp_path / "o.onnx")
+    with pytest.raises(ModelFileError, match="optimised, its layers are merged; bisect the portable file"):
+        bisect(tmp_path / "o.onnx", model, x)
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(
+        "import torch\nfrom torch import nn\nfrom nnorm_export import layers\n"
+        "def build():\n    torch.manual_seed(0)\n"
+        "    norms = layers.BatchNormalNorm1d(5), layers.LayerNormalNorm(4)\n"
+        "    model = nn.Sequential(nn.Linear(6, 5), norms[0], nn.Linear(5, 4), norms[1])\n"
+        "    model(torch.randn(20, 6))\n    return model.eval()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = CliRunner().invoke
+    assert run(app, ["export", "-m", "nets:build", "-i", "8,6", "-o", "m.onnx"]).exit_code == 0
+    sound = run(app, ["bisect", "m.onnx", "-m", "nets:build", "--plot", "errors.svg", "--layer", "2"])
+    assert sound.exit_code == 0, sound.output
+    assert re.search(r"1\s+BatchNormalNorm\s+kernel", sound.stdout)
+    assert re.search(r"2\s+\(module\)\s+-", sound.stdout)
+    assert "nothing differs" in sound.stdout
+    assert (tmp_path / "errors.svg").read_text().count("<svg") == 1
+    proto = onnx.load("m.onnx")
+    node = next(node for node in proto.graph.node if node.op_type == "BatchNormalNorm")
+    node.input[3], node.input[4] = node.input[4], node.input[3]
+    onnx.save(proto, "m.onnx")
+    for options in ([], ["--json"], ["--quiet"], ["--runtime", "reference"]):
+        wrong = run(app, ["bisect", "m.onnx", "-m", "nets:build", *options])
+        assert wrong.exit_code == 1
+        assert "layer 1 (BatchNormalNorm) computes something else, on PyTorch's own input" in wrong.stderr
+        if options == ["--json"]:
+            assert json.loads(wrong.stdout)["passed"] is False
+    refused = run(app, ["bisect", "m.onnx", "-m", "nets:build", "--plot", "errors.txt"])
+    assert refused.exit_code == 2
+    assert "errors.txt: a plot is written as .png, .svg, .pdf" in refused.stderr

@@ -1,0 +1,171 @@
+"""verify --record and --replay: a certificate holds on a machine without PyTorch, and breaks with one weight."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from small_network import Network, randomized
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from nnorm_export import (
+    InputError,
+    ParityError,
+    export,
+    export_program,
+    export_torchscript,
+    record,
+    replay,
+)
+from nnorm_export.cli import app
+
+# What `import torch` does where PyTorch is not installed.
+WITHOUT_PYTORCH = """
+import sys
+sys.modules["torch"] = None
+from nnorm_export.cli import main
+sys.argv = ["nnorm-export", *sys.argv[1:]]
+main()
+"""
+
+
+def without_pytorch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_PYTORCH, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=dict(os.environ))
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return randomized(Network()).eval()
+
+
+@pytest.fixture(scope="module")
+def image() -> Tensor:
+    return torch.randn(5, 3, 8, 6)
+
+
+@pytest.mark.parametrize("external_data", [None, True])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_replay_without_pytorch(
+    runtime: str, external_data: bool | None, network: nn.Module, image: Tensor, tmp_path: Path
+) -> None:
+    path = export(network, image, tmp_path / "m.onnx", external_data=external_data).path
+    assert record(path, network, image, tmp_path / "m.parity", runtime=runtime)
+    run = without_pytorch(tmp_path, "verify", "m.onnx", "--replay", "m.parity", "--runtime", runtime)
+    assert run.returncode == 0, run.stderr
+    assert "equal" in run.stdout
+    assert runtime in run.stdout
+    run = without_pytorch(tmp_path, "verify", "m.onnx", "--replay", "m.parity", "--json")
+    assert json.loads(run.stdout)["passed"] is True
+    changed = tmp_path / ("m.onnx.data" if external_data else "m.onnx")
+    if external_data:
+        data = bytearray(changed.read_bytes())
+        data[100] ^= 1
+        changed.write_bytes(data)
+    else:
+        proto = onnx.load(path)
+        weight = proto.graph.initializer[0]
+        values = numpy_helper.to_array(weight).copy()
+        values.flat[0] = np.nextafter(values.flat[0], np.float32(9))
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+        onnx.save(proto, path)
+    run = without_pytorch(tmp_path, "verify", "m.onnx", "--replay", "m.parity")
+    assert run.returncode == 1
+    assert "m.onnx is not the file that m.parity certifies: its SHA-256 is" in run.stderr
+
+
+def test_a_runtime_that_computes_something_else_fails(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    path = export(network, image, tmp_path / "m.onnx").path
+    record(path, network, image, tmp_path / "c")
+    output = tmp_path / "c" / "truth_0" / "output_0.pb"
+    truth = numpy_helper.to_array(onnx.TensorProto.FromString(output.read_bytes())).copy()
+    truth[0, 0] += 1e-3
+    output.write_bytes(numpy_helper.from_array(truth, "logits").SerializeToString())
+    report = replay(path, tmp_path / "c")
+    assert [parity.passed for parity in report.outputs] == [False, True, True]
+    run = without_pytorch(tmp_path, "verify", "m.onnx", "--replay", "c")
+    assert run.returncode == 1
+    assert "m.onnx does not compute what c certifies: logits differs" in run.stderr
+
+
+def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    path = export(network, image, tmp_path / "m.onnx").path
+    folder = tmp_path / "deep" / "er" / "c"
+    for _ in range(2):  # the second takes the place of the first
+        report = record(path, network, image, folder, rtol=1e-3, atol=1e-4)
+    assert [p.name for p in folder.parent.iterdir()] == ["c"]
+    assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*.pb")) == [
+        "test_data_set_0/input_0.pb",
+        *(f"test_data_set_0/output_{index}.pb" for index in range(3)),
+        *(f"truth_0/output_{index}.pb" for index in range(3)),
+    ]
+    tensor = onnx.TensorProto.FromString((folder / "test_data_set_0" / "input_0.pb").read_bytes())
+    assert tensor.name == "image"
+    np.testing.assert_array_equal(numpy_helper.to_array(tensor), image.numpy())
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert certificate["criterion"] == report.criterion == "allclose, rtol 0.001, atol 0.0001"
+    assert certificate["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
+    assert replay(path, folder).criterion == report.criterion
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+def test_every_dtype(dtype: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    path = export(network, image, tmp_path / "m.onnx", dtype=dtype, opset_version=22).path
+    runtime = "onnxruntime" if dtype == "fp16" else "reference"
+    assert record(path, network, image, tmp_path / "c", runtime=runtime)
+    assert replay(path, tmp_path / "c", runtime=runtime)
+
+
+def test_pytorchs_formats(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
+    for write, name in ((export_torchscript, "m.pt"), (export_program, "m.pt2")):
+        path = write(network, image, tmp_path / name).path
+        assert record(path, network, image, tmp_path / f"{name}.parity")
+        assert replay(path, tmp_path / f"{name}.parity")
+
+
+def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = export(network, image, tmp_path / "m.onnx").path
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("…")
+    with pytest.raises(InputError, match="mine: it is no certificate, and is not overwritten"):
+        record(path, network, image, tmp_path / "mine")
+    with pytest.raises(ParityError, match="nothing to certify"):
+        record(path, network, image, tmp_path / "c", rtol=0.0, atol=0.0)
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(InputError, match="no certificate"):
+        replay(path, tmp_path / "c")
+    record(path, network, image, tmp_path / "c")
+    (tmp_path / "c" / "test_data_set_0" / "input_0.pb").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"input_0\.pb: the certificate is damaged"):
+        replay(path, tmp_path / "c")
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    both = run(app, ["verify", "m.onnx", "--replay", "c", "-m", "nets:build"])
+    assert (both.exit_code, "--replay takes model, inputs and tolerances from" in both.stderr) == (2, True)
+    neither = run(app, ["verify", "m.onnx"])
+    assert (neither.exit_code, "give the model to compare with, --model" in neither.stderr) == (2, True)
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "certified_nets.py").write_text(
+        "import torch\nfrom torch import nn\nfrom nnorm_export import layers\n"
+        "def build():\n    torch.manual_seed(0)\n    return nn.Sequential(nn.Linear(6, 5), layers.LayerNormalNorm(5))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = CliRunner().invoke
+    assert run(app, ["export", "-m", "certified_nets:build", "-i", "8,6", "-o", "m.onnx"]).exit_code == 0
+    recorded = run(app, ["verify", "m.onnx", "-m", "certified_nets:build", "--record", "c"])
+    assert recorded.exit_code == 0, recorded.output
+    assert "wrote c" in recorded.stdout
+    assert run(app, ["verify", "m.onnx", "--replay", "c", "--quiet"]).exit_code == 0
