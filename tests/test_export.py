@@ -92,6 +92,15 @@ def test_the_weights_hash_tells_models_apart_and_not_forms(network: nn.Module, i
     assert export(other, image, tmp_path / "m", verify=False).weights_sha256 != hashes[0]
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
+def test_plain_batch_norms_fold_in_every_dtype(dtype: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    model(torch.randn(8, 3, 8, 8))
+    report = export(model, torch.randn(4, 3, 8, 8), tmp_path / "m.onnx", dtype=dtype, opset_version=22)
+    assert report.parity
+    assert [node.op_type for node in onnx.load(report.path).graph.node] == ["Conv", "Relu"]
+
+
 @pytest.mark.parametrize("form", FORMS[:2])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
 def test_dtypes(dtype: str, form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:

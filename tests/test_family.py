@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 import torch
 from family import CASES, convolutional, grouped, make, state_of
@@ -167,6 +168,16 @@ def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[T
         assert torch.equal(value, before[key])
 
 
+def test_openvino(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    model = AllNetworks(trained)
+    path = export(model, digits[0][:3], tmp_path / "m.onnx", form="primitives", verify=False).path
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    results = compiled(digits[0][:64].numpy())
+    with torch.no_grad():
+        for y, expected in zip(results.values(), model(digits[0][:64]), strict=True):
+            np.testing.assert_allclose(y, expected.numpy(), rtol=1e-3, atol=1e-4)
+
+
 class AllNetworks(nn.Module):
     """One after the other on the same images, so that they are compiled once."""
 
@@ -260,6 +271,30 @@ def test_proxy_norm_on_any_norm_and_activation(
         torch.testing.assert_close(variance.expand(4), drawn.var(0), rtol=0.05, atol=0.03)
         report = export(layer.eval(), x, tmp_path / "m.onnx")
         assert report.parity
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: nn.GroupNorm(2, 4, affine=False),
+        lambda: nn.InstanceNorm2d(4),
+        lambda: layers.FilterResponseNorm(4, threshold=False, affine=False),
+        lambda: layers.RegNorm(4, affine=False),
+        lambda: layers.PreLayerNorm(nn.Conv2d(4, 4, 3, bias=False), affine=False),
+        lambda: layers.EvoNormS0(4, 2, affine=False),
+    ],
+    ids=["group", "instance", "filter response", "reg", "pre-layer", "evo"],
+)
+def test_normality_on_top_of_norms_that_need_no_batch(norm: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """By composition: λ is each channel's, learned over the batch, frozen, and one node."""
+    normality = layers.BatchNormalNorm2d(4, standardize=False, noise_train=0.0)
+    model = nn.Sequential(norm(), normality)
+    for _ in range(5):
+        model(torch.randn(16, 4, 6, 5) ** 3)
+    assert not normality.running_lmbda.eq(1).any()
+    report = export(model.eval(), torch.randn(4, 4, 6, 5) ** 3, tmp_path / "m.onnx")
+    assert report.parity
+    assert [layer["op_type"] for layer in report.layers] == ["BatchNormalNorm"]
 
 
 def test_whitening_whitens() -> None:

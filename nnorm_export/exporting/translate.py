@@ -59,6 +59,7 @@ def translate(
             raise ExportError(f"torch.onnx.export cannot translate the model: {_root_cause(error)}") from error
     assert onnx_program is not None
     model: ir.Model = onnx_program.model
+    _round_folded_weights(model)
     onnx_ir.passes.common.NameFixPass()(model)  # a user's name for an output may be that of a value inside
     _restamp(model, opset)
     model.ir_version = IR_VERSION
@@ -74,6 +75,18 @@ def translate(
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
     return model
+
+
+def _round_folded_weights(model: ir.Model) -> None:
+    """torch's exporter folds a BatchNorm into the layer before it, and forgets to round the product to bfloat16."""
+    for node in model.graph:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
+            continue
+        dtype = node.inputs[0].dtype
+        for value in node.inputs[1:]:
+            if value is not None and value.const_value is not None and dtype is not None and value.dtype != dtype:
+                value.const_value = ir.tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)
+                value.dtype = dtype
 
 
 @contextmanager
