@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nnorm_export.exporters.report import ExportReport
     from nnorm_export.exporters.torchscript import export_torchscript
     from nnorm_export.freezing import freeze
+    from nnorm_export.half_safety import HalfRisk, float16_risks
     from nnorm_export.judgement import ParityReport
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
@@ -43,6 +44,7 @@ _MODULES = {
     "ExportReport": "nnorm_export.exporters.report",
     "OptimizeReport": "nnorm_export.optimizer",
     "Diagnosis": "nnorm_export.diagnosis",
+    "HalfRisk": "nnorm_export.half_safety",
     "ParityReport": "nnorm_export.judgement",
     "Runner": "nnorm_export.runtimes",
     "build_engine": "nnorm_export.engine",
@@ -50,6 +52,7 @@ _MODULES = {
     "export_aoti": "nnorm_export.exporters.programs",
     "export_program": "nnorm_export.exporters.programs",
     "export_torchscript": "nnorm_export.exporters.torchscript",
+    "float16_risks": "nnorm_export.half_safety",
     "freeze": "nnorm_export.freezing",
     "get_library_path": "nnorm_export.library",
     "get_plugin_path": "nnorm_export.library",
@@ -84,6 +87,7 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "FreezeError",
+    "HalfRisk",
     "InputError",
     "ModelFileError",
     "NnormExportError",
@@ -100,6 +104,7 @@ __all__ = [
     "export_aoti",
     "export_program",
     "export_torchscript",
+    "float16_risks",
     "freeze",
     "get_library_path",
     "get_plugin_path",

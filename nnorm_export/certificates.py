@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import InputError, ModelFileError, ParityError
-from nnorm_export.judgement import Array, ParityReport, criterion_text, judge
+from nnorm_export.judgement import Array, Criterion, ParityReport, criterion_text, judge
 from nnorm_export.runtimes import Runner, load
 
 CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_0", "truth_0"
@@ -51,13 +51,12 @@ def write(
     runner: Runner,
     report: ParityReport,
     arrays: Mapping[str, Sequence[Array] | None],
-    tolerances: Mapping[str, float | None],
+    criterion: Criterion,
 ) -> None:
     """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
 
     Args:
         arrays: ``inputs``, ``outputs`` (PyTorch's) and ``truth`` (those in float64, or None).
-        tolerances: ``rtol`` and ``atol``, None where the error budget decides.
 
     Raises:
         InputError: ``folder`` holds something else than a certificate, or cannot be written.
@@ -69,8 +68,8 @@ def write(
         "file": path.name,
         "sha256": file_sha256(path),
         "runtime": report.runtime,
-        "criterion": report.criterion,
-        **tolerances,
+        "criterion": asdict(criterion),
+        "decided_by": report.criterion,
         "outputs": [asdict(output) for output in report.outputs],
         "implementations": report.implementations,
         "versions": versions(),
@@ -117,12 +116,12 @@ def replay(path: str | Path, folder: str | Path, *, runtime: str | None = None) 
     expected = _read_tensors(folder / DATA, "output", len(runner.outputs))
     has_truth = (folder / TRUTH).is_dir()
     truth = _read_tensors(folder / TRUTH, "output", len(runner.outputs)) if has_truth else [None] * len(expected)
-    rtol, atol = certificate.get("rtol"), certificate.get("atol")
+    criterion = Criterion(**certificate["criterion"])
     quartets = zip(runner.outputs, results, expected, truth, strict=True)
-    outputs = [judge(info.name, actual, wanted, true, rtol, atol) for info, actual, wanted, true in quartets]
+    outputs = [judge(info.name, actual, wanted, true, criterion) for info, actual, wanted, true in quartets]
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
-    criterion = criterion_text(outputs, rtol, atol, is_double=is_double)
-    return ParityReport(runner.runtime, criterion, outputs, runner.implementations)
+    text = criterion_text(outputs, criterion, is_double=is_double)
+    return ParityReport(runner.runtime, text, outputs, runner.implementations)
 
 
 def versions() -> dict[str, str]:

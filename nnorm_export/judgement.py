@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -33,6 +33,40 @@ TOLERANCES = {
 # The greatest share of the greatest entry that PyTorch itself may be off float64, per dtype. Trained networks stay a
 # tenth of it away; beyond are random or unstable models, and overflow.
 STABLE = {"float64": 1e-10, "float32": 2e-4, "float16": 0.1, "bfloat16": 0.3}
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What decides: the error budget, or |file − PyTorch| ≤ atol + rtol·|PyTorch|.
+
+    Attributes:
+        rtol, atol: of ``allclose``; None takes those of torch.testing for the output's dtype.
+    """
+
+    kind: Literal["budget", "allclose"] = "budget"
+    rtol: float | None = None
+    atol: float | None = None
+
+    @classmethod
+    def of(cls, kind: str | None, rtol: float | None, atol: float | None) -> Criterion:
+        """From what a user says: tolerances mean ``allclose``, and the one of them that is not given is 0.
+
+        Raises:
+            NnormExportError: an unknown kind, or tolerances for the budget.
+        """
+        if kind not in (None, "budget", "allclose"):
+            raise NnormExportError(f"unknown criterion {kind!r}; choose budget or allclose")
+        if rtol is None and atol is None:
+            return cls("allclose") if kind == "allclose" else cls()
+        if kind == "budget":
+            raise NnormExportError("rtol and atol go with the criterion allclose; the budget is measured")
+        return cls("allclose", rtol or 0.0, atol or 0.0)
+
+    def tolerances(self, dtype: str) -> tuple[float, float]:
+        """(rtol, atol) for an output of ``dtype``."""
+        if self.rtol is None or self.atol is None:
+            return TOLERANCES[dtype]
+        return self.rtol, self.atol
 
 
 @dataclass(frozen=True)
@@ -105,8 +139,7 @@ def judge(
     actual: Array,
     expected: Array,
     truth: Array | None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    criterion: Criterion | None = None,
 ) -> OutputParity:
     """``actual`` of the file against PyTorch's ``expected`` in the same dtype, and the ``truth`` in float64."""
     if actual.shape != expected.shape:
@@ -129,8 +162,8 @@ def judge(
         rows=rows,
         dtype=dtype,
     )
-    if rtol is not None or atol is not None:
-        return replace(parity, passed=_all_close(difference, expected_wide, rtol or 0.0, atol or 0.0))
+    if criterion is not None and criterion.kind == "allclose":
+        return replace(parity, passed=_all_close(difference, expected_wide, *criterion.tolerances(dtype)))
     if truth is None:
         dtype_rtol, dtype_atol = (BUDGET * tolerance for tolerance in TOLERANCES[dtype])
         return replace(parity, passed=_all_close(difference, expected_wide, dtype_rtol, dtype_atol))
@@ -157,10 +190,12 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
     )
 
 
-def criterion_text(outputs: Sequence[OutputParity], rtol: float | None, atol: float | None, *, is_double: bool) -> str:
+def criterion_text(outputs: Sequence[OutputParity], criterion: Criterion, *, is_double: bool) -> str:
     """What decided over ``outputs``, in words."""
-    if rtol is not None or atol is not None:
-        return f"allclose, rtol {rtol or 0:g}, atol {atol or 0:g}"
+    if criterion.rtol is not None:
+        return f"allclose, rtol {criterion.rtol:g}, atol {criterion.atol:g}"
+    if criterion.kind == "allclose":
+        return "allclose at torch.testing's tolerances"
     if all(output.budget_share is not None for output in outputs):
         return f"budget: at most {BUDGET:g} times PyTorch's own error against float64"
     reason = "the file is in float64" if is_double else "the model does not run in float64"

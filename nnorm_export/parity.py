@@ -20,7 +20,7 @@ from nnorm_export.copying import deepcopy
 from nnorm_export.errors import InputError, NnormExportError, ParityError
 from nnorm_export.exporting.arguments import bind, cast, tensors_in, unbind
 from nnorm_export.freezing import freeze
-from nnorm_export.judgement import Array, ParityReport, criterion_text, is_float, judge, worst
+from nnorm_export.judgement import Array, Criterion, ParityReport, criterion_text, is_float, judge, worst
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.runtimes.model_file import read
 from nnorm_export.runtimes.pytorch import to_numpy
@@ -35,6 +35,7 @@ def verify(
     inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
     *,
     runtime: str | None = None,
+    criterion: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     passthrough: Passthrough = (),
@@ -46,6 +47,8 @@ def verify(
         model: the trained model; it is left untouched, and run in eval mode.
         inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor; left untouched too.
         runtime: see :func:`nnorm_export.load`.
+        criterion: ``budget``, the default, or ``allclose``, at torch.testing's tolerances for the dtype unless others
+            are given.
         rtol, atol: tolerances in place of the error budget; the one not given is 0.
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
 
@@ -53,9 +56,10 @@ def verify(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
         InputError: the inputs do not fit the model or the file.
     """
+    chosen = Criterion.of(criterion, rtol, atol)
     runner = load(path, runtime)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    return _compare(runner, model, [bind(model, args, kwargs)], rtol, atol, passthrough)
+    return _compare(runner, model, [bind(model, args, kwargs)], chosen, passthrough)
 
 
 def record(
@@ -65,6 +69,7 @@ def record(
     folder: str | Path,
     *,
     runtime: str | None = None,
+    criterion: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     passthrough: Passthrough = (),
@@ -75,7 +80,9 @@ def record(
         ParityError: the file does not pass, so nothing is written.
         InputError: ``folder`` holds something else than a certificate, or cannot be written.
     """
-    report = verify(path, model, inputs, runtime=runtime, rtol=rtol, atol=atol, passthrough=passthrough)
+    report = verify(
+        path, model, inputs, runtime=runtime, criterion=criterion, rtol=rtol, atol=atol, passthrough=passthrough
+    )
     if not report:
         raise ParityError(f"{path} does not compute what the model computes, so there is nothing to certify:\n{report}")
     runner = load(path, runtime)
@@ -87,7 +94,7 @@ def record(
         "outputs": reference.run(example),
         "truth": reference.run_in_float64(example),
     }
-    certificates.write(Path(folder), Path(path), runner, report, arrays, {"rtol": rtol, "atol": atol})
+    certificates.write(Path(folder), Path(path), runner, report, arrays, Criterion.of(criterion, rtol, atol))
     return report
 
 
@@ -100,7 +107,7 @@ def compare_with_pytorch(
     runtime: str | None = None,
 ) -> ParityReport:
     """As :func:`verify`, over several sets of bound inputs; the worst of them is reported."""
-    return _compare(load(path, runtime or runtime_for(path)), model, examples, None, None, passthrough)
+    return _compare(load(path, runtime or runtime_for(path)), model, examples, Criterion(), passthrough)
 
 
 def runtime_for(path: Path) -> str:
@@ -120,8 +127,7 @@ def _compare(
     runner: Runner,
     model: nn.Module,
     examples: Sequence[Mapping[str, Any]],
-    rtol: float | None,
-    atol: float | None,
+    criterion: Criterion,
     passthrough: Passthrough,
 ) -> ParityReport:
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
@@ -134,12 +140,12 @@ def _compare(
             raise NnormExportError(f"the file has {len(actual)} outputs, the model {len(expected)}")
         truths: Sequence[Array | None] = truth or [None] * len(actual)
         quartets = zip(runner.outputs, actual, expected, truths, strict=True)
-        compared.append([judge(info.name, a, e, t, rtol, atol) for info, a, e, t in quartets])
+        compared.append([judge(info.name, a, e, t, criterion) for info, a, e, t in quartets])
     outputs = [worst(parts) for parts in zip(*compared, strict=True)]
     if first and (defect := pytorch.defect(*first)):
         outputs = [output.failed(defect) for output in outputs]
-    criterion = criterion_text(outputs, rtol, atol, is_double=pytorch.dtype == torch.float64)
-    return ParityReport(runner.runtime, criterion, outputs, runner.implementations)
+    text = criterion_text(outputs, criterion, is_double=pytorch.dtype == torch.float64)
+    return ParityReport(runner.runtime, text, outputs, runner.implementations)
 
 
 class Tap(NamedTuple):

@@ -18,6 +18,7 @@ def assert_parity(
     inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
     *,
     runtime: str | None = None,
+    criterion: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     ran_by: str | None = None,
@@ -26,14 +27,16 @@ def assert_parity(
     """:func:`nnorm_export.verify`, as an assertion.
 
     Args:
-        path, model, inputs, runtime, rtol, atol, passthrough: as for :func:`nnorm_export.verify`.
+        path, model, inputs, runtime, criterion, rtol, atol, passthrough: as for :func:`nnorm_export.verify`.
         ran_by: what must have run every normalization that is a node: ``kernel``, ``body`` or ``plugin``.
 
     Raises:
         AssertionError: the file computes something else, or something else than ``ran_by`` ran it. The message has one
             line for each output.
     """
-    report = verify(path, model, inputs, runtime=runtime, rtol=rtol, atol=atol, passthrough=passthrough)
+    report = verify(
+        path, model, inputs, runtime=runtime, criterion=criterion, rtol=rtol, atol=atol, passthrough=passthrough
+    )
     if not report:
         raise AssertionError(
             f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}"

@@ -113,7 +113,7 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     assert tensor.name == "image"
     np.testing.assert_array_equal(numpy_helper.to_array(tensor), image.numpy())
     certificate = json.loads((folder / "certificate.json").read_text())
-    assert certificate["criterion"] == report.criterion == "allclose, rtol 0.001, atol 0.0001"
+    assert certificate["decided_by"] == report.criterion == "allclose, rtol 0.001, atol 0.0001"
     assert certificate["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     assert replay(path, folder).criterion == report.criterion
 

@@ -18,6 +18,7 @@ from nnorm_export.cli._common import (
     RuntimeOption,
     TrustPickleOption,
     VerboseOption,
+    print_facts,
     print_json,
     print_notices,
     print_table,
@@ -26,6 +27,7 @@ from nnorm_export.cli._common import (
 from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
+    from nnorm_export.half_safety import HalfRisk
     from nnorm_export.judgement import ParityReport
 
 
@@ -41,6 +43,14 @@ def verify(
     passthrough: PassthroughOption = None,
     input_specs: InputOption = None,
     runtime: RuntimeOption = None,
+    criterion: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="budget (default), or allclose: torch.testing's tolerances for the dtype, or --rtol and --atol.",
+            rich_help_panel="Comparison",
+        ),
+    ] = None,
     rtol: Annotated[
         float | None,
         typer.Option(
@@ -53,6 +63,14 @@ def verify(
             metavar="X", min=0, help="Absolute tolerance, in place of the error budget.", rich_help_panel="Comparison"
         ),
     ] = None,
+    float16: Annotated[
+        bool,
+        typer.Option(
+            "--float16",
+            help="List the normalizations that float16 puts at risk on these inputs, and why.",
+            rich_help_panel="Comparison",
+        ),
+    ] = False,
     record: Annotated[
         str | None,
         typer.Option(
@@ -96,7 +114,13 @@ def verify(
       nnorm-export verify net.onnx --replay net.parity
     """
     if replay is not None:
-        if model is not None or record is not None or input_specs or rtol is not None or atol is not None:
+        if (
+            model is not None
+            or record is not None
+            or input_specs
+            or float16
+            or any(given is not None for given in (criterion, rtol, atol))
+        ):
             raise NnormExportError("--replay takes model, inputs and tolerances from the certificate; leave them out")
         _replay(path, replay, runtime, json_output=json_output, quiet=quiet)
         return
@@ -106,26 +130,48 @@ def verify(
     from nnorm_export.cli._file_inputs import inputs_of
     from nnorm_export.cli._parity import print_parity
     from nnorm_export.cli._source import load_source
+    from nnorm_export.half_safety import float16_risks
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
         inputs, notices = inputs_of(source, input_specs, path, runtime)
     print_notices([*source.notices, *notices], quiet=quiet)
     with working(f"Comparing {path} with PyTorch", quiet=quiet):
-        options: dict[str, Any] = {"runtime": runtime, "rtol": rtol, "atol": atol, "passthrough": passthrough or ()}
+        options: dict[str, Any] = {
+            "runtime": runtime,
+            "criterion": criterion,
+            "rtol": rtol,
+            "atol": atol,
+            "passthrough": passthrough or (),
+        }
         report = parity.verify(path, source.module, inputs, **options)
         if record is not None and report:
             parity.record(path, source.module, inputs, record, **options)
+        risks = float16_risks(source.module, inputs, passthrough=passthrough or ()) if float16 else []
     if json_output:
-        print_json({"path": path, **report.to_json(), "notices": [*source.notices, *notices]})
+        listed = {"float16_risks": [risk.to_json() for risk in risks]} if float16 else {}
+        print_json({"path": path, **report.to_json(), **listed, "notices": [*source.notices, *notices]})
     elif not quiet:
         print_parity(report)
         if verbose and report.implementations:
             typer.echo()
             print_table(("node", "ran by"), report.implementations.items())
+        if float16:
+            typer.echo()
+            _print_risks(risks)
         if record is not None and report:
             typer.echo(f"wrote {record}")
     _fail_unless(report, f"{path} does not compute what {model} computes", json_output=json_output)
+
+
+def _print_risks(risks: list[HalfRisk]) -> None:
+    if not risks:
+        typer.echo("float16 puts no normalization at risk on these inputs")
+        return
+    rows = [(risk.path or "(the model itself)", "; ".join((*risk.unsafe, *risk.sums))) for risk in risks]
+    print_facts(rows)
+    if not any(risk.unsafe for risk in risks):
+        typer.echo("Files of nnorm_export sum in float32, in float16 too: these layers are safe in them.")
 
 
 def _replay(path: str, folder: str, runtime: str | None, *, json_output: bool, quiet: bool) -> None:

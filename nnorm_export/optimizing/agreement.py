@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from nnorm_export.errors import InputError, NnormExportError
-from nnorm_export.judgement import Array, OutputParity, ParityReport, is_float, judge, worst
+from nnorm_export.judgement import Array, Criterion, OutputParity, ParityReport, is_float, judge, worst
 from nnorm_export.runtimes import Runner, TensorInfo
 
 ROUNDINGS = 64  # of the greatest entry of an output, that its entries may be apart
@@ -47,7 +47,7 @@ def _judge(name: str, actual: Array, expected: Array) -> OutputParity:
         return judge(name, actual, expected, None)
     greatest = np.abs(expected[np.isfinite(expected)].astype(np.float64)).max(initial=0.0)
     rounding = float(ml_dtypes.finfo(expected.dtype).eps) * float(greatest)  # type: ignore[no-untyped-call]
-    return judge(name, actual, expected, None, rtol=0.0, atol=ROUNDINGS * rounding)
+    return judge(name, actual, expected, None, Criterion("allclose", rtol=0.0, atol=ROUNDINGS * rounding))
 
 
 def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
