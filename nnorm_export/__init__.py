@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nnorm_export.optimizer import OptimizeReport, optimize
     from nnorm_export.parity import record, verify
     from nnorm_export.runtimes import Runner, load
+    from nnorm_export.serving import Repository, write_repository
     from nnorm_export.stripping import strip
 
 # Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
@@ -46,6 +47,7 @@ _MODULES = {
     "Diagnosis": "nnorm_export.diagnosis",
     "HalfRisk": "nnorm_export.half_safety",
     "ParityReport": "nnorm_export.judgement",
+    "Repository": "nnorm_export.serving",
     "Runner": "nnorm_export.runtimes",
     "build_engine": "nnorm_export.engine",
     "export": "nnorm_export.exporters.onnx",
@@ -64,6 +66,7 @@ _MODULES = {
     "replay": "nnorm_export.certificates",
     "strip": "nnorm_export.stripping",
     "verify": "nnorm_export.parity",
+    "write_repository": "nnorm_export.serving",
 }
 
 
@@ -94,6 +97,7 @@ __all__ = [
     "OptimizeReport",
     "ParityError",
     "ParityReport",
+    "Repository",
     "Runner",
     "RuntimeMissingError",
     "__version__",
@@ -116,4 +120,5 @@ __all__ = [
     "replay",
     "strip",
     "verify",
+    "write_repository",
 ]

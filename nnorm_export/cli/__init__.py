@@ -14,6 +14,7 @@ from nnorm_export.cli.engine import engine
 from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
+from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.strip import strip
 from nnorm_export.cli.verify import verify
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, bisect, doctor, inspect, optimize, engine, strip):
+for command in (export, verify, bisect, doctor, inspect, optimize, engine, strip, serve_repo):
     app.command(cls=Command)(command)
 
 

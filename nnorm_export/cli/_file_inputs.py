@@ -11,6 +11,7 @@ from nnorm_export.errors import NnormExportError
 from nnorm_export.exporting.arguments import bind
 from nnorm_export.inspection import TensorDescription, describe
 from nnorm_export.runtimes import TensorInfo, load
+from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
 DYNAMIC_ROWS = 4  # what an axis without a length gets in random inputs
@@ -37,5 +38,5 @@ def inputs_of(source: Source, specs: list[str] | None, path: str, runtime: str |
 
 
 def _infos(path: str, runtime: str | None) -> Sequence[TensorDescription | TensorInfo]:
-    """The inputs of the file; an engine's are known to TensorRT alone."""
-    return load(path, runtime).inputs if is_engine(path) else describe(path, run=False).inputs
+    """The inputs of the file; an engine's are known to TensorRT alone, a server's to the server."""
+    return load(path, runtime).inputs if is_engine(path) or is_url(path) else describe(path, run=False).inputs

@@ -32,9 +32,18 @@ if TYPE_CHECKING:
 
 
 def verify(
-    path: Annotated[
-        str, typer.Argument(metavar="FILE", help="The file to verify, of any format that export or engine writes.")
-    ],
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="The file to verify, of any format that export or engine writes."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Instead of a file a running server that speaks the KServe v2 protocol, such as Triton: "
+            "http://HOST:8000/MODEL or grpc://HOST:8001/MODEL.",
+        ),
+    ] = None,
     model: OptionalModelOption = None,
     model_arg: ModelArgOption = None,
     checkpoint: CheckpointOption = None,
@@ -112,7 +121,14 @@ def verify(
       nnorm-export verify net.onnx -m nets:build -c best.pth --record net.parity
 
       nnorm-export verify net.onnx --replay net.parity
+
+      nnorm-export verify --url grpc://localhost:8001/net -m nets:build -c best.pth
     """
+    if (file is None) == (url is None):
+        raise NnormExportError("give either a file or, with --url, a server")
+    path = str(file or url)
+    if url is not None and (record is not None or replay is not None):
+        raise NnormExportError("a certificate is of a file, and a server does not show its own; leave out --url")
     if replay is not None:
         if (
             model is not None

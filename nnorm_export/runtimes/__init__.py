@@ -10,6 +10,7 @@ from typing import Any
 from nnorm_export.errors import NnormExportError
 from nnorm_export.runtimes.archive import AOTI, PT2, TORCHSCRIPT, is_archive, read_archive
 from nnorm_export.runtimes.base import Runner, TensorInfo
+from nnorm_export.runtimes.kserve import KServeRunner, is_url
 from nnorm_export.runtimes.onnxruntime import OnnxRuntimeCudaRunner, OnnxRuntimeRunner
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.runtimes.tensorrt import TensorRTRunner, is_engine
@@ -30,6 +31,7 @@ RUNTIMES: dict[str, Callable[..., Runner]] = {
     OnnxRuntimeCudaRunner.runtime: OnnxRuntimeCudaRunner,
     ReferenceRunner.runtime: ReferenceRunner,
     TensorRTRunner.runtime: TensorRTRunner,
+    KServeRunner.runtime: KServeRunner,
     TORCHSCRIPT: _by_pytorch("TorchScriptRunner"),
     PT2: _by_pytorch("ProgramRunner"),
     AOTI: _by_pytorch("AotiRunner"),
@@ -45,6 +47,7 @@ def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner
         path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or what
             :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program` or
             :func:`nnorm_export.export_aoti` wrote. The last is machine code: load it only from those that you trust.
+            Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
         runtime: ``onnxruntime``, ``onnxruntime-cuda``, ``reference`` or ``tensorrt`` for ONNX; None takes ONNX Runtime
             on the CPU. The other files each have one: ``tensorrt``, ``torchscript``, ``pt2`` or ``aoti``.
         options: the runtime's own, see :class:`OnnxRuntimeRunner` and :class:`TensorRTRunner`.
@@ -60,6 +63,8 @@ def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner
 
 
 def _runtime_of(path: str | Path) -> str:
+    if is_url(path):
+        return KServeRunner.runtime
     if is_engine(path):
         return TensorRTRunner.runtime
     return read_archive(path).format if is_archive(path) else DEFAULT_RUNTIME
@@ -68,6 +73,7 @@ def _runtime_of(path: str | Path) -> str:
 __all__ = [
     "DEFAULT_RUNTIME",
     "RUNTIMES",
+    "KServeRunner",
     "OnnxRuntimeCudaRunner",
     "OnnxRuntimeRunner",
     "ReferenceRunner",

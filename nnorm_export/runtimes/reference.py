@@ -32,8 +32,8 @@ class ReferenceRunner(Runner):
             raise ModelFileError(f"{path}: the reference evaluator cannot load it: {error}") from error
         graph = self._file.proto.graph
         initializers = {initializer.name for initializer in graph.initializer}
-        self.inputs = [_info(value) for value in graph.input if value.name not in initializers]
-        self.outputs = [_info(value) for value in graph.output]
+        self.inputs = [info_of(value) for value in graph.input if value.name not in initializers]
+        self.outputs = [info_of(value) for value in graph.output]
 
     @cached_property
     def implementations(self) -> dict[str, str]:
@@ -46,7 +46,7 @@ class ReferenceRunner(Runner):
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
 
 
-def _info(value: onnx.ValueInfoProto) -> TensorInfo:
+def info_of(value: onnx.ValueInfoProto) -> TensorInfo:
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim)
     return TensorInfo(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape)

@@ -1,0 +1,111 @@
+"""A model behind a server that speaks the KServe v2 protocol, such as Triton's, asked by NVIDIA's tritonclient."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+from urllib.parse import urlsplit
+
+import ml_dtypes
+import numpy as np
+
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+
+SCHEMES = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
+_DTYPES: dict[str, Any] = {
+    "FP64": np.float64,
+    "FP32": np.float32,
+    "FP16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "INT64": np.int64,
+    "INT32": np.int32,
+    "INT16": np.int16,
+    "INT8": np.int8,
+    "UINT64": np.uint64,
+    "UINT32": np.uint32,
+    "UINT16": np.uint16,
+    "UINT8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+def is_url(path: object) -> bool:
+    return isinstance(path, str) and urlsplit(path).scheme in SCHEMES
+
+
+class KServeRunner(Runner):
+    """``load("grpc://localhost:8001/resnet")``, or ``http://localhost:8000/resnet/2`` for version 2 of the model.
+
+    Raises:
+        RuntimeMissingError: tritonclient is not installed, or no server answers.
+        ModelFileError: the server does not have the model, or it is not ready.
+    """
+
+    runtime = "kserve"
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        name, _, version = parts.path.strip("/").partition("/")
+        if parts.scheme not in SCHEMES or not parts.netloc or not name:
+            raise NnormExportError(f"{url}: give http://HOST:PORT/MODEL[/VERSION], or grpc://…")
+        self._url, self._name, self._version = url, name, version
+        try:
+            self._client_module: Any = importlib.import_module(f"tritonclient.{SCHEMES[parts.scheme]}")
+        except ImportError:
+            raise RuntimeMissingError("a server is asked by tritonclient: pip install 'nnorm_export[serve]'") from None
+        secure = {"ssl": True} if parts.scheme in ("https", "grpcs") else {}
+        self._is_grpc = SCHEMES[parts.scheme] == "grpc"
+        self._client: Any = self._client_module.InferenceServerClient(url=parts.netloc, **secure)
+        metadata = self._metadata()
+        self.inputs = [self._info(entry) for entry in metadata.get("inputs", [])]
+        self.outputs = [self._info(entry) for entry in metadata.get("outputs", [])]
+
+    @property
+    def implementations(self) -> dict[str, str]:
+        """Empty: a server does not say what runs its nodes."""
+        return {}
+
+    def _metadata(self) -> dict[str, Any]:
+        json = {"as_json": True} if self._is_grpc else {}
+        try:
+            live = self._client.is_server_live()
+        except Exception as error:  # of gevent, grpc, sockets: no common base
+            raise RuntimeMissingError(f"{self._url}: no server answers ({_first_line(error)})") from error
+        try:
+            if not live or not self._client.is_model_ready(self._name, self._version):
+                raise ModelFileError(
+                    f"{self._url}: the server has no model {self._name} that is ready; its log says why"
+                )
+            metadata: dict[str, Any] = self._client.get_model_metadata(self._name, self._version, **json)
+        except NnormExportError:
+            raise
+        except Exception as error:  # tritonclient's, and those of its transports
+            raise ModelFileError(f"{self._url}: {_first_line(error)}") from error
+        return metadata
+
+    def _info(self, entry: dict[str, Any]) -> TensorInfo:
+        if entry["datatype"] not in _DTYPES:
+            raise ModelFileError(f"{self._url}: {entry['name']} is {entry['datatype']}, which is not sent")
+        shape = tuple(None if int(dim) < 0 else int(dim) for dim in entry["shape"])
+        return TensorInfo(entry["name"], np.dtype(_DTYPES[entry["datatype"]]), shape)
+
+    def _run(self, feed: dict[str, Array]) -> list[Array]:
+        inputs = []
+        for info in self.inputs:
+            array = np.ascontiguousarray(feed[info.name])
+            is_bfloat16 = info.dtype == ml_dtypes.bfloat16  # tritonclient takes float32 for it, and gives it too
+            kind = next(name for name, dtype in _DTYPES.items() if np.dtype(dtype) == info.dtype)
+            value = self._client_module.InferInput(info.name, list(array.shape), kind)
+            value.set_data_from_numpy(array.astype(np.float32) if is_bfloat16 else array)
+            inputs.append(value)
+        outputs = [self._client_module.InferRequestedOutput(info.name) for info in self.outputs]
+        try:
+            result = self._client.infer(self._name, inputs, self._version, outputs=outputs)
+        except Exception as error:  # tritonclient's, and those of its transports
+            raise InputError(f"{self._url}: the server refuses these inputs: {_first_line(error)}") from error
+        return [np.asarray(result.as_numpy(info.name)).astype(info.dtype) for info in self.outputs]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
