@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.exporting.arguments import bind, tensors_in
 from nnorm_export.judgement import Array, OutputParity, judge
 from nnorm_export.parity import Passthrough, PyTorchModel, Tap, as_taken, dtype_of
 from nnorm_export.runtimes import load, model_file
-from nnorm_export.runtimes.parts import Part, alone, parts_of, with_outputs
+from nnorm_export.runtimes.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
 from nnorm_export.runtimes.pytorch import to_numpy
 
 
@@ -59,14 +61,17 @@ class Bisection:
         runtime: what ran the file.
         layers: in the order in which they run.
         outputs: of the whole file.
+        notes: layers that were not looked at, and why.
     """
 
     runtime: str
     layers: list[LayerParity]
     outputs: list[OutputParity]
+    notes: list[str]
 
     def __bool__(self) -> bool:
-        return self.culprit is None and all(output.passed for output in self.outputs)
+        compared = [*(layer.inherited for layer in self.layers), *self.outputs]
+        return self.culprit is None and all(parity.passed for parity in compared)
 
     @property
     def culprit(self) -> LayerParity | None:
@@ -119,16 +124,21 @@ def bisect(
             f"{path}: it is optimised, its layers are merged; bisect the portable file it was made from"
         )
     others = list(layers)
-    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    modules = dict(model.named_modules(remove_duplicate=False))
     if unknown := [name for name in others if name not in modules]:
         raise InputError(f"the model has no layer {unknown[0]!r}; named_modules() lists what it has")
     proto = onnx.load(path)
     parts = parts_of(proto, others)
+    if gone := [name for name in others if name not in {part.path for part in parts}]:
+        raise InputError(
+            f"nothing of layer {gone[0]} is left in {path}: it is folded into another, or does nothing there"
+        )
     if not parts:
         raise ModelFileError(
             f"{path}: it has no normalization that is a node (its form is '{file.form}'), and no layers were named; "
             "export the form 'portable', or name layers"
         )
+    _refuse_folded(proto, parts, modules)
     runner = load(path, runtime)
     reference = PyTorchModel(model, dtype_of(runner), passthrough)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
@@ -139,6 +149,7 @@ def bisect(
     truth, exact = reference.run_with_taps_in_float64(example, paths)
     quartets = zip(runner.outputs, runner(*feed), expected, truth or itertools.repeat(None), strict=False)
     outputs = [judge(info.name, actual, wanted, true) for info, actual, wanted, true in quartets]
+    parts, notes = _matched(parts, seen, modules)
     with tempfile.TemporaryDirectory() as folder:
         inside = _values(with_outputs(proto, [part.x for part in parts]), Path(folder) / "inside.onnx", runtime, feed)
         cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
@@ -150,7 +161,48 @@ def bisect(
         inherited = judge(part.name, inside.get(part.x, tap.x), tap.x, true_x)
         implementation = implementations.get(part.name, "")
         found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
-    return Bisection(runner.runtime, found, outputs)
+    return Bisection(runner.runtime, found, outputs, notes)
+
+
+def _matched(
+    parts: Sequence[Part], seen: Mapping[str, Sequence[Tap]], modules: Mapping[str, nn.Module]
+) -> tuple[list[Part], list[str]]:
+    """The parts, each with the number of its layer's call in PyTorch, and notes on those that cannot be told apart.
+
+    A layer under several names is one layer, whose calls PyTorch counts together.
+    """
+    if missing := [part.path for part in parts if not seen[part.path]]:
+        raise InputError(
+            f"layer {missing[0] or '(the model itself)'} is never called in PyTorch; an exported program has no layers "
+            "to look into: give the module that it was made of"
+        )
+    counts = Counter(id(modules[part.path]) for part in parts)
+    matched, notes = [], []
+    calls: Counter[int] = Counter()
+    for part in parts:
+        layer, called = id(modules[part.path]), len(seen[part.path])
+        calls[layer] += 1
+        if counts[layer] == called and (part.op_type != MODULE or called == 1):
+            matched.append(replace(part, call=calls[layer]))
+        else:
+            notes.append(
+                f"layer {part.path} is not looked at: it is called {called} times, and not all are in the file"
+            )
+    return matched, list(dict.fromkeys(notes))
+
+
+def _refuse_folded(proto: onnx.ModelProto, parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> None:
+    """A layer that the exporter has folded another into does not compute what the module does."""
+    decorrelated = [path for path, layer in modules.items() if hasattr(layer, "running_whitening_matrix")]
+    folded = [path for path in decorrelated if not nodes_of(proto, path)]
+    for part in parts:
+        layer = modules[part.path]
+        if part.op_type == MODULE and isinstance(layer, _BatchNorm):
+            raise InputError(f"layer {part.path} is folded into the layer before it in this file; name what follows it")
+        if part.op_type == MODULE and folded and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+            raise InputError(
+                f"layer {part.path} may have {folded[0]} folded into it in this file; name what follows it"
+            )
 
 
 def _values(proto: onnx.ModelProto, path: Path, runtime: str | None, feed: list[Array]) -> dict[str, Array]:

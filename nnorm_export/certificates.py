@@ -32,6 +32,13 @@ _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "num
 
 def file_sha256(path: Path) -> str:
     """Of a file and of the weights that an ONNX file keeps beside it."""
+    try:
+        return _file_sha256(path)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read with its weights ({error.strerror}: {error.filename})") from error
+
+
+def _file_sha256(path: Path) -> str:
     digest = hashlib.sha256(path.read_bytes())
     try:
         proto = onnx.load(path, load_external_data=False)
@@ -61,8 +68,8 @@ def write(
     Raises:
         InputError: ``folder`` holds something else than a certificate, or cannot be written.
     """
-    if folder.exists() and not (folder / CERTIFICATE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: it is no certificate, and is not overwritten; name another folder")
+    if folder.exists() and not _is_replaceable(folder):
+        raise InputError(f"{folder}: it holds something else than a certificate, and is not overwritten; name another")
     certificate = {
         "format": _FORMAT,
         "file": path.name,
@@ -135,13 +142,29 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _is_replaceable(folder: Path) -> bool:
+    """An empty folder, or a certificate and nothing besides."""
+    if not folder.is_dir():
+        return False
+    names = {entry.name for entry in folder.iterdir()}
+    if not names:
+        return True
+    try:
+        _read_certificate(folder)
+    except InputError:
+        return False
+    return names <= {CERTIFICATE, DATA, TRUTH}
+
+
 def _read_certificate(folder: Path) -> dict[str, Any]:
     try:
         certificate: dict[str, Any] = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no certificate ({error}); verify --record writes one") from error
-    if certificate.get("format") != _FORMAT:
+    if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
         raise InputError(f"{folder}: a certificate of another format; record it anew with this nnorm_export")
+    if missing := {"sha256", "criterion"} - certificate.keys():
+        raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it anew")
     return certificate
 
 

@@ -23,7 +23,7 @@ _OLDEST_ONNXRUNTIME = (1, 18)
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """Something that is installed, or is not.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part:
     remedy: str = ""
 
     @classmethod
-    def optional(cls, name: str, found: str | None, remedy: str) -> Part:
+    def optional(cls, name: str, found: str | None, remedy: str) -> Component:
         """One whose remedy is for where it is missing."""
         return cls(name, found or "", "" if found else remedy)
 
@@ -61,7 +61,7 @@ class RuntimeDiagnosis:
 class Diagnosis:
     """What :func:`diagnose` found. ``needed`` is the runtime that must work."""
 
-    parts: list[Part]
+    components: list[Component]
     runtimes: list[RuntimeDiagnosis]
     needed: str
 
@@ -89,7 +89,7 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None) -> D
     needed = runtime or (DEFAULT_RUNTIME if DEFAULT_RUNTIME in candidates else candidates[0])
     if needed not in candidates:
         raise NnormExportError(f"{path or 'an ONNX file'} has no runtime {needed}; it has {', '.join(candidates)}")
-    return Diagnosis(list(_parts()), [_runtime(name, path) for name in candidates], needed)
+    return Diagnosis(list(_components()), [_runtime(name, path) for name in candidates], needed)
 
 
 def _runtimes_for(path: Path) -> tuple[str, ...]:
@@ -127,51 +127,51 @@ def _require(name: str) -> None:
             raise RuntimeMissingError(f"{' and '.join(missing)} not installed: pip install 'nnorm_export[tensorrt]'")
 
 
-def _parts() -> Iterator[Part]:
-    yield Part("nnorm_export", __version__)
-    yield Part("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
-    yield Part.optional("torch", _version("torch"), "pip install torch, for what reads PyTorch models")
-    yield Part.optional("onnx", _version("onnx"), "pip install onnx")
+def _components() -> Iterator[Component]:
+    yield Component("nnorm_export", __version__)
+    yield Component("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
+    yield Component.optional("torch", _version("torch"), "pip install torch, for what reads PyTorch models")
+    yield Component.optional("onnx", _version("onnx"), "pip install onnx")
     yield _onnxruntime()
     yield _library()
     cuda = library.find_cuda_library() if _library_is_there() else None
-    yield Part.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
+    yield Component.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
     try:
-        yield Part("TensorRT plugins", library.get_plugin_path())
+        yield Component("TensorRT plugins", library.get_plugin_path())
     except RuntimeMissingError:
-        yield Part("TensorRT plugins", "", "install nnorm_export from source with TENSORRT_INCLUDE_DIR set")
-    yield Part.optional("TensorRT", _version("tensorrt"), "pip install 'nnorm_export[tensorrt]'")
-    yield Part.optional("Polygraphy", _version("polygraphy"), "pip install 'nnorm_export[tensorrt]'")
-    yield Part.optional("OpenVINO", _version("openvino"), "pip install openvino, for files of the form primitives")
-    yield Part.optional("matplotlib", _version("matplotlib"), "pip install 'nnorm_export[report]', for plots")
+        yield Component("TensorRT plugins", "", "install nnorm_export from source with TENSORRT_INCLUDE_DIR set")
+    yield Component.optional("TensorRT", _version("tensorrt"), "pip install 'nnorm_export[tensorrt]'")
+    yield Component.optional("Polygraphy", _version("polygraphy"), "pip install 'nnorm_export[tensorrt]'")
+    yield Component.optional("OpenVINO", _version("openvino"), "pip install openvino, for files of the form primitives")
+    yield Component.optional("matplotlib", _version("matplotlib"), "pip install 'nnorm_export[report]', for plots")
 
 
-def _onnxruntime() -> Part:
+def _onnxruntime() -> Component:
     remedy = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
     try:
         onnxruntime = import_onnxruntime()
     except RuntimeMissingError:
-        return Part("ONNX Runtime", "", remedy)
+        return Component("ONNX Runtime", "", remedy)
     both = [package for package in ("onnxruntime", "onnxruntime-gpu") if _version(package)]
     found = f"{onnxruntime.__version__} with {', '.join(onnxruntime.get_available_providers())}"
     if len(both) > 1:
-        return Part("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
+        return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < _OLDEST_ONNXRUNTIME:
-        return Part("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
-    return Part("ONNX Runtime", found)
+        return Component("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
+    return Component("ONNX Runtime", found)
 
 
-def _library() -> Part:
+def _library() -> Component:
     """The kernels, and whether the installed ONNX Runtime takes them."""
     try:
         path = library.get_library_path()
     except RuntimeMissingError as error:
-        return Part("kernels", "", str(error))
+        return Component("kernels", "", str(error))
     try:
         library.register(import_onnxruntime().SessionOptions())
     except RuntimeMissingError as error:
-        return Part("kernels", path, str(error))
-    return Part("kernels", path)
+        return Component("kernels", path, str(error))
+    return Component("kernels", path)
 
 
 def _library_is_there() -> bool:

@@ -9,5 +9,8 @@ METADATA_PREFIX = "nnorm_export."
 # Metadata of a node: the path of the layer that it came from.
 LAYER_PATH = METADATA_PREFIX + "layer"
 
+# Metadata of a node that torch writes: the modules, outermost first, in whose forward it was made.
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+
 # The entry in which a file of PyTorch's (TorchScript, exported program, AOTInductor package) says what it is.
 NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"

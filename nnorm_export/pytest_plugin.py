@@ -21,9 +21,23 @@ import pytest
 from nnorm_export.errors import RuntimeMissingError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from nnorm_export.judgement import ParityReport
 
 DRIFT = 2.0  # how much an error may grow
+# Whose version a runtime's is.
+_DISTRIBUTIONS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "onnxruntime-cuda": ("onnxruntime-gpu",),
+    "reference": ("onnx",),
+    "tensorrt": ("tensorrt",),
+    "torchscript": ("torch",),
+    "pt2": ("torch",),
+    "aoti": ("torch",),
+    "kserve": (),
+}
+_ROUNDINGS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _BASELINE = pytest.StashKey[dict[str, Any]]()
 
 
@@ -83,20 +97,23 @@ def nnorm_parity(
     nnorm_runtime: str, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[..., ParityReport]:
     """:func:`nnorm_export.testing.assert_parity` in :func:`nnorm_runtime`, with the gate against drift."""
-    from nnorm_export.testing import assert_parity  # noqa: PLC0415 - brings torch, which takes seconds
+    from nnorm_export.parity import verify  # noqa: PLC0415 - brings torch, which takes seconds
+    from nnorm_export.testing import require  # noqa: PLC0415 - the same
 
     calls = 0
 
-    def check(path: str | Path, *args: Any, **kwargs: Any) -> ParityReport:
+    def check(path: str | Path, model: nn.Module, *args: Any, **kwargs: Any) -> ParityReport:
         nonlocal calls
         calls += 1
+        ran_by = kwargs.pop("ran_by", None)
         try:
-            report = assert_parity(path, *args, runtime=nnorm_runtime, **kwargs)
+            report = verify(path, model, *args, runtime=nnorm_runtime, **kwargs)
         except RuntimeMissingError as error:
             pytest.skip(str(error))
         for output in report.outputs:
             record_property(f"nnorm.{output.name}.max_abs_diff", output.max_abs_diff)
             record_property(f"nnorm.{output.name}.budget_share", output.budget_share)
+        require(report, path, model, ran_by)
         _check_drift(request, f"{request.node.nodeid} #{calls}", report)
         return report
 
@@ -110,9 +127,10 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     from nnorm_export.certificates import versions  # noqa: PLC0415 - with the runtimes
 
     installed = versions()
-    distribution = report.runtime.removesuffix("-cuda") if report.runtime.startswith("onnxruntime") else "onnx"
-    distribution = distribution if report.runtime in ("onnxruntime", "onnxruntime-cuda", "reference") else "torch"
-    version = f"{report.runtime}, {distribution} {installed.get(distribution, 'unknown')}"
+    found = next(
+        (f"{name} {installed[name]}" for name in _DISTRIBUTIONS[report.runtime] if name in installed), "unknown"
+    )
+    version = f"{report.runtime}, {found}"
     baseline = config.stash[_BASELINE]
     errors = {output.name: output.max_abs_diff for output in report.outputs}
     if config.getoption("--nnorm-update-baseline"):
@@ -123,10 +141,12 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
         message = f"{key}: no baseline for {version}; record it with --nnorm-update-baseline"
         warnings.warn(message, stacklevel=2)
         return
+    # An error of 0 may become one rounding on another day.
+    roundings = {output.name: _ROUNDINGS.get(output.dtype, 0.0) for output in report.outputs}
     grown = [
         f"{name} from {recorded[name]:.2e} to {error:.2e}"
         for name, error in errors.items()
-        if name in recorded and error > DRIFT * recorded[name]
+        if name in recorded and error > DRIFT * max(recorded[name], roundings[name])
     ]
     if grown:
         raise AssertionError(

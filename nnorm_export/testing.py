@@ -37,6 +37,12 @@ def assert_parity(
     report = verify(
         path, model, inputs, runtime=runtime, criterion=criterion, rtol=rtol, atol=atol, passthrough=passthrough
     )
+    require(report, path, model, ran_by)
+    return report
+
+
+def require(report: ParityReport, path: str | Path, model: nn.Module, ran_by: str | None) -> None:
+    """Raises AssertionError where ``report`` failed, or something else than ``ran_by`` ran a normalization."""
     if not report:
         raise AssertionError(
             f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}"
@@ -46,4 +52,3 @@ def assert_parity(
         if others or not report.implementations:
             listed = ", ".join(f"{node} by {ran}" for node, ran in others.items()) or "no normalization is a node of it"
             raise AssertionError(f"{path} in {report.runtime}: not all was run by {ran_by}: {listed}")
-    return report

@@ -16,7 +16,7 @@ from small_network import Network, randomized
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from nnorm_export import InputError, ModelFileError, bisect, export, layers, optimize
+from nnorm_export import InputError, ModelFileError, bisect, export, freeze, layers, optimize
 from nnorm_export.cli import app
 
 RUNTIMES = ["onnxruntime", "reference"]
@@ -196,6 +196,56 @@ def test_what_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> No
     (tmp_path / "t.onnx").write_bytes(b"\x00\x01")
     with pytest.raises(ModelFileError, match="not an ONNX model"):
         bisect(tmp_path / "t.onnx", fifty, images)
+
+
+class Calls(nn.Module):
+    """A layer under two names, and one that is called for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = layers.LayerNormalNorm(6)
+        self.b = self.a
+        self.c = layers.LayerNormalNorm(6)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.c(x * 3)
+        y = self.c(self.b(self.linear(self.a(x))))
+        return self.linear(y)
+
+
+def test_calls_that_cannot_be_told_apart_are_not_blamed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Calls().eval(), torch.randn(5, 6)
+    path = export(model, x, tmp_path / "m.onnx").path
+    report = bisect(path, model, x)
+    assert report, report.verdict
+    assert report.verdict == "nothing differs"
+    assert [layer.call for layer in report.layers] == [1, 2]
+    assert report.notes == ["layer c is not looked at: it is called 2 times, and not all are in the file"]
+    report = bisect(path, model, x, layers=["linear"])
+    assert report
+    assert "layer linear is not looked at: it is called 2 times" in " ".join(report.notes)
+
+
+def test_what_is_folded_or_gone_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(3, 3, 6, 6)
+    norms = nn.BatchNorm2d(4), layers.DecorrelatedBatchNorm2d(4)
+    for norm, name, message in (
+        (norms[0], "1", "layer 1 is folded into the layer before it|nothing of layer 1 is left"),
+        (norms[0], "2", "nothing of layer 2 is left"),
+        (norms[1], "0", "layer 0 may have 1 folded into it"),
+    ):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Dropout(), layers.BatchNormalNorm2d(4))
+        model(torch.randn(9, 3, 6, 6))
+        path = export(model.eval(), x, tmp_path / "m.onnx").path
+        assert bisect(path, model, x)
+        with pytest.raises(InputError, match=message):
+            bisect(path, model, x, layers=[name])
+    program = torch.export.export(freeze(model), (x,))
+    path = export(program, (), tmp_path / "p.onnx").path
+    with pytest.raises(InputError, match="is never called in PyTorch; an exported program has no layers"):
+        bisect(path, program.module(), x)
 
 
 def test_optimized_files_are_refused(tmp_path: Path) -> None:

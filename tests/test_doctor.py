@@ -33,7 +33,7 @@ def by(diagnosis: Diagnosis, runtime: str) -> Any:
 
 
 def part(diagnosis: Diagnosis, name: str) -> Any:
-    return next(found for found in diagnosis.parts if found.name == name)
+    return next(found for found in diagnosis.components if found.name == name)
 
 
 def test_with_the_library(model_file: Path) -> None:

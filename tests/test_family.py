@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -358,6 +360,117 @@ def test_parametrizations_leave_the_users_model_alone(tmp_path: Path) -> None:
     assert nodes(model, x, tmp_path / "m.onnx") == {"Gemm": 2}
 
 
+class Twins(nn.Module):
+    """A norm in two places: within a composite, which comes first, and alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = layers.GroupNormalNorm(4, 2)
+        self.proxied = layers.ProxyNorm(norm, nn.ReLU())
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.proxied(x) + self.norm(-x)
+        return y
+
+
+def test_a_norm_in_a_composite_and_alone(tmp_path: Path) -> None:
+    counts = nodes(Twins(), torch.randn(4, 4, 5), tmp_path / "m.onnx")
+    assert counts == Counter(GroupNormalNorm=2, Relu=1, BatchNormalization=1, Add=1, Neg=1)
+
+
+class Tied(nn.Module):
+    """A kernel that the decoder uses too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 1), layers.DecorrelatedBatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv_transpose2d(self.norm(self.conv(x)), self.conv.weight)
+
+
+class TwoNames(nn.Module):
+    """One layer under two names, of which one is whitened."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(4, 4, 1), layers.DecorrelatedBatchNorm2d(4)
+        self.again = self.first if of == "conv" else self.norm
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.first(x))
+        return y + self.again(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (Tied(), (3, 4, 5, 5)),
+        (TwoNames("conv"), (3, 4, 5, 5)),
+        (TwoNames("norm"), (3, 4, 5, 5)),
+        (nn.Sequential(nn.Linear(5, 4), layers.DecorrelatedBatchNorm1d(4)), (3, 4, 5)),
+        (nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (1, 6)), layers.DecorrelatedBatchNorm1d(1)), (3, 5)),
+    ],
+    ids=["tied", "conv under two names", "whitening under two names", "linear over another axis", "a user's own axis"],
+)
+def test_whitening_folds_only_where_that_is_exact(model: nn.Module, shape: tuple[int, ...], tmp_path: Path) -> None:
+    for _ in range(3):
+        model(torch.randn(7, *shape[1:]))
+    assert export(model.eval(), torch.randn(shape), tmp_path / "m.onnx").parity
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+def test_whitening_folds_in_every_dtype(dtype: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), layers.DecorrelatedBatchNorm2d(4))
+    for _ in range(3):
+        model(torch.randn(8, 3, 6, 6))
+    report = export(model.eval(), torch.randn(4, 3, 6, 6), tmp_path / "m.onnx", dtype=dtype, opset_version=22)
+    assert report.parity
+    assert [node.op_type for node in onnx.load(report.path).graph.node] == ["Conv"]
+
+
+@pytest.mark.parametrize("running", ["whitening", "covariance"])
+def test_channels_that_depend_on_each_other_whiten_to_numbers(running: Any) -> None:
+    layer = layers.DecorrelatedBatchNorm1d(16, running=running)
+    for scale in (1.0, 30.0, 1000.0):
+        x = (torch.randn(8, 16) * scale).requires_grad_()
+        y = layer(x)
+        y.square().sum().backward()
+        assert y.isfinite().all()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+    assert all(value.isfinite().all() for value in layer.state_dict().values())
+    assert layer.eval()(torch.randn(8, 16)).isfinite().all()
+    assert freeze(layer)(torch.randn(8, 16)).isfinite().all()
+
+
+def test_proxy_norm_with_activations_in_place_and_in_half() -> None:
+    layer = layers.ProxyNorm(nn.GroupNorm(2, 4, affine=False), nn.ReLU(inplace=True), extra_parameters=False)
+    x = torch.randn(3, 4, 5)
+    torch.testing.assert_close(freeze(layer)(x), layer.eval()(x))
+    half = layers.ProxyNorm(nn.GroupNorm(2, 4), nn.PReLU(4)).half()
+    assert half(x.half()).dtype == torch.float16
+    assert layers.ProxyNorm(nn.GroupNorm(2, 4), nn.ReLU()).to("meta")(x.to("meta")).shape == x.shape
+
+
+def test_linear_maps_with_computed_weights() -> None:
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))
+    old = nn.Linear(5, 4)
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        nn.utils.weight_norm(old)
+    for layer in (layers.PreLayerNorm(linear), layers.PreLayerNorm(old)):
+        x = torch.randn(3, 5)
+        layer(x).sum().backward()
+        torch.testing.assert_close(freeze(layer)(x), layer.eval()(x))
+
+
+def test_import_without_docstrings() -> None:
+    command = [sys.executable, "-OO", "-c", "import nnorm_export.layers"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 # --- what is refused ---
 
 
@@ -366,13 +479,18 @@ def test_parametrizations_leave_the_users_model_alone(tmp_path: Path) -> None:
     [
         ("LMBV", {"running_var": -1.0}, "layer 1 (LMBV): running_var is negative"),
         ("ProxyNorm", {"proxy_bias": np.nan}, "layer 1 (ProxyNorm): proxy_bias is not finite in 4 of 4 entries"),
+        (
+            "DecorrelatedBatchNorm2d",
+            {"running_covariance": -torch.eye(2)},
+            "layer 1 (DecorrelatedBatchNorm2d): running_covariance has a negative eigenvalue",
+        ),
         ("DecorrelatedBatchNorm2d", {"running_mean": np.inf}, "layer 1 (DecorrelatedBatchNorm2d): running_mean is not"),
     ],
 )
-def test_impossible_states(name: str, change: dict[str, float], message: str) -> None:
+def test_impossible_states(name: str, change: dict[str, Any], message: str) -> None:
     layer, _ = make(name)
     for key, value in change.items():
-        layer.state_dict()[key].fill_(value)
+        layer.state_dict()[key].copy_(torch.as_tensor(value))
     with pytest.raises(FreezeError, match=re.escape(message)):
         freeze(nn.Sequential(nn.ReLU(), layer))
 
@@ -401,6 +519,30 @@ def test_impossible_states(name: str, change: dict[str, float], message: str) ->
 def test_bad_arguments(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+def test_swaps_take_nothing_but_activations_away() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.SiLU())
+    layers.convert_norm(model, layers.EvoNormS0, num_groups=2)
+    kinds = [nn.Conv2d, nn.BatchNorm2d, nn.Conv2d, layers.EvoNormS0, nn.Identity]
+    assert [type(layer) for layer in model] == kinds
+
+
+def test_swaps_of_shared_bare_and_standardized_layers() -> None:
+    assert isinstance(layers.convert_norm(nn.BatchNorm2d(4), layers.LMBV), layers.LMBV)
+    norm = nn.GroupNorm(2, 4)
+    model: Any = layers.convert_norm(nn.Sequential(norm, nn.ReLU(), norm, nn.Tanh()), layers.ProxyNorm)
+    assert [type(model[index].activation) for index in (0, 2)] == [nn.ReLU, nn.Tanh]
+    assert model[0].norm is model[2].norm
+    double: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4)).double()
+    assert layers.convert_norm(double, layers.RegNorm)[1].weight.dtype == torch.float64
+    twice = nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyLinear(3))
+    with pytest.raises(ValueError, match="LazyLinear has no shape yet"):
+        layers.convert_norm(twice, layers.WeightStandardization)
+    assert not nn.utils.parametrize.is_parametrized(twice[0])
+    layers.convert_norm(twice[:1], layers.WeightStandardization)
+    layers.convert_norm(twice[:1], layers.WeightStandardization)  # once is enough
+    assert len(twice[0].parametrizations.weight) == 1
 
 
 def test_what_a_swap_keeps() -> None:

@@ -75,6 +75,8 @@ def test_a_difference_fails_with_its_numbers(suite: Suite) -> None:
     output = suite.run(outcome="1 failed")
     assert "does not compute what Sequential computes (budget: at most 10 times" in output
     assert "DIFFERENT in onnxruntime: output" in output
+    suite.run("--junit-xml", "report.xml", outcome="1 failed")
+    assert "nnorm.output.max_abs_diff" in (suite.path / "report.xml").read_text()
 
 
 def test_junit_has_the_errors(suite: Suite) -> None:

@@ -16,7 +16,7 @@ def print_parity(report: ParityReport) -> None:
                 output.name,
                 f"{output.max_abs_diff:.1e}",
                 f"{output.max_rel_diff:.1e}",
-                _share(output.budget_share),
+                share_text(output.budget_share),
                 "-" if output.top1_agreement is None else f"{output.top1_agreement:.2%}",
                 str(output.rows),
                 "equal" if output.passed else "DIFFERENT",
@@ -34,7 +34,7 @@ def runtime_text(report: ParityReport) -> str:
     return f"{report.runtime} (normalizations: {ran or 'inlined'})"
 
 
-def _share(share: float | None) -> str:
+def share_text(share: float | None) -> str:
     if share is None:
         return "-"
     return f"{share:.1%}" if share < 10 else f"{share:.1e} ×"

@@ -29,7 +29,6 @@ from nnorm_export.errors import ParityError
 
 if TYPE_CHECKING:
     from nnorm_export.bisection import Bisection
-    from nnorm_export.judgement import OutputParity
 
 
 def bisect(
@@ -90,6 +89,7 @@ def bisect(
             from nnorm_export.plots import plot_bisection
 
             plot_bisection(report, Path(plot))
+    print_notices(report.notes, quiet=quiet)
     if json_output:
         print_json({"path": path, **report.to_json()})
     elif not quiet:
@@ -102,24 +102,19 @@ def bisect(
 
 
 def _print(report: Bisection) -> None:
+    from nnorm_export.cli._parity import share_text
+
     rows = [
         (
             layer.name,
             layer.op_type,
             layer.implementation or "-",
-            _share(layer.inherited),
-            "-" if layer.own is None else _share(layer.own),
+            share_text(layer.inherited.budget_share),
+            "-" if layer.own is None else share_text(layer.own.budget_share),
             "DIFFERENT" if layer.own is not None and not layer.own.passed else "",
         )
         for layer in report.layers
     ]
-    rows += [(output.name, "output", "-", _share(output), "-", "") for output in report.outputs]
+    rows += [(output.name, "output", "-", share_text(output.budget_share), "-", "") for output in report.outputs]
     print_table(("layer", "node", "ran by", "inherited error", "own error", ""), rows)
     print_facts([("runtime", report.runtime), ("verdict", report.verdict)])
-
-
-def _share(parity: OutputParity) -> str:
-    """In parts of what it may be, or in absolute terms where there is no such measure."""
-    if parity.budget_share is None:
-        return f"{parity.max_abs_diff:.1e}"
-    return f"{parity.budget_share:.1%}" if parity.budget_share < 10 else f"{parity.budget_share:.1e} ×"

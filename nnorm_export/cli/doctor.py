@@ -66,9 +66,11 @@ def doctor(
 
 
 def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
-    print_facts(
-        (part.name, "; ".join(filter(None, (part.found or "missing", part.remedy)))) for part in diagnosis.parts
-    )
+    facts = []
+    for component in diagnosis.components:
+        found = component.found or "missing"
+        facts.append((component.name, f"{found}; {component.remedy}" if component.remedy else found))
+    print_facts(facts)
     typer.echo()
     print_facts((f"{found.runtime}", _runtime_text(found, path)) for found in diagnosis.runtimes)
     if verbose and path is not None:

@@ -15,7 +15,7 @@ import torch
 
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.trace import exporting_state
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES
 from nnorm_export.operators import NORMALIZATIONS
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
@@ -23,8 +23,6 @@ NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reac
 IR_VERSION = 10  # the newest that ONNX Runtime 1.18 reads
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VERSION)}
-
-_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def check_opset(opset: int) -> None:
@@ -161,7 +159,7 @@ def _name_after_layers(model: ir.Model) -> None:
 
 
 def _layer_path(node: ir.Node) -> str:
-    scopes: list[Any] = ast.literal_eval(node.metadata_props.get(_NAME_SCOPES, "[]"))
+    scopes: list[Any] = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))
     if len(scopes) >= 2:  # ['', 'layer1', 'layer1.0', 'layer1.0.norm1', 'batch_normal_norm']
         return str(scopes[-2])
     parameter = next((value for value in node.inputs if value is not None and value.is_initializer()), None)
@@ -170,11 +168,11 @@ def _layer_path(node: ir.Node) -> str:
 
 def _drop_torch_metadata(node: ir.Node) -> None:
     """torch notes the source line of every node, with paths of the user's machine; the scopes alone are kept."""
-    scopes = node.metadata_props.get(_NAME_SCOPES)
+    scopes = node.metadata_props.get(NAME_SCOPES)
     layer = node.metadata_props.get(LAYER_PATH)
     node.metadata_props.clear()
     if scopes is not None:
-        node.metadata_props[_NAME_SCOPES] = scopes
+        node.metadata_props[NAME_SCOPES] = scopes
     if layer is not None:
         node.metadata_props[LAYER_PATH] = layer
     for output in node.outputs:

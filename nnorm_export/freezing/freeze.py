@@ -47,10 +47,17 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
 def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
     # deepcopy asks its memo first, so an operator entered there replaces its layer wherever the model refers to it.
     memo: dict[int, object] = {}
-    within_frozen: set[int] = set()
-    for inner_path, layer in model.named_modules():
+    composites: list[str] = []
+    for inner_path, layer in model.named_modules(remove_duplicate=False):
         path = f"{prefix}.{inner_path}".strip(".")
-        if isinstance(layer, FrozenModule) or type(layer).__name__ in names or id(layer) in within_frozen:
+        # A layer may hold others: a norm and an activation, say. They are frozen as parts of what it becomes.
+        if any(inner_path.startswith(f"{composite}.") for composite in composites):
+            continue
+        has_children = next(layer.children(), None) is not None
+        if id(layer) in memo:
+            composites += [inner_path] * has_children
+            continue
+        if isinstance(layer, FrozenModule) or type(layer).__name__ in names:
             continue
         row = row_for(layer)
         if row is not None:
@@ -62,9 +69,8 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
                     stacklevel=2,
                 )
             frozen = _in_arithmetic_of(model, layer, row.freeze(layer, path))
-            # A layer may hold others: a norm and an activation, say. They are frozen as parts of what it becomes.
-            within_frozen.update(map(id, layer.modules()))
-            memo[id(layer)] = frozen if next(layer.children(), None) is None else _freeze(frozen, names, path)
+            memo[id(layer)] = _freeze(frozen, names, path) if has_children else frozen
+            composites += [inner_path] * has_children
         elif looks_like_normalization(layer):
             raise refuse(
                 path,

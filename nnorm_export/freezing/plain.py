@@ -24,7 +24,7 @@ def _load(norm: nn.Module, name: str, layer: nn.Module, value: Tensor) -> None:
     original = getattr(layer, name)
     target = getattr(norm, name)
     converted = value.to(dtype=original.dtype, device=original.device)
-    target.data = converted if not isinstance(target, nn.Parameter) else converted.clone()
+    target.data = converted.clone()  # where nothing was converted it is the user's own tensor
 
 
 def freeze_batch(layer: nn.Module, path: str) -> nn.Module:

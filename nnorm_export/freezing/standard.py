@@ -32,6 +32,10 @@ def freeze_standard(layer: nn.Module, path: str) -> nn.Module:
             raise refuse(path, layer, f"{name} is not finite in {count} of {value.numel()} entries", remedy)
         if name == "running_var" and bool((value < 0).any()):
             raise refuse(path, layer, "running_var is negative", "a variance cannot be; load another checkpoint")
+        if name == "running_covariance" and value.numel():
+            eigenvalues = torch.linalg.eigvalsh(value.detach().double())
+            if bool((eigenvalues[..., 0] < -1e-3 * eigenvalues[..., -1].abs()).any()):
+                raise refuse(path, layer, "running_covariance has a negative eigenvalue", "load another checkpoint")
     frozen: nn.Module = layer.frozen()  # type: ignore[operator]
     return frozen
 

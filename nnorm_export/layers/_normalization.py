@@ -39,7 +39,7 @@ class Normalization(nn.Module, ABC):
             raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}")
         self._check_input(input)
         x = input if input.dtype == torch.float64 else input.float()
-        with _without_autocast(input.device):
+        with without_autocast(input.device):
             return self._normalize(x).to(input.dtype)
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Normalization(nn.Module, ABC):
         return x
 
 
-def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     # Autocast knows no meta device (shape inference), and has nothing to switch off there.
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device_type=device.type, enabled=False)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nnorm_export.arithmetic import arithmetic_of
 from nnorm_export.layers._normalization import Normalization
+from nnorm_export.layers._running import RunningStatistics
 
 Kind = Literal["linear", "norm", "activation"]
 
@@ -54,7 +55,8 @@ class ChannelNorm(Normalization, Freezable):
         affine: whether there are ``weight`` and ``bias``.
 
     Raises:
-        ValueError: fewer than two axes, another number of channels.
+        ValueError: fewer than two axes, another number of channels; with running statistics, one value per channel in
+            training.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class ChannelNorm(Normalization, Freezable):
                 f"{type(self).__name__}: expected an input of shape [N, {self.num_features}, *spatial], "
                 f"got {list(x.shape)}"
             )
+        if self.training and isinstance(self, RunningStatistics) and x.numel() == self.num_features:
+            raise ValueError(f"expected more than 1 value per channel when training, got input size {list(x.shape)}")
 
     @property
     def _affine(self) -> dict[str, Tensor | None]:

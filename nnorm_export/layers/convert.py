@@ -83,7 +83,7 @@ def _counterpart(layer: nn.Module, path: str, root: nn.Module, options: dict[str
             f"{path}: {cls.__name__} shares statistics between processes, which BatchNormalNorm does not. "
             "Convert before calling convert_sync_batchnorm, or use torch.nn.BatchNorm2d there."
         )
-    options = {**options, "eps": layer.eps, **_placement(layer, root)}
+    options = {**options, "eps": layer.eps, **placement(layer, root)}
     if cls in _BATCH:
         new = _BATCH[cls](
             layer.num_features,
@@ -123,7 +123,7 @@ def _take_over_state(new: NormalNorm, old: nn.Module) -> None:
             setattr(new, name, value)
 
 
-def _placement(layer: nn.Module, root: nn.Module) -> dict[str, Any]:
+def placement(layer: nn.Module, root: nn.Module) -> dict[str, Any]:
     """Device and dtype of the layer's tensors, or of the model's if it has none; {} if the model has none either."""
     for tensor in (*_tensors(layer), *_tensors(root)):
         if tensor.is_floating_point():

@@ -19,39 +19,45 @@ Running = Literal["whitening", "covariance"]
 
 
 class _InverseSquareRoot(torch.autograd.Function):
-    """Σ ↦ Σ^(−1/2) for symmetric matrices, whose derivative divides by no difference of eigenvalues."""
+    """Σ ↦ Σ^(−1/2) for symmetric matrices, whose derivative divides by no difference of eigenvalues.
+
+    No eigenvalue is taken for less than ``least``, what damping has made the least, or than rounding has left of it.
+    """
 
     @staticmethod
-    def forward(covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(covariance: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(covariance)
-        roots = torch.sqrt(values)
+        rounding = torch.finfo(values.dtype).eps * values[..., -1:].abs()
+        roots = torch.sqrt(torch.maximum(values, rounding.clamp(min=max(least, torch.finfo(values.dtype).tiny))))
         return (vectors / roots[..., None, :]) @ vectors.mT, roots, vectors
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor, Tensor]) -> None:
         _, roots, vectors = output
         ctx.mark_non_differentiable(roots, vectors)
         ctx.save_for_backward(roots, vectors)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
         roots, vectors = ctx.saved_tensors
         rows, columns = roots[..., :, None], roots[..., None, :]
         # (f(a) − f(b))/(a − b) for f(a) = a^(−1/2), with √a and √b: Daleckii and Krein
         quotient = -1.0 / (rows * columns * (rows + columns))
         symmetric = 0.5 * (gradient + gradient.mT)
         inner: Tensor = vectors @ (quotient * (vectors.mT @ symmetric @ vectors)) @ vectors.mT
-        return inner
+        return inner, None
 
 
-def whitening_matrix(covariance: Tensor, iterations: int | None) -> Tensor:
-    """Σ^(−1/2): by eigenvectors (ZCA), or by ``iterations`` of Newton's steps from Σ/tr Σ (IterNorm, algorithm 1)."""
+def whitening_matrix(covariance: Tensor, epsilon: float, iterations: int | None) -> Tensor:
+    """(Σ + ε·I)^(−1/2): by eigenvectors (ZCA), or by ``iterations`` of Newton's steps (IterNorm, algorithm 1)."""
+    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    covariance = covariance + epsilon * identity
     if iterations is None:
-        matrix: Tensor = _InverseSquareRoot.apply(covariance)[0]  # type: ignore[no-untyped-call]
+        matrix: Tensor = _InverseSquareRoot.apply(covariance, epsilon)[0]  # type: ignore[no-untyped-call]
         return matrix
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     normalized = covariance / trace
-    matrix = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device).expand_as(covariance)
+    matrix = identity.expand_as(covariance)
     for _ in range(iterations):
         matrix = 1.5 * matrix - 0.5 * (matrix @ matrix @ matrix) @ normalized
     return matrix / torch.sqrt(trace)
@@ -122,8 +128,6 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
             expected = " or ".join(f"{ndim}D" for ndim in self._input_ndims)
             raise ValueError(f"expected {expected} input (got {x.dim()}D input)")
         super()._check_input(x)
-        if self.training and x.numel() == self.num_features:
-            raise ValueError(f"expected more than 1 value per channel when training, got input size {list(x.shape)}")
 
     def _normalize(self, x: Tensor) -> Tensor:
         self._count_batch()
@@ -132,7 +136,7 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
             mean = groups.mean(2, keepdim=True)
             centred = groups - mean
             covariance = centred @ centred.mT / groups.shape[2]
-            whitening = whitening_matrix(self._damped(covariance), self.iterations)
+            whitening = whitening_matrix(covariance, self.eps, self.iterations)
             if self.track_running_stats:
                 self._update(mean, covariance * (groups.shape[2] / (groups.shape[2] - 1)), whitening)
         else:
@@ -140,9 +144,6 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
             whitening = self.running_whitening_matrix(x.dtype)
         y = (whitening @ centred).reshape(x.transpose(0, 1).shape).transpose(0, 1)
         return self._apply_affine(y, x.dim() - 2)
-
-    def _damped(self, covariance: Tensor) -> Tensor:
-        return covariance + self.eps * torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
 
     @torch.no_grad()
     def _update(self, mean: Tensor, covariance: Tensor, whitening: Tensor) -> None:
@@ -152,7 +153,7 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
     def running_whitening_matrix(self, dtype: torch.dtype) -> Tensor:
         """Σ^(−1/2) of each group, as inference uses it."""
         matrix: Tensor = getattr(self, f"running_{self.running}").to(dtype)
-        return matrix if self.running == "whitening" else whitening_matrix(self._damped(matrix), self.iterations)
+        return matrix if self.running == "whitening" else whitening_matrix(matrix, self.eps, self.iterations)
 
     def frozen(self) -> nn.Module:
         with torch.no_grad():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from nnorm_export.arithmetic import FrozenModule
-from nnorm_export.layers._standard import ChannelNorm, channels_of
+from nnorm_export.layers._standard import ChannelNorm
 from nnorm_export.mathematics import affine_per_channel, in_dtype, per_channel
 
 
@@ -55,10 +54,6 @@ class FilterResponseNorm(ChannelNorm):
         learned = torch.tensor(1e-4, device=device, dtype=dtype)
         self.tau = nn.Parameter(tau) if threshold else None
         self.eps_learned = nn.Parameter(learned) if learnable_eps else None
-
-    @classmethod
-    def counterpart(cls, replaced: Sequence[nn.Module], **options: object) -> FilterResponseNorm:
-        return cls(channels_of(replaced[0]), **options)  # type: ignore[arg-type]
 
     def _check_input(self, x: Tensor) -> None:
         super()._check_input(x)

@@ -22,17 +22,7 @@ def sample_axes(x: Tensor) -> list[int]:
 
 
 class _MixedNorm(RunningStatistics, ChannelNorm):
-    """One statistic from the batch, per channel over N and space, and one from each sample, over C and space.
-
-    Args:
-        num_features: the number C of channels.
-        eps: ε.
-        momentum: m of the running statistic; None for the cumulative average.
-        affine: whether there are ``weight`` and ``bias``.
-        track_running_stats: False freezes the running statistic.
-
-    Shape: (N, C, \\*spatial), any spatial axes or none.
-    """
+    """One statistic from the batch, per channel over N and space, and one from each sample, over C and space."""
 
     def __init__(
         self,
@@ -48,11 +38,6 @@ class _MixedNorm(RunningStatistics, ChannelNorm):
         self._init_running_stats({self._statistic: (num_features,)}, momentum, track_running_stats, device, dtype)
 
     _statistic: str
-
-    def _check_input(self, x: Tensor) -> None:
-        super()._check_input(x)
-        if self.training and x.numel() == self.num_features:
-            raise ValueError(f"expected more than 1 value per channel when training, got input size {list(x.shape)}")
 
     def _of_batch(self, x: Tensor) -> Tensor:
         """The statistic of the batch while training, else the running one, with axes of length 1."""
@@ -75,9 +60,11 @@ class BMLV(_MixedNorm):
 
     μ_B is the mean of the channel over the batch, frozen at inference as ``running_mean``; var_i is the variance of the
     sample about its own mean, over channels and space.
+
+    Args and shape: those of :class:`LMBV`, ``num_features, eps, momentum, affine, track_running_stats``;
+    (N, C, \*spatial).
     """
 
-    __doc__ += "\n".join((_MixedNorm.__doc__ or "").splitlines()[1:])
     _statistic = "running_mean"
     running_mean: Tensor
 
@@ -114,9 +101,17 @@ class LMBV(_MixedNorm):
 
     mean_i is the mean of the sample over channels and space; σ²_B is the variance of the channel over the batch, frozen
     at inference as the unbiased ``running_var`` and folded into ``weight``.
+
+    Args:
+        num_features: the number C of channels.
+        eps: ε.
+        momentum: m of the running statistic; None for the cumulative average.
+        affine: whether there are ``weight`` and ``bias``.
+        track_running_stats: False freezes the running statistic.
+
+    Shape: (N, C, \*spatial), any spatial axes or none.
     """
 
-    __doc__ += "\n".join((_MixedNorm.__doc__ or "").splitlines()[1:])
     _statistic = "running_var"
     running_var: Tensor
 

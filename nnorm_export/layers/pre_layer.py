@@ -5,7 +5,6 @@ Source: Rao and Sohl-Dickstein, *Is Batch Norm Unique?* (2020), table 1, cited a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.arithmetic import FrozenModule
+from nnorm_export.copying import deepcopy
 from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers._standard import ChannelNorm, Freezable, channels_of
 from nnorm_export.layers.mixed import sample_axes
@@ -42,7 +42,10 @@ class _Regularized(nn.Module):
 
     @property
     def regularizer(self) -> Tensor | None:
-        """The loss term of the last forward pass in training, with its gradient; None before one and in eval mode."""
+        """The loss term of the last call in training, with its gradient; None before one and in eval mode.
+
+        A layer that is called more than once in a forward pass counts with the last call.
+        """
         return self._regularizer
 
     def _regularize(self, z: Tensor) -> Tensor:
@@ -133,9 +136,9 @@ class PreLayerNorm(Normalization, Freezable):
 
     def __init__(self, linear: nn.Module, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(eps)
-        features = getattr(linear, "out_features", None) or getattr(linear, "out_channels", None)
-        if not isinstance(features, int):
+        if not isinstance(linear, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             raise TypeError(f"{type(self).__name__} takes an nn.Linear or nn.Conv, got {type(linear).__name__}")
+        features = linear.out_features if isinstance(linear, nn.Linear) else linear.out_channels
         weight = next(linear.parameters())
         self.linear = linear
         self.affine = affine
@@ -164,7 +167,7 @@ class PreLayerNorm(Normalization, Freezable):
 
     def frozen(self) -> nn.Module:
         tensors: dict[str, Tensor | None] = {"weight": self.weight, "bias": self.bias}
-        return FrozenPreLayerNorm(copy.deepcopy(self.linear), tensors, self._arithmetic, self._by_last_axis, self.eps)
+        return FrozenPreLayerNorm(deepcopy(self.linear), tensors, self._arithmetic, self._by_last_axis, self.eps)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}, affine={self.affine}"

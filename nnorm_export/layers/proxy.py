@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.arithmetic import FrozenModule, arithmetic_of
+from nnorm_export.copying import deepcopy
+from nnorm_export.layers._normalization import without_autocast
 from nnorm_export.layers._standard import Freezable, channels_of
 from nnorm_export.mathematics import in_dtype, per_channel
 
@@ -81,21 +82,23 @@ class ProxyNorm(Freezable):
         weight, bias = (getattr(self.norm, name, None) for name in ("weight", "bias"))
         device = next((t.device for t in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         y = uniform_in_probability(self.num_samples).to(device, dtype)
-        y = y.reshape(-1, *(1,) * len(self.shape)).expand(-1, *self.shape)
+        y = y.reshape(-1, *(1,) * len(self.shape)).expand(-1, *self.shape).clone()  # an activation may work in place
         if self.proxy_weight is not None and self.proxy_bias is not None:
             y = y * (1.0 + self.proxy_weight.to(dtype)) + self.proxy_bias.to(dtype)
         if weight is not None:
             y = y * weight.to(dtype)
         if bias is not None:
             y = y + bias.to(dtype)
-        variance, mean = torch.var_mean(self.activation(y), 0, correction=0)
+        parameters = {name: value.to(dtype) for name, value in self.activation.named_parameters()}
+        activated = torch.func.functional_call(self.activation, parameters, (y,))
+        variance, mean = torch.var_mean(activated, 0, correction=0)
         return mean, variance
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, activate and proxy-normalise ``x``."""
         x = self.activation(self.norm(x))
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             mean, variance = (self._placed(moment, x) for moment in self.proxy_moments(dtype))
         z = x.to(dtype) - mean
         return (z / torch.sqrt(variance + self.eps) if self.rescale else z).to(x.dtype)
@@ -104,14 +107,13 @@ class ProxyNorm(Freezable):
         return moment if self.by_trailing_axes else moment.reshape(-1, *(1,) * (x.dim() - 2))
 
     def frozen(self) -> nn.Module:
-        exact = copy.deepcopy(self).to(torch.float64)
         with torch.no_grad():
-            mean, variance = exact.proxy_moments(torch.float64)
+            mean, variance = self.proxy_moments(torch.float64)
         scale = torch.rsqrt(variance + self.eps) if self.rescale else None
         shift = -mean if scale is None else -mean * scale
         arithmetic = arithmetic_of((*self.parameters(), *self.buffers()))
         affine = FrozenAffine({"scale": scale, "shift": shift}, arithmetic, self.by_trailing_axes)
-        return FrozenProxyNorm(copy.deepcopy(self.norm), copy.deepcopy(self.activation), affine)
+        return FrozenProxyNorm(deepcopy(self.norm), deepcopy(self.activation), affine)
 
     def extra_repr(self) -> str:
         return (

@@ -73,11 +73,6 @@ class SwitchableNorm(RunningStatistics, ChannelNorm):
         self.running_var.fill_(1.0)
         self.num_batches_tracked.zero_()
 
-    def _check_input(self, x: Tensor) -> None:
-        super()._check_input(x)
-        if self.training and x.numel() == self.num_features:
-            raise ValueError(f"expected more than 1 value per channel when training, got input size {list(x.shape)}")
-
     def _normalize(self, x: Tensor) -> Tensor:
         self._count_batch()
         if self.training and x.numel():

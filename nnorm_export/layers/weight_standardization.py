@@ -37,4 +37,9 @@ class WeightStandardization(nn.Module):
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], eps: float = 1e-10) -> nn.Module:
-        return parametrize.register_parametrization(replaced[0], "weight", cls(eps))
+        """The layer itself, with this parametrization of its weight, if it has none yet."""
+        (layer,) = replaced
+        present = getattr(getattr(layer, "parametrizations", None), "weight", ())
+        if any(isinstance(parametrization, cls) for parametrization in present):
+            return layer
+        return parametrize.register_parametrization(layer, "weight", cls(eps))

@@ -12,9 +12,9 @@ import ml_dtypes
 import onnx
 from numpy.typing import NDArray
 
-from nnorm_export.names import DOMAIN, LAYER_PATH
+from nnorm_export.names import DOMAIN, LAYER_PATH, NAME_SCOPES
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
+MODULE = "(module)"  # the op_type of a part that is no normalization
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Part:
 
 def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
     """The normalizations that are nodes, and the given modules, in the order in which they run."""
-    parts = [*_normalizations(proto), *(part for path in modules for part in _module(proto, path))]
+    normalizations = _normalizations(proto)
+    known = {part.path for part in normalizations}
+    parts = [*normalizations, *(part for path in modules if path not in known for part in _module(proto, path))]
     return sorted(parts, key=lambda part: max(part.nodes))
 
 
@@ -69,9 +71,9 @@ def _normalizations(proto: onnx.ModelProto) -> list[Part]:
 
 
 def _module(proto: onnx.ModelProto, path: str) -> list[Part]:
-    """The module, if it is called once and left in the file."""
+    """The module, if it is left in the file."""
     graph = proto.graph
-    inside = [index for index, node in enumerate(graph.node) if path in _scopes(node)]
+    inside = nodes_of(proto, path)
     if not inside:
         return []
     constants = {tensor.name for tensor in graph.initializer}
@@ -81,7 +83,12 @@ def _module(proto: onnx.ModelProto, path: str) -> list[Part]:
     given = [name for name in made if name in outside or name in {value.name for value in graph.output}]
     y = given[0] if given else graph.node[inside[-1]].output[0]
     is_cut = len(set(read)) == 1 and len(given) == 1
-    return [Part(path, path, 1, "(module)", tuple(inside), read[0] if read else y, y, is_cut=is_cut)]
+    return [Part(path, path, 1, MODULE, tuple(inside), read[0] if read else y, y, is_cut=is_cut)]
+
+
+def nodes_of(proto: onnx.ModelProto, path: str) -> list[int]:
+    """The indices of the nodes that the forward of the module ``path`` made."""
+    return [index for index, node in enumerate(proto.graph.node) if path in _scopes(node)]
 
 
 def _metadata(node: onnx.NodeProto) -> dict[str, str]:
@@ -89,7 +96,7 @@ def _metadata(node: onnx.NodeProto) -> dict[str, str]:
 
 
 def _scopes(node: onnx.NodeProto) -> list[str]:
-    scopes: list[str] = ast.literal_eval(_metadata(node).get(_SCOPES, "[]"))
+    scopes: list[str] = ast.literal_eval(_metadata(node).get(NAME_SCOPES, "[]"))
     return scopes[:-1]
 
 
