@@ -3,6 +3,7 @@
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make test-onnxruntime-versions    the kernels in every version of ONNX Runtime that they are tried with
 # make test-cuda-on-host    the operators' tests with the kernels of GPUs, run by the processor
+# make test-serving    parity through a real Triton Inference Server, in an environment of its own
 # make test-gpu, make bench-gpu    on a machine with a GPU: everything that needs one; compute-sanitizer too where it is
 # make wheel   a wheel in dist/ with the platform tag that its library can keep
 # Each works from a bare clone: it makes its own environment in .venv first.
@@ -32,7 +33,7 @@ NVCC := .venv-nvcc/installed
 export CUDACXX := $(CURDIR)/.venv-nvcc/cuda/bin/nvcc
 endif
 
-.PHONY: help demo test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu lint bench bench-gpu
+.PHONY: help demo test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving lint bench bench-gpu
 .PHONY: wheel clean
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -89,6 +90,11 @@ bench-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/in
 	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu && $(GPU_PYTHON) -m benchmarks.gpu --write; \
 	else echo "skipped: there is no GPU to measure"; fi
 
+# nvidia-pytriton carries a tritonserver for Linux on x86-64 and Pythons up to 3.13.
+TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
+test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
+	NNORM_TRITON_PYTHON=$(TRITON:%=$(CURDIR)/.venv-triton/bin/python) $(BIN)/python -m pytest tests/test_serving.py
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -125,6 +131,11 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	.venv-gpu/bin/python $(PIP_INSTALL) --editable '.[test-gpu]'
 	touch $@
 
+.venv-triton/installed:
+	$(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/python $(PIP_INSTALL) nvidia-pytriton onnxruntime onnx ml_dtypes
+	touch $@
+
 .PRECIOUS: .venv-onnxruntime-%/installed
 .venv-onnxruntime-%/installed:
 	$(PYTHON) -m venv .venv-onnxruntime-$*
@@ -136,4 +147,4 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-gpu .venv-nvcc .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-gpu .venv-nvcc .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

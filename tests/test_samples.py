@@ -50,6 +50,22 @@ def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_
     assert abs(in_pytorch - in_onnxruntime) <= 100.0 - agreement + 0.01
 
 
+def test_int8_keeps_the_accuracy_and_the_nodes(tmp_path: Path) -> None:
+    output = run(tmp_path, str(ROOT / "samples" / "quantize_to_int8.py"), "--epochs", "4", "--output", "out")
+    found = re.search(
+        r"accuracy ([\d.]+)%, in float32 ([\d.]+)%; normalizations still whole: 8 by kernel$", output.strip()
+    )
+    assert found, output
+    int8, float32 = map(float, found.groups())
+    assert float32 > 90
+    assert float32 - int8 <= 0.5
+    graph = onnx.load(tmp_path / "out" / "resnet.int8.onnx").graph
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    assert len(convolutions) == 8
+    assert all(makers[name] == "DequantizeLinear" for node in convolutions for name in node.input if name in makers)
+
+
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
     options = ["--quick", "--models", model, "--threads", "1", "--batch", "1", "3", "--repeats", "2"]

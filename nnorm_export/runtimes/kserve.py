@@ -58,6 +58,7 @@ class KServeRunner(Runner):
         self._is_grpc = SCHEMES[parts.scheme] == "grpc"
         self._client: Any = self._client_module.InferenceServerClient(url=parts.netloc, **secure)
         metadata = self._metadata()
+        self._scalars = self._scalars_of_rows()
         self.inputs = [self._info(entry) for entry in metadata.get("inputs", [])]
         self.outputs = [self._info(entry) for entry in metadata.get("outputs", [])]
 
@@ -84,16 +85,29 @@ class KServeRunner(Runner):
             raise ModelFileError(f"{self._url}: {_first_line(error)}") from error
         return metadata
 
+    def _scalars_of_rows(self) -> set[str]:
+        """Tensors of one number a row, [N] for the model. Triton knows no such shape and passes them on from [N, 1]."""
+        json = {"as_json": True} if self._is_grpc else {}
+        try:
+            config = self._client.get_model_config(self._name, self._version, **json)
+        except Exception:  # an extension of Triton's: other servers have no such call
+            return set()
+        config = config.get("config", config)
+        entries = [*config.get("input", []), *config.get("output", [])]
+        return {entry["name"] for entry in entries if "reshape" in entry and not entry["reshape"].get("shape")}
+
     def _info(self, entry: dict[str, Any]) -> TensorInfo:
         if entry["datatype"] not in _DTYPES:
             raise ModelFileError(f"{self._url}: {entry['name']} is {entry['datatype']}, which is not sent")
         shape = tuple(None if int(dim) < 0 else int(dim) for dim in entry["shape"])
+        shape = shape[:-1] if entry["name"] in self._scalars else shape
         return TensorInfo(entry["name"], np.dtype(_DTYPES[entry["datatype"]]), shape)
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         inputs = []
         for info in self.inputs:
             array = np.ascontiguousarray(feed[info.name])
+            array = array[:, None] if info.name in self._scalars else array
             is_bfloat16 = info.dtype == ml_dtypes.bfloat16  # tritonclient takes float32 for it, and gives it too
             kind = next(name for name, dtype in _DTYPES.items() if np.dtype(dtype) == info.dtype)
             value = self._client_module.InferInput(info.name, list(array.shape), kind)
@@ -104,7 +118,9 @@ class KServeRunner(Runner):
             result = self._client.infer(self._name, inputs, self._version, outputs=outputs)
         except Exception as error:  # tritonclient's, and those of its transports
             raise InputError(f"{self._url}: the server refuses these inputs: {_first_line(error)}") from error
-        return [np.asarray(result.as_numpy(info.name)).astype(info.dtype) for info in self.outputs]
+        results = [np.asarray(result.as_numpy(info.name)).astype(info.dtype) for info in self.outputs]
+        named = zip(self.outputs, results, strict=True)
+        return [array[:, 0] if info.name in self._scalars and array.ndim > 1 else array for info, array in named]
 
 
 def _first_line(error: Exception) -> str:
