@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
     from nnorm_export.parity import record, verify
+    from nnorm_export.probing import ProbeReport, probe
     from nnorm_export.runtimes import Runner, load
     from nnorm_export.serving import Repository, write_repository
     from nnorm_export.stripping import strip
@@ -47,6 +48,7 @@ _MODULES = {
     "Diagnosis": "nnorm_export.diagnosis",
     "HalfRisk": "nnorm_export.half_safety",
     "ParityReport": "nnorm_export.judgement",
+    "ProbeReport": "nnorm_export.probing",
     "Repository": "nnorm_export.serving",
     "Runner": "nnorm_export.runtimes",
     "build_engine": "nnorm_export.engine",
@@ -60,6 +62,7 @@ _MODULES = {
     "get_plugin_path": "nnorm_export.library",
     "load": "nnorm_export.runtimes",
     "optimize": "nnorm_export.optimizer",
+    "probe": "nnorm_export.probing",
     "diagnose": "nnorm_export.diagnosis",
     "record": "nnorm_export.parity",
     "register": "nnorm_export.library",
@@ -97,6 +100,7 @@ __all__ = [
     "OptimizeReport",
     "ParityError",
     "ParityReport",
+    "ProbeReport",
     "Repository",
     "Runner",
     "RuntimeMissingError",
@@ -115,6 +119,7 @@ __all__ = [
     "layers",
     "load",
     "optimize",
+    "probe",
     "record",
     "register",
     "replay",

@@ -29,6 +29,7 @@ from nnorm_export.errors import NnormExportError, ParityError
 if TYPE_CHECKING:
     from nnorm_export.half_safety import HalfRisk
     from nnorm_export.judgement import ParityReport
+    from nnorm_export.probing import ProbeReport
 
 
 def verify(
@@ -80,6 +81,14 @@ def verify(
             rich_help_panel="Comparison",
         ),
     ] = False,
+    probes: Annotated[
+        bool,
+        typer.Option(
+            "--probes",
+            help="Also run every normalization on inputs and λ that reach all its branches.",
+            rich_help_panel="Comparison",
+        ),
+    ] = False,
     record: Annotated[
         str | None,
         typer.Option(
@@ -124,17 +133,14 @@ def verify(
 
       nnorm-export verify --url grpc://localhost:8001/net -m nets:build -c best.pth
     """
-    if (file is None) == (url is None):
-        raise NnormExportError("give either a file or, with --url, a server")
-    path = str(file or url)
-    if url is not None and (record is not None or replay is not None):
-        raise NnormExportError("a certificate is of a file, and a server does not show its own; leave out --url")
+    path = _path(file, url, about_certificates=record is not None or replay is not None)
     if replay is not None:
         if (
             model is not None
             or record is not None
             or input_specs
             or float16
+            or probes
             or any(given is not None for given in (criterion, rtol, atol))
         ):
             raise NnormExportError("--replay takes model, inputs and tolerances from the certificate; leave them out")
@@ -147,6 +153,7 @@ def verify(
     from nnorm_export.cli._parity import print_parity
     from nnorm_export.cli._source import load_source
     from nnorm_export.half_safety import float16_risks
+    from nnorm_export.probing import probe
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
@@ -163,21 +170,50 @@ def verify(
         report = parity.verify(path, source.module, inputs, **options)
         if record is not None and report:
             parity.record(path, source.module, inputs, record, **options)
+        probed = probe(path, runtime=runtime) if probes else None
         risks = float16_risks(source.module, inputs, passthrough=passthrough or ()) if float16 else []
     if json_output:
-        listed = {"float16_risks": [risk.to_json() for risk in risks]} if float16 else {}
+        listed: dict[str, Any] = {"float16_risks": [risk.to_json() for risk in risks]} if float16 else {}
+        listed |= {"probes": probed.to_json()} if probed is not None else {}
         print_json({"path": path, **report.to_json(), **listed, "notices": [*source.notices, *notices]})
     elif not quiet:
         print_parity(report)
         if verbose and report.implementations:
             typer.echo()
             print_table(("node", "ran by"), report.implementations.items())
+        if probed is not None:
+            typer.echo()
+            _print_probes(probed)
         if float16:
             typer.echo()
             _print_risks(risks)
         if record is not None and report:
             typer.echo(f"wrote {record}")
     _fail_unless(report, f"{path} does not compute what {model} computes", json_output=json_output)
+    different = [] if probed is None else [layer.name for layer in probed.layers if not layer.parity.passed]
+    if different:
+        _fail(f"{path}: on probes of their branches {', '.join(different)} differ from their formula", json_output)
+
+
+def _path(file: str | None, url: str | None, *, about_certificates: bool) -> str:
+    if (file is None) == (url is None):
+        raise NnormExportError("give either a file or, with --url, a server")
+    if url is not None and about_certificates:
+        raise NnormExportError("a certificate is of a file, and a server does not show its own; leave out --url")
+    return str(file or url)
+
+
+def _print_probes(probed: ProbeReport) -> None:
+    from nnorm_export.cli._parity import share_text
+
+    rows = []
+    for layer in probed.layers:
+        count = len(layer.reached)
+        missed = f"; not {', '.join(layer.missed)}" if layer.missed else ""
+        verdict = "equal" if layer.parity.passed else "DIFFERENT"
+        branches = f"{count} of {count + len(layer.missed)}{missed}"
+        rows.append((layer.name, layer.implementation, branches, share_text(layer.parity.budget_share), verdict))
+    print_table(("node", "ran by", "branches", "of budget", ""), rows)
 
 
 def _print_risks(risks: list[HalfRisk]) -> None:
@@ -204,10 +240,12 @@ def _replay(path: str, folder: str, runtime: str | None, *, json_output: bool, q
 
 
 def _fail_unless(report: ParityReport, failure: str, *, json_output: bool) -> None:
-    if report:
-        return
     different = ", ".join(output.name for output in report.outputs if not output.passed)
-    message = f"{failure}: {different} differs"
+    if not report:
+        _fail(f"{failure}: {different} differs", json_output)
+
+
+def _fail(message: str, json_output: bool) -> None:
     if json_output:
         typer.echo(f"error: {message}", err=True)  # stdout has its one object already
         raise typer.Exit(ParityError.exit_code)

@@ -119,7 +119,9 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
 
     Those are x and, if it has one, the residual.
     """
-    nodes, inputs, outputs, used = [], [], [], set()
+    nodes, inputs, outputs = [], [], []
+    used: set[str] = set()
+    names: set[str] = set()
     for number, (part, arrays) in enumerate(zip(parts, feeds, strict=True)):
         own = [proto.graph.node[index] for index in part.nodes]
         renamed = {name: f"{number}/{name}" for node in own for name in node.output}
@@ -131,6 +133,8 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
             copy.CopyFrom(node)
             copy.input[:] = [renamed.get(name, name) for name in node.input]
             copy.output[:] = [renamed[name] for name in node.output]
+            copy.name = node.name if node.name not in names else f"{node.name}, {number}"
+            names.add(copy.name)
             used.update(copy.input)
             nodes.append(copy)
         outputs.append(_value_info(renamed[part.y], arrays[0], None))
