@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nnorm_export.judgement import ParityReport
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
-    from nnorm_export.parity import record, verify
+    from nnorm_export.parity import verify
     from nnorm_export.probing import ProbeReport, probe
     from nnorm_export.runtimes import Runner, load
     from nnorm_export.serving import Repository, write_repository
@@ -64,7 +64,6 @@ _MODULES = {
     "optimize": "nnorm_export.optimizer",
     "probe": "nnorm_export.probing",
     "diagnose": "nnorm_export.diagnosis",
-    "record": "nnorm_export.parity",
     "register": "nnorm_export.library",
     "replay": "nnorm_export.certificates",
     "strip": "nnorm_export.stripping",
@@ -120,7 +119,6 @@ __all__ = [
     "load",
     "optimize",
     "probe",
-    "record",
     "register",
     "replay",
     "strip",

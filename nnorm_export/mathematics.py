@@ -20,12 +20,16 @@ def standardize(x: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Te
 def standardize_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
     """:func:`standardize` by the mean and the biased variance of ``x`` itself over ``dim``; TorchScript compiles it."""
     centred = x - x.mean(dim, keepdim=True)
-    return centred / torch.sqrt(torch.square(centred).mean(dim, keepdim=True) + epsilon)
+    return centred / _root_mean_square(centred, dim, epsilon)
 
 
 def deviation_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
     """σ = √(var x + ε) with the biased variance of ``x`` over ``dim``, which stay as axes of length 1."""
-    return torch.sqrt(torch.square(x - x.mean(dim, keepdim=True)).mean(dim, keepdim=True) + epsilon)
+    return _root_mean_square(x - x.mean(dim, keepdim=True), dim, epsilon)
+
+
+def _root_mean_square(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
+    return torch.sqrt(torch.square(x).mean(dim, keepdim=True) + epsilon)
 
 
 def affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

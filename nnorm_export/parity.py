@@ -17,16 +17,17 @@ from torch.utils import _pytree as pytree
 from nnorm_export import certificates
 from nnorm_export.attention import without_fused_attention
 from nnorm_export.copying import deepcopy
-from nnorm_export.errors import InputError, NnormExportError, ParityError
+from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.exporting.arguments import bind, cast, tensors_in, unbind
 from nnorm_export.freezing import freeze
-from nnorm_export.judgement import Array, Criterion, ParityReport, criterion_text, is_float, judge, worst
+from nnorm_export.judgement import Array, Criterion, OutputParity, ParityReport, criterion_text, is_float, judge, worst
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.runtimes.model_file import read
 from nnorm_export.runtimes.pytorch import to_numpy
 
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
+_Compared = tuple[Mapping[str, Any], list[Array], list[Array] | None]  # inputs, PyTorch's outputs, those in float64
 
 
 def verify(
@@ -38,6 +39,7 @@ def verify(
     criterion: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    certificate: str | Path | None = None,
     passthrough: Passthrough = (),
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``.
@@ -50,6 +52,7 @@ def verify(
         criterion: ``budget``, the default, or ``allclose``, at torch.testing's tolerances for the dtype unless others
             are given.
         rtol, atol: tolerances in place of the error budget; the one not given is 0.
+        certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
 
     Raises:
@@ -59,42 +62,11 @@ def verify(
     chosen = Criterion.of(criterion, rtol, atol)
     runner = load(path, runtime)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    return _compare(runner, model, [bind(model, args, kwargs)], chosen, passthrough)
-
-
-def record(
-    path: str | Path,
-    model: nn.Module,
-    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
-    folder: str | Path,
-    *,
-    runtime: str | None = None,
-    criterion: str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    passthrough: Passthrough = (),
-) -> ParityReport:
-    """:func:`verify`, and if the file passes its certificate in ``folder``, for :func:`nnorm_export.replay`.
-
-    Raises:
-        ParityError: the file does not pass, so nothing is written.
-        InputError: ``folder`` holds something else than a certificate, or cannot be written.
-    """
-    report = verify(
-        path, model, inputs, runtime=runtime, criterion=criterion, rtol=rtol, atol=atol, passthrough=passthrough
-    )
-    if not report:
-        raise ParityError(f"{path} does not compute what the model computes, so there is nothing to certify:\n{report}")
-    runner = load(path, runtime)
-    reference = PyTorchModel(model, dtype_of(runner), passthrough)
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    example = as_taken(runner, bind(model, args, kwargs))
-    arrays = {
-        "inputs": [to_numpy(tensor) for tensor in tensors_in(example)],
-        "outputs": reference.run(example),
-        "truth": reference.run_in_float64(example),
-    }
-    certificates.write(Path(folder), Path(path), runner, report, arrays, Criterion.of(criterion, rtol, atol))
+    report, (example, expected, truth) = _compare(runner, model, [bind(model, args, kwargs)], chosen, passthrough)
+    if certificate is not None and report:
+        feed = [to_numpy(tensor) for tensor in tensors_in(example)]
+        arrays = {"inputs": feed, "outputs": expected, "truth": truth}
+        certificates.write(Path(certificate), Path(path), runner, report, arrays, chosen)
     return report
 
 
@@ -107,7 +79,7 @@ def compare_with_pytorch(
     runtime: str | None = None,
 ) -> ParityReport:
     """As :func:`verify`, over several sets of bound inputs; the worst of them is reported."""
-    return _compare(load(path, runtime or runtime_for(path)), model, examples, Criterion(), passthrough)
+    return _compare(load(path, runtime or runtime_for(path)), model, examples, Criterion(), passthrough)[0]
 
 
 def runtime_for(path: Path) -> str:
@@ -129,23 +101,25 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     criterion: Criterion,
     passthrough: Passthrough,
-) -> ParityReport:
+) -> tuple[ParityReport, _Compared]:
+    """The report over ``examples``, at least one, and what was compared in the first of them."""
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
-    compared, first = [], None
+    compared: list[list[OutputParity]] = []
+    first: list[_Compared] = []
     for example in (as_taken(runner, example) for example in examples):
         actual = runner(*[to_numpy(tensor) for tensor in tensors_in(example)])
         expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
-        first = first or (example, expected, truth)
+        first = first or [(example, expected, truth)]
         if len(actual) != len(expected):
             raise NnormExportError(f"the file has {len(actual)} outputs, the model {len(expected)}")
         truths: Sequence[Array | None] = truth or [None] * len(actual)
         quartets = zip(runner.outputs, actual, expected, truths, strict=True)
         compared.append([judge(info.name, a, e, t, criterion) for info, a, e, t in quartets])
     outputs = [worst(parts) for parts in zip(*compared, strict=True)]
-    if first and (defect := pytorch.defect(*first)):
+    if defect := pytorch.defect(*first[0]):
         outputs = [output.failed(defect) for output in outputs]
     text = criterion_text(outputs, criterion, is_double=pytorch.dtype == torch.float64)
-    return ParityReport(runner.runtime, text, outputs, runner.implementations)
+    return ParityReport(runner.runtime, text, outputs, runner.implementations), first[0]
 
 
 class Tap(NamedTuple):

@@ -6,18 +6,21 @@ arrays, the input and whether it is training, and gives the output and what the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import oracle
 import torch
 from scipy.special import erfinv
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from nnorm_export import layers
+from nnorm_export import export, layers
 
 Array = oracle.Array
 State = Mapping[str, Array]
@@ -345,3 +348,9 @@ def make(name: str, **options: Any) -> tuple[nn.Module, Tensor]:
 
 def state_of(layer: nn.Module) -> dict[str, Array]:
     return {name: value.detach().numpy().astype(np.float64) for name, value in layer.state_dict().items()}
+
+
+def nodes(model: nn.Module, images: Tensor, path: Path) -> Counter[str]:
+    """Operators of the exported graph, counted."""
+    graph = onnx.load(export(model, images[:3], path).path).graph
+    return Counter(node.op_type for node in graph.node)

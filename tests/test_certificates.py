@@ -19,12 +19,11 @@ from typer.testing import CliRunner
 
 from nnorm_export import (
     InputError,
-    ParityError,
     export,
     export_program,
     export_torchscript,
-    record,
     replay,
+    verify,
 )
 from nnorm_export.cli import app
 
@@ -60,7 +59,7 @@ def test_replay_without_pytorch(
     runtime: str, external_data: bool | None, network: nn.Module, image: Tensor, tmp_path: Path
 ) -> None:
     path = export(network, image, tmp_path / "m.onnx", external_data=external_data).path
-    assert record(path, network, image, tmp_path / "m.parity", runtime=runtime)
+    assert verify(path, network, image, certificate=tmp_path / "m.parity", runtime=runtime)
     run = without_pytorch(tmp_path, "verify", "m.onnx", "--replay", "m.parity", "--runtime", runtime)
     assert run.returncode == 0, run.stderr
     assert "equal" in run.stdout
@@ -86,7 +85,7 @@ def test_replay_without_pytorch(
 
 def test_a_runtime_that_computes_something_else_fails(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx").path
-    record(path, network, image, tmp_path / "c")
+    verify(path, network, image, certificate=tmp_path / "c")
     output = tmp_path / "c" / "truth_0" / "output_0.pb"
     truth = numpy_helper.to_array(onnx.TensorProto.FromString(output.read_bytes())).copy()
     truth[0, 0] += 1e-3
@@ -102,7 +101,7 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx").path
     folder = tmp_path / "deep" / "er" / "c"
     for _ in range(2):  # the second takes the place of the first
-        report = record(path, network, image, folder, rtol=1e-3, atol=1e-4)
+        report = verify(path, network, image, certificate=folder, rtol=1e-3, atol=1e-4)
     assert [p.name for p in folder.parent.iterdir()] == ["c"]
     assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*.pb")) == [
         "test_data_set_0/input_0.pb",
@@ -122,14 +121,14 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
 def test_every_dtype(dtype: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx", dtype=dtype, opset_version=22).path
     runtime = "onnxruntime" if dtype == "fp16" else "reference"
-    assert record(path, network, image, tmp_path / "c", runtime=runtime)
+    assert verify(path, network, image, certificate=tmp_path / "c", runtime=runtime)
     assert replay(path, tmp_path / "c", runtime=runtime)
 
 
 def test_pytorchs_formats(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     for write, name in ((export_torchscript, "m.pt"), (export_program, "m.pt2")):
         path = write(network, image, tmp_path / name).path
-        assert record(path, network, image, tmp_path / f"{name}.parity")
+        assert verify(path, network, image, certificate=tmp_path / f"{name}.parity")
         assert replay(path, tmp_path / f"{name}.parity")
 
 
@@ -138,13 +137,13 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("…")
     with pytest.raises(InputError, match="mine: it holds something else than a certificate, and is not overwritten"):
-        record(path, network, image, tmp_path / "mine")
-    record(path, network, image, tmp_path / "own")
+        verify(path, network, image, certificate=tmp_path / "mine")
+    verify(path, network, image, certificate=tmp_path / "own")
     for name, content in (("NOTES.md", "…"), ("certificate.json", '{"tls": 1}')):
         before = (tmp_path / "own" / "certificate.json").read_text()
         (tmp_path / "own" / name).write_text(content)
         with pytest.raises(InputError, match="own: it holds something else than a certificate"):
-            record(path, network, image, tmp_path / "own")
+            verify(path, network, image, certificate=tmp_path / "own")
         assert (tmp_path / "own" / name).read_text() == content
         (tmp_path / "own" / "NOTES.md").unlink(missing_ok=True)
         (tmp_path / "own" / "certificate.json").write_text(before)
@@ -152,12 +151,11 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):
             replay(path, tmp_path / "own")
-    with pytest.raises(ParityError, match="nothing to certify"):
-        record(path, network, image, tmp_path / "c", rtol=0.0, atol=0.0)
+    assert not verify(path, network, image, certificate=tmp_path / "c", rtol=0.0, atol=0.0)
     assert not (tmp_path / "c").exists()
     with pytest.raises(InputError, match="no certificate"):
         replay(path, tmp_path / "c")
-    record(path, network, image, tmp_path / "c")
+    verify(path, network, image, certificate=tmp_path / "c")
     (tmp_path / "c" / "test_data_set_0" / "input_0.pb").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"input_0\.pb: the certificate is damaged"):
         replay(path, tmp_path / "c")

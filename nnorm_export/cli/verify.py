@@ -165,11 +165,10 @@ def verify(
             "criterion": criterion,
             "rtol": rtol,
             "atol": atol,
+            "certificate": record,
             "passthrough": passthrough or (),
         }
         report = parity.verify(path, source.module, inputs, **options)
-        if record is not None and report:
-            parity.record(path, source.module, inputs, record, **options)
         probed = probe(path, runtime=runtime) if probes else None
         risks = float16_risks(source.module, inputs, passthrough=passthrough or ()) if float16 else []
     if json_output:

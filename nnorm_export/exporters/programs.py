@@ -142,7 +142,7 @@ def _note(
 
 def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
     from torch._inductor import config  # noqa: PLC0415 - a second, for this alone
-    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - the same
+    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - a second, for this alone
 
     known = config.get_config_copy()
     if unknown := [name for name in configs if name not in known]:
@@ -155,7 +155,7 @@ def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs={**defaults, **configs}
             )
-    except Exception as error:  # the compiler's, its subprocess's and any pass's: no common base
+    except Exception as error:  # a compiler fails in many ways; the user gets its reason
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, InvalidCxxCompiler):
             cause = getattr(cause, "inner_exception", None) or cause.__cause__

@@ -27,7 +27,7 @@ def decomposed(program: torch.export.ExportedProgram, functions: Functions) -> t
     try:
         with _exchanged(program, functions):
             written_out: torch.export.ExportedProgram = program.run_decompositions({})
-    except Exception as error:  # torch raises many types
+    except Exception as error:  # any operator of the model may fail here, with an error of its own
         first = (str(error).strip().splitlines() or [""])[0]
         raise ExportError(f"torch cannot decompose the program: {type(error).__name__}: {first}") from error
     if changed := list(written_out.graph_signature.user_inputs_to_mutate.values()):

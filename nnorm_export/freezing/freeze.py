@@ -99,7 +99,7 @@ def _fold_parametrizations(frozen: nn.Module) -> None:
         if parametrize.is_parametrized(module):
             exact = deepcopy(module).to(torch.float64).eval()
             with torch.no_grad():
-                names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]
+                names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]  # an nn.ModuleDict
                 weights = {name: getattr(exact, name).to(getattr(module, name).dtype) for name in names}
             # Not by torch's remove_parametrizations: it changes the class, which the user's own layer shares.
             module.__class__ = type(module).__bases__[0]

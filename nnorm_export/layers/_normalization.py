@@ -35,7 +35,7 @@ class Normalization(nn.Module, ABC):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, callers may use it as a keyword
         """Normalise ``input``; shape and dtype of the output are those of the input."""
-        if not input.is_floating_point():
+        if not input.is_floating_point():  # as torch.nn's own norms refuse integers
             raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}")
         self._check_input(input)
         x = input if input.dtype == torch.float64 else input.float()

@@ -21,6 +21,11 @@ def sample_axes(x: Tensor) -> list[int]:
     return [axis for axis in range(1, x.dim())]  # noqa: C416 - TorchScript knows no list(range())
 
 
+def batch_mean_layer_variance(x: Tensor, mean: Tensor, epsilon: float) -> Tensor:
+    """(x − μ_B)/√(var_i x + ε) with μ_B as it broadcasts against ``x`` (RS table 1)."""
+    return (x - mean) / deviation_over(x, sample_axes(x), epsilon)
+
+
 class _MixedNorm(RunningStatistics, ChannelNorm):
     """One statistic from the batch, per channel over N and space, and one from each sample, over C and space."""
 
@@ -73,8 +78,7 @@ class BMLV(_MixedNorm):
         self.num_batches_tracked.zero_()
 
     def _normalize(self, x: Tensor) -> Tensor:
-        y = (x - self._of_batch(x)) / deviation_over(x, sample_axes(x), self.eps)
-        return self._apply_affine(y, x.dim() - 2)
+        return self._apply_affine(batch_mean_layer_variance(x, self._of_batch(x), self.eps), x.dim() - 2)
 
     def frozen(self) -> nn.Module:
         return FrozenBMLV({**self._affine, "mean": self.running_mean}, self._arithmetic, self.eps)
@@ -92,7 +96,7 @@ class FrozenBMLV(FrozenModule):
 
     def forward(self, x: Tensor) -> Tensor:
         values = in_dtype(x, self.mean.dtype)
-        y = (values - per_channel(self.mean, x)) / deviation_over(values, sample_axes(x), self.epsilon)
+        y = batch_mean_layer_variance(values, per_channel(self.mean, x), self.epsilon)
         return in_dtype(affine_per_channel(y, self.weight, self.bias), x.dtype)
 
 

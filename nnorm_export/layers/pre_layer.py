@@ -94,7 +94,7 @@ class RegNorm(_Regularized, ChannelNorm):
         super().__init__(num_features, eps, affine, device, dtype)
 
     def _normalize(self, x: Tensor) -> Tensor:
-        z = self._regularize(x / deviation_over(x, sample_axes(x), self.eps))
+        z = self._regularize(scaled(x, False, self.eps))
         return self._apply_affine(z, x.dim() - 2)
 
     def frozen(self) -> nn.Module:
@@ -113,7 +113,7 @@ class FrozenRegNorm(FrozenModule):
 
     def forward(self, x: Tensor) -> Tensor:
         values = in_dtype(x, self.arithmetic.dtype)
-        y = values / deviation_over(values, sample_axes(x), self.epsilon)
+        y = scaled(values, False, self.epsilon)
         return in_dtype(affine_per_channel(y, self.weight, self.bias), x.dtype)
 
 

@@ -52,6 +52,7 @@ class KServeRunner(Runner):
         self._url, self._name, self._version = url, name, version
         try:
             self._client_module: Any = importlib.import_module(f"tritonclient.{SCHEMES[parts.scheme]}")
+            self._refusal: Any = importlib.import_module("tritonclient.utils").InferenceServerException
         except ImportError:
             raise RuntimeMissingError("a server is asked by tritonclient: pip install 'nnorm_export[serve]'") from None
         secure = {"ssl": True} if parts.scheme in ("https", "grpcs") else {}
@@ -71,7 +72,7 @@ class KServeRunner(Runner):
         json = {"as_json": True} if self._is_grpc else {}
         try:
             live = self._client.is_server_live()
-        except Exception as error:  # of gevent, grpc, sockets: no common base
+        except Exception as error:  # a connection fails with errors of gevent, of grpc or of the system
             raise RuntimeMissingError(f"{self._url}: no server answers ({_first_line(error)})") from error
         try:
             if not live or not self._client.is_model_ready(self._name, self._version):
@@ -79,9 +80,7 @@ class KServeRunner(Runner):
                     f"{self._url}: the server has no model {self._name} that is ready; its log says why"
                 )
             metadata: dict[str, Any] = self._client.get_model_metadata(self._name, self._version, **json)
-        except NnormExportError:
-            raise
-        except Exception as error:  # tritonclient's, and those of its transports
+        except self._refusal as error:
             raise ModelFileError(f"{self._url}: {_first_line(error)}") from error
         return metadata
 
@@ -90,7 +89,7 @@ class KServeRunner(Runner):
         json = {"as_json": True} if self._is_grpc else {}
         try:
             config = self._client.get_model_config(self._name, self._version, **json)
-        except Exception:  # an extension of Triton's: other servers have no such call
+        except self._refusal:  # an extension of Triton's: other servers have no such call
             return set()
         config = config.get("config", config)
         entries = [*config.get("input", []), *config.get("output", [])]
@@ -116,7 +115,7 @@ class KServeRunner(Runner):
         outputs = [self._client_module.InferRequestedOutput(info.name) for info in self.outputs]
         try:
             result = self._client.infer(self._name, inputs, self._version, outputs=outputs)
-        except Exception as error:  # tritonclient's, and those of its transports
+        except Exception as error:  # the server's refusal, or a connection that broke
             raise InputError(f"{self._url}: the server refuses these inputs: {_first_line(error)}") from error
         results = [np.asarray(result.as_numpy(info.name)).astype(info.dtype) for info in self.outputs]
         named = zip(self.outputs, results, strict=True)
