@@ -19,8 +19,6 @@ from nnorm_export.errors import (
 
 if TYPE_CHECKING:
     from nnorm_export import layers
-    from nnorm_export.bisection import Bisection, bisect
-    from nnorm_export.certificates import replay
     from nnorm_export.diagnosis import Diagnosis, diagnose
     from nnorm_export.engine import EngineReport, build_engine
     from nnorm_export.exporters.onnx import export
@@ -28,27 +26,29 @@ if TYPE_CHECKING:
     from nnorm_export.exporters.report import ExportReport
     from nnorm_export.exporters.torchscript import export_torchscript
     from nnorm_export.freezing import freeze
-    from nnorm_export.half_safety import HalfRisk, float16_risks
-    from nnorm_export.judgement import ParityReport
     from nnorm_export.library import get_library_path, get_plugin_path, register
     from nnorm_export.optimizer import OptimizeReport, optimize
-    from nnorm_export.parity import verify
-    from nnorm_export.probing import ProbeReport, probe
+    from nnorm_export.parity.bisection import Bisection, bisect
+    from nnorm_export.parity.certificates import replay
+    from nnorm_export.parity.comparison import verify
+    from nnorm_export.parity.half_safety import HalfRisk, float16_risks
+    from nnorm_export.parity.judgement import ParityReport
+    from nnorm_export.parity.probing import ProbeReport, probe
     from nnorm_export.runtimes import Runner, load
     from nnorm_export.serving import Repository, write_repository
     from nnorm_export.stripping import strip
 
 # Imported when first used: torch takes seconds, and `nnorm-export --help` needs none of it.
 _MODULES = {
-    "Bisection": "nnorm_export.bisection",
-    "bisect": "nnorm_export.bisection",
+    "Bisection": "nnorm_export.parity.bisection",
+    "bisect": "nnorm_export.parity.bisection",
     "EngineReport": "nnorm_export.engine",
     "ExportReport": "nnorm_export.exporters.report",
     "OptimizeReport": "nnorm_export.optimizer",
     "Diagnosis": "nnorm_export.diagnosis",
-    "HalfRisk": "nnorm_export.half_safety",
-    "ParityReport": "nnorm_export.judgement",
-    "ProbeReport": "nnorm_export.probing",
+    "HalfRisk": "nnorm_export.parity.half_safety",
+    "ParityReport": "nnorm_export.parity.judgement",
+    "ProbeReport": "nnorm_export.parity.probing",
     "Repository": "nnorm_export.serving",
     "Runner": "nnorm_export.runtimes",
     "build_engine": "nnorm_export.engine",
@@ -56,18 +56,18 @@ _MODULES = {
     "export_aoti": "nnorm_export.exporters.programs",
     "export_program": "nnorm_export.exporters.programs",
     "export_torchscript": "nnorm_export.exporters.torchscript",
-    "float16_risks": "nnorm_export.half_safety",
+    "float16_risks": "nnorm_export.parity.half_safety",
     "freeze": "nnorm_export.freezing",
     "get_library_path": "nnorm_export.library",
     "get_plugin_path": "nnorm_export.library",
     "load": "nnorm_export.runtimes",
     "optimize": "nnorm_export.optimizer",
-    "probe": "nnorm_export.probing",
+    "probe": "nnorm_export.parity.probing",
     "diagnose": "nnorm_export.diagnosis",
     "register": "nnorm_export.library",
-    "replay": "nnorm_export.certificates",
+    "replay": "nnorm_export.parity.certificates",
     "strip": "nnorm_export.stripping",
-    "verify": "nnorm_export.parity",
+    "verify": "nnorm_export.parity.comparison",
     "write_repository": "nnorm_export.serving",
 }
 

@@ -13,12 +13,12 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export.errors import ModelFileError, ParityError
 from nnorm_export.exporting.files import save, staged
-from nnorm_export.judgement import ParityReport
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.agreement import compare
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
+from nnorm_export.parity.judgement import ParityReport
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.machine import OPTIMIZED, Machine, this_machine
 from nnorm_export.runtimes.model_file import ModelFile, read

@@ -23,7 +23,7 @@ from nnorm_export.errors import RuntimeMissingError
 if TYPE_CHECKING:
     from torch import nn
 
-    from nnorm_export.judgement import ParityReport
+    from nnorm_export.parity.judgement import ParityReport
 
 DRIFT = 2.0  # how much an error may grow
 # Whose version a runtime's is.
@@ -97,7 +97,7 @@ def nnorm_parity(
     nnorm_runtime: str, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[..., ParityReport]:
     """:func:`nnorm_export.testing.assert_parity` in :func:`nnorm_runtime`, with the gate against drift."""
-    from nnorm_export.parity import verify  # noqa: PLC0415 - brings torch, which takes seconds
+    from nnorm_export.parity.comparison import verify  # noqa: PLC0415 - brings torch, which takes seconds
     from nnorm_export.testing import require  # noqa: PLC0415 - the same
 
     calls = 0
@@ -124,7 +124,7 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     config = request.config
     if not config.getoption("--nnorm-baseline"):
         return
-    from nnorm_export.certificates import versions  # noqa: PLC0415 - with the runtimes
+    from nnorm_export.parity.certificates import versions  # noqa: PLC0415 - with the runtimes
 
     installed = versions()
     found = next(

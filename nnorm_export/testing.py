@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nnorm_export.judgement import ParityReport
-from nnorm_export.parity import Passthrough, verify
+from nnorm_export.parity.comparison import Passthrough, verify
+from nnorm_export.parity.judgement import ParityReport
 
 
 def assert_parity(

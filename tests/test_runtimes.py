@@ -29,7 +29,7 @@ from nnorm_export import (
     register,
     verify,
 )
-from nnorm_export.judgement import _budget_share, judge
+from nnorm_export.parity.judgement import _budget_share, judge
 from nnorm_export.runtimes.onnxruntime import providers_with_kernels, ran_by
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from nnorm_export.cli._common import counted, print_facts, print_table
-from nnorm_export.judgement import ParityReport
+from nnorm_export.parity.judgement import ParityReport
 
 
 def print_parity(report: ParityReport) -> None:

@@ -28,7 +28,7 @@ from nnorm_export.cli._common import (
 from nnorm_export.errors import ParityError
 
 if TYPE_CHECKING:
-    from nnorm_export.bisection import Bisection
+    from nnorm_export.parity.bisection import Bisection
 
 
 def bisect(
@@ -73,9 +73,9 @@ def bisect(
       nnorm-export bisect net.onnx -m nets:build -c best.pth \\
         --runtime reference --layer layer1.0.conv1 --plot errors.png
     """
-    from nnorm_export import bisection
     from nnorm_export.cli._file_inputs import inputs_of
     from nnorm_export.cli._source import load_source
+    from nnorm_export.parity import bisection
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
@@ -86,7 +86,7 @@ def bisect(
             path, source.module, inputs, runtime=runtime, layers=layer or (), passthrough=passthrough or ()
         )
         if plot is not None:
-            from nnorm_export.plots import plot_bisection
+            from nnorm_export.parity.plots import plot_bisection
 
             plot_bisection(report, Path(plot))
     print_notices(report.notes, quiet=quiet)

@@ -27,9 +27,9 @@ from nnorm_export.cli._common import (
 from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
-    from nnorm_export.half_safety import HalfRisk
-    from nnorm_export.judgement import ParityReport
-    from nnorm_export.probing import ProbeReport
+    from nnorm_export.parity.half_safety import HalfRisk
+    from nnorm_export.parity.judgement import ParityReport
+    from nnorm_export.parity.probing import ProbeReport
 
 
 def verify(
@@ -148,12 +148,12 @@ def verify(
         return
     if model is None:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
-    from nnorm_export import parity
     from nnorm_export.cli._file_inputs import inputs_of
     from nnorm_export.cli._parity import print_parity
     from nnorm_export.cli._source import load_source
-    from nnorm_export.half_safety import float16_risks
-    from nnorm_export.probing import probe
+    from nnorm_export.parity import comparison
+    from nnorm_export.parity.half_safety import float16_risks
+    from nnorm_export.parity.probing import probe
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
@@ -168,7 +168,7 @@ def verify(
             "certificate": record,
             "passthrough": passthrough or (),
         }
-        report = parity.verify(path, source.module, inputs, **options)
+        report = comparison.verify(path, source.module, inputs, **options)
         probed = probe(path, runtime=runtime) if probes else None
         risks = float16_risks(source.module, inputs, passthrough=passthrough or ()) if float16 else []
     if json_output:
@@ -226,8 +226,8 @@ def _print_risks(risks: list[HalfRisk]) -> None:
 
 
 def _replay(path: str, folder: str, runtime: str | None, *, json_output: bool, quiet: bool) -> None:
-    from nnorm_export import certificates
     from nnorm_export.cli._parity import print_parity
+    from nnorm_export.parity import certificates
 
     with working(f"Replaying {folder}", quiet=quiet):
         report = certificates.replay(path, folder, runtime=runtime)

@@ -13,9 +13,9 @@ from torch import nn
 from nnorm_export.errors import ExportError, ModelFileError, ParityError
 from nnorm_export.exporting import arguments
 from nnorm_export.exporting.source import Frozen
-from nnorm_export.judgement import ParityReport
 from nnorm_export.notes import Note
-from nnorm_export.parity import compare_with_pytorch
+from nnorm_export.parity.comparison import compare_with_pytorch
+from nnorm_export.parity.judgement import ParityReport
 
 Passthrough = Iterable[str | type[nn.Module]]
 

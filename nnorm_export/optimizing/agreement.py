@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from nnorm_export.errors import InputError, NnormExportError
-from nnorm_export.judgement import Array, Criterion, OutputParity, ParityReport, is_float, judge, worst
+from nnorm_export.parity.judgement import Array, Criterion, OutputParity, ParityReport, is_float, judge, worst
 from nnorm_export.runtimes import Runner, TensorInfo
 
 ROUNDINGS = 64  # of the greatest entry of an output, that its entries may be apart

@@ -1,4 +1,4 @@
-"""Does a file compute what PyTorch computes? Runs both on the same inputs; :mod:`nnorm_export.judgement` decides."""
+"""Does a file compute what PyTorch computes? Runs both on the same inputs; ``judgement`` decides."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export import certificates
 from nnorm_export.attention import without_fused_attention
 from nnorm_export.copying import deepcopy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.exporting.arguments import bind, cast, tensors_in, unbind
 from nnorm_export.freezing import freeze
-from nnorm_export.judgement import Array, Criterion, OutputParity, ParityReport, criterion_text, is_float, judge, worst
+from nnorm_export.parity import certificates
+from nnorm_export.parity.judgement import (
+    Array,
+    Criterion,
+    OutputParity,
+    ParityReport,
+    criterion_text,
+    is_float,
+    judge,
+    worst,
+)
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.runtimes.model_file import read
 from nnorm_export.runtimes.pytorch import to_numpy

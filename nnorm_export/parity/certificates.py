@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import InputError, ModelFileError, ParityError
-from nnorm_export.judgement import Array, Criterion, ParityReport, criterion_text, judge
+from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge
 from nnorm_export.runtimes import Runner, load
 
 CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_0", "truth_0"

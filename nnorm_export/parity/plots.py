@@ -6,8 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.bisection import Bisection
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
+from nnorm_export.parity.bisection import Bisection
 
 FORMATS = (".png", ".svg", ".pdf")
 _LEAST = 1e-4  # shares below are drawn as this: nobody cares
