@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nnorm_export.parity.comparison import verify
     from nnorm_export.parity.half_safety import HalfRisk, float16_risks
     from nnorm_export.parity.judgement import ParityReport
+    from nnorm_export.parity.page import write_report
     from nnorm_export.parity.probing import ProbeReport, probe
     from nnorm_export.runtimes import Runner, load
     from nnorm_export.serving import Repository, write_repository
@@ -68,6 +69,7 @@ _MODULES = {
     "replay": "nnorm_export.parity.certificates",
     "strip": "nnorm_export.stripping",
     "verify": "nnorm_export.parity.comparison",
+    "write_report": "nnorm_export.parity.page",
     "write_repository": "nnorm_export.serving",
 }
 
@@ -123,5 +125,6 @@ __all__ = [
     "replay",
     "strip",
     "verify",
+    "write_report",
     "write_repository",
 ]

@@ -143,7 +143,10 @@ def _components() -> Iterator[Component]:
     yield Component.optional("TensorRT", _version("tensorrt"), "pip install 'nnorm_export[tensorrt]'")
     yield Component.optional("Polygraphy", _version("polygraphy"), "pip install 'nnorm_export[tensorrt]'")
     yield Component.optional("OpenVINO", _version("openvino"), "pip install openvino, for files of the form primitives")
-    yield Component.optional("matplotlib", _version("matplotlib"), "pip install 'nnorm_export[report]', for plots")
+    for package in ("matplotlib", "jinja2"):
+        yield Component.optional(
+            package, _version(package), "pip install 'nnorm_export[report]', for plots and reports"
+        )
 
 
 def _onnxruntime() -> Component:

@@ -103,7 +103,8 @@ def test_the_wheel_has_the_library_and_nothing_else_of_the_build(wheel: Path) ->
     libraries = {name for name in names if name.startswith(FOLDER)}
     assert LIBRARY in libraries
     assert {name for name in libraries if "libnnorm_trt_register_" not in name} <= EXPORTS.keys()
-    assert {Path(name).suffix for name in set(names) - libraries} == {".py", ".typed"}
+    assert {Path(name).suffix for name in set(names) - libraries} == {".py", ".typed", ".j2"}
+    assert "nnorm_export/parity/report.html.j2" in names
     assert {name.split("/")[0] for name in names} == {"nnorm_export"}
 
 

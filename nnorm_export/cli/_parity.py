@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from nnorm_export.cli._common import counted, print_facts, print_table
-from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.parity.judgement import ParityReport, share_text
 
 
 def print_parity(report: ParityReport) -> None:
@@ -32,9 +32,3 @@ def runtime_text(report: ParityReport) -> str:
     """``onnxruntime (3 normalizations by body)``."""
     ran = counted(dict(Counter(f"by {implementation}" for implementation in report.implementations.values())))
     return f"{report.runtime} (normalizations: {ran or 'inlined'})"
-
-
-def share_text(share: float | None) -> str:
-    if share is None:
-        return "-"
-    return f"{share:.1%}" if share < 10 else f"{share:.1e} ×"

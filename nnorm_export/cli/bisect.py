@@ -102,7 +102,7 @@ def bisect(
 
 
 def _print(report: Bisection) -> None:
-    from nnorm_export.cli._parity import share_text
+    from nnorm_export.parity.judgement import share_text
 
     rows = [
         (

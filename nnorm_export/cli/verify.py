@@ -105,6 +105,15 @@ def verify(
             rich_help_panel="Certificate",
         ),
     ] = None,
+    report_page: Annotated[
+        str | None,
+        typer.Option(
+            "--report",
+            metavar="FILE.html",
+            help="Write one page to look at: the error of each layer, λ, what ran where, the environment.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -131,6 +140,9 @@ def verify(
 
       nnorm-export verify net.onnx --replay net.parity
 
+      nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz \\
+        --probes --report parity.html
+
       nnorm-export verify --url grpc://localhost:8001/net -m nets:build -c best.pth
     """
     path = _path(file, url, about_certificates=record is not None or replay is not None)
@@ -141,9 +153,12 @@ def verify(
             or input_specs
             or float16
             or probes
+            or report_page is not None
             or any(given is not None for given in (criterion, rtol, atol))
         ):
-            raise NnormExportError("--replay takes model, inputs and tolerances from the certificate; leave them out")
+            raise NnormExportError(
+                "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
+            )
         _replay(path, replay, runtime, json_output=json_output, quiet=quiet)
         return
     if model is None:
@@ -153,6 +168,7 @@ def verify(
     from nnorm_export.cli._source import load_source
     from nnorm_export.parity import comparison
     from nnorm_export.parity.half_safety import float16_risks
+    from nnorm_export.parity.page import write_report
     from nnorm_export.parity.probing import probe
 
     with working("Loading the model", quiet=quiet):
@@ -171,6 +187,17 @@ def verify(
         report = comparison.verify(path, source.module, inputs, **options)
         probed = probe(path, runtime=runtime) if probes else None
         risks = float16_risks(source.module, inputs, passthrough=passthrough or ()) if float16 else []
+        if report_page is not None:
+            write_report(
+                report_page,
+                path,
+                source.module,
+                inputs,
+                report,
+                probes=probed,
+                runtime=runtime,
+                passthrough=passthrough or (),
+            )
     if json_output:
         listed: dict[str, Any] = {"float16_risks": [risk.to_json() for risk in risks]} if float16 else {}
         listed |= {"probes": probed.to_json()} if probed is not None else {}
@@ -186,8 +213,9 @@ def verify(
         if float16:
             typer.echo()
             _print_risks(risks)
-        if record is not None and report:
-            typer.echo(f"wrote {record}")
+        written = [record if report else None, report_page]
+        for name in filter(None, written):
+            typer.echo(f"wrote {name}")
     _fail_unless(report, f"{path} does not compute what {model} computes", json_output=json_output)
     different = [] if probed is None else [layer.name for layer in probed.layers if not layer.parity.passed]
     if different:
@@ -203,7 +231,7 @@ def _path(file: str | None, url: str | None, *, about_certificates: bool) -> str
 
 
 def _print_probes(probed: ProbeReport) -> None:
-    from nnorm_export.cli._parity import share_text
+    from nnorm_export.parity.judgement import share_text
 
     rows = []
     for layer in probed.layers:

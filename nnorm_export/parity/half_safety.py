@@ -82,7 +82,7 @@ def float16_risks(
 
 
 def _sums(layer: nn.Module, x: Array) -> list[str]:
-    sets = _sets(layer, x)
+    sets = sample_sets(layer, x)
     if sets is None or not sets.size:
         return []
     reasons = []
@@ -96,7 +96,7 @@ def _sums(layer: nn.Module, x: Array) -> list[str]:
     return reasons
 
 
-def _sets(layer: nn.Module, x: Array) -> Array | None:
+def sample_sets(layer: nn.Module, x: Array) -> Array | None:
     """[sets, values] that the layer takes statistics of at inference; None where it takes none."""
     if (shape := getattr(layer, "normalized_shape", None)) is not None:
         return x.reshape(-1, int(np.prod(shape)))

@@ -202,6 +202,13 @@ def criterion_text(outputs: Sequence[OutputParity], criterion: Criterion, *, is_
     return f"allclose at {BUDGET:g} times torch.testing's tolerances, because {reason}"
 
 
+def share_text(share: float | None) -> str:
+    """A part of the error budget for a person: ``12.3%``, ``4.0e+03 ×``, or ``-`` where there is none."""
+    if share is None:
+        return "-"
+    return f"{share:.1%}" if share < 10 else f"{share:.1e} ×"
+
+
 def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> float:
     """The file's error / (BUDGET · PyTorch's error), the latter at least one rounding of the greatest entry."""
     error = float(_distance(actual, truth).max(initial=0.0))

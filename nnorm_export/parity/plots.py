@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import importlib
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
+from nnorm_export.exporting.files import staged
 from nnorm_export.parity.bisection import Bisection
+from nnorm_export.parity.judgement import Array
 
 FORMATS = (".png", ".svg", ".pdf")
 _LEAST = 1e-4  # shares below are drawn as this: nobody cares
 
 
-def import_matplotlib() -> Any:
-    """``matplotlib.figure``, which needs no display."""
+def _new_figure(width: float, height: float) -> Any:
     try:
-        return importlib.import_module("matplotlib.figure")
+        figure = importlib.import_module("matplotlib.figure")  # which needs no display
     except ImportError:
         raise RuntimeMissingError("plots need matplotlib: pip install 'nnorm_export[report]'") from None
+    return figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def bisection_figure(report: Bisection) -> Any:
     """Inherited and own error of every layer, in parts of what they may be."""
-    figure = import_matplotlib().Figure(figsize=(max(6.0, 0.35 * len(report.layers)), 4.5), layout="constrained")
+    figure = _new_figure(max(6.0, 0.35 * len(report.layers)), 4.5)
     axes = figure.subplots()
     positions = range(len(report.layers))
     inherited = [_share(layer.inherited.budget_share) for layer in report.layers]
@@ -42,20 +46,47 @@ def bisection_figure(report: Bisection) -> Any:
     return figure
 
 
+def lambdas_figure(values: Mapping[str, Array]) -> Any:
+    """The distribution of λ in every layer, as boxes from quartile to quartile."""
+    figure = _new_figure(8.0, 0.32 * len(values) + 1.0)
+    axes = figure.subplots()
+    axes.boxplot(
+        list(values.values()),
+        orientation="horizontal",
+        tick_labels=[path or "(the model itself)" for path in values],
+        flierprops={"marker": ".", "markersize": 3},
+    )
+    for special in (0.0, 1.0, 2.0):
+        axes.axvline(special, color="tab:gray", linewidth=0.6, linestyle=":")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("λ")
+    return figure
+
+
 def plot_bisection(report: Bisection, path: Path) -> None:
-    """Writes :func:`bisection_figure`.
+    """Writes :func:`bisection_figure`, whole or not at all.
 
     Raises:
-        NnormExportError: the ending of ``path`` is none of :data:`FORMATS`, or it cannot be written.
+        NnormExportError: the ending of ``path`` is none of :data:`FORMATS`.
+        ExportError: it cannot be written.
         RuntimeMissingError: matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
         raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}")
     figure = bisection_figure(report)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise NnormExportError(f"{path}: cannot be written ({error.strerror or error})") from error
+    with staged(path) as target:
+        figure.savefig(target, dpi=150)
+
+
+def to_svg(figure: Any) -> str:
+    """An ``<svg>`` element for a page; its text stays text, in the page's own font."""
+    matplotlib = importlib.import_module("matplotlib")
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
 
 
 def _share(share: float | None) -> float:

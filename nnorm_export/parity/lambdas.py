@@ -1,0 +1,55 @@
+"""The λ of every normality normalization: of its channels where it is frozen, of the rows of given inputs elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.exporting.arguments import bind, cast
+from nnorm_export.freezing import state
+from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
+from nnorm_export.freezing.table import row_for
+from nnorm_export.mathematics import estimate_lmbda, standardize_over
+from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap
+from nnorm_export.parity.half_safety import sample_sets
+from nnorm_export.parity.judgement import Array
+from nnorm_export.runtimes.pytorch import to_numpy
+
+
+def lambdas(
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    *,
+    passthrough: Passthrough = (),
+) -> dict[str, Array]:
+    """Path of the layer -> λ of each channel or, where it is estimated from the input (NN eq. 5–15), of each row.
+
+    Args:
+        model, inputs, passthrough: as for :func:`nnorm_export.verify`.
+
+    Raises:
+        InputError: the inputs do not fit the model.
+    """
+    layers = {path: layer for path, layer in model.named_modules() if _is_normal(layer)}
+    reference = PyTorchModel(model, torch.float32, passthrough)
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
+    _, taps = reference.run_with_taps(cast(bind(model, args, kwargs), torch.float32), layers)
+    found = {path: _of_layer(layer, path, taps[path]) for path, layer in layers.items()}
+    return {path: values for path, values in found.items() if values.size}
+
+
+def _is_normal(layer: nn.Module) -> bool:
+    row = row_for(layer)
+    return row is not None and not NORMAL_CLASS_NAMES.isdisjoint(row.class_names)
+
+
+def _of_layer(layer: nn.Module, path: str, taps: Sequence[Tap]) -> Array:
+    if (frozen := getattr(layer, "running_lmbda", None)) is not None:
+        return to_numpy(frozen.double())
+    epsilon, (_, delta) = state.epsilon(layer, path), state.exponent_shift(layer, path)
+    rows = [torch.from_numpy(sets.astype("float64")) for tap in taps if (sets := sample_sets(layer, tap.x)) is not None]
+    estimates = [estimate_lmbda(standardize_over(x, [1], epsilon), [1], delta).flatten() for x in rows]
+    return to_numpy(torch.cat(estimates)) if estimates else to_numpy(torch.empty(0))

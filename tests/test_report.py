@@ -1,0 +1,193 @@
+"""write_report(): one page that says what verify found, needs nothing but itself, and that a browser can show."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from small_network import Network, randomized
+from torch import nn
+from typer.testing import CliRunner
+
+from nnorm_export import ExportError, RuntimeMissingError, export, layers, probe, verify, write_report
+from nnorm_export.cli import app
+from nnorm_export.mathematics import estimate_lmbda, standardize_over
+from nnorm_export.parity.lambdas import lambdas
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Text of the page, what it refers to, and whether its elements are closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data.split()
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def written(folder: Path, model: nn.Module, x: torch.Tensor, path: Path, **options: object) -> Page:
+    write_report(folder / "page.html", path, model, x, verify(path, model, x), **options)  # type: ignore[arg-type]
+    return Page((folder / "page.html").read_text(encoding="utf-8"))
+
+
+def test_page_says_what_was_found(tmp_path: Path) -> None:
+    model, x = randomized(Network()), torch.randn(4, 3, 8, 6)
+    path = export(model, x, tmp_path / "m.onnx").path
+    page = written(tmp_path, model, x, path, probes=probe(path))
+    assert "Equal to PyTorch. budget: at most 10 times" in page.text
+    for layer in ("stem.1", "group", "instance", "head.1"):
+        assert page.words.count(layer) >= 3  # in both figures and the table
+    assert page.text.count("BatchNormalNorm kernel") == 2  # stem.1 is called twice
+    assert "8 of 8" in page.text
+    assert page.tags.count("svg") == 2
+    assert "SHA-256 of the file" in page.text
+    assert all(reference.startswith("#") for reference in page.references)  # glyphs and markers inside the figures
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not re.search(r"url\((?!#)|@import", (tmp_path / "page.html").read_text())
+
+
+def test_page_of_a_file_that_differs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), layers.BatchNormalNorm1d(5), nn.Linear(5, 4)).eval()
+    x = torch.randn(20, 6)
+    path = export(model, x, tmp_path / "m.onnx").path
+    with torch.no_grad():
+        model[1].running_lmbda.fill_(1.5)
+    page = written(tmp_path, model, x, path)
+    assert "Different from PyTorch. layer 1 (BatchNormalNorm) computes something else" in page.text
+
+
+def test_layers_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 5), layers.BatchNormalNorm1d(5)).eval(), torch.randn(20, 6)
+    page = written(tmp_path, model, x, export(model, x, tmp_path / "m.onnx", form="primitives").path)
+    assert "Not compared layer by layer:" in page.text
+    assert "it has no normalization that is a node" in page.text
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("<script>alert(1)</script>", layers.LayerNormalNorm(6))
+    x = torch.randn(3, 6)
+    page = written(tmp_path, model.eval(), x, export(model, x, tmp_path / "a&b<i>.onnx").path)
+    assert "script" not in page.tags
+    assert "i" not in page.tags
+    assert "<script>alert(1)</script>" in page.text
+    assert "a&b<i>.onnx" in page.text
+
+
+def test_lambdas_are_those_of_the_formula() -> None:
+    torch.manual_seed(0)
+    model, x = randomized(Network()).eval(), torch.randn(4, 3, 8, 6)
+    found = lambdas(model, x)
+    assert list(found) == ["stem.1", "group", "instance", "head.1"]
+    np.testing.assert_array_equal(found["stem.1"], model.stem[1].running_lmbda.double())
+    groups = model.stem(x).double().detach().reshape(16, -1)
+    wanted = estimate_lmbda(standardize_over(groups, [1], 1e-5), [1], 1e-5**0.5).flatten()
+    np.testing.assert_allclose(found["group"], wanted, rtol=1e-6)
+    assert [len(found[name]) for name in ("instance", "head.1")] == [32, 4]
+
+
+def test_an_older_page_is_kept_where_a_new_one_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = nn.Sequential(layers.LayerNormalNorm(6)).eval(), torch.randn(3, 6)
+    path = export(model, x, tmp_path / "m.onnx").path
+    with pytest.raises(ExportError, match="cannot write"):
+        write_report(tmp_path / "none" / "page.html", path, model, x, verify(path, model, x))
+    (tmp_path / "page.html").write_text("older")
+    for package in ("jinja2", "matplotlib.figure"):
+        with monkeypatch.context() as patch:
+            patch.setitem(__import__("sys").modules, package, None)
+            with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[report\]'"):
+                write_report(tmp_path / "page.html", path, model, x, verify(path, model, x))
+    assert (tmp_path / "page.html").read_text() == "older"
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reported_nets.py").write_text(
+        "import torch\nfrom torch import nn\nfrom nnorm_export import layers\n"
+        "def build():\n    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Linear(6, 8), layers.LayerNormalNorm(8)).eval()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = CliRunner().invoke
+    assert run(app, ["export", "-m", "reported_nets:build", "-i", "8,6", "-o", "m.onnx"]).exit_code == 0
+    command = ["verify", "m.onnx", "-m", "reported_nets:build", "--probes", "--report", "page.html"]
+    shown = run(app, command)
+    assert shown.exit_code == 0, shown.output
+    assert "wrote page.html" in shown.stdout
+    assert "Branches" in Page((tmp_path / "page.html").read_text()).text
+    # The page is written of a file that differs too: that is when one wants to look.
+    proto = onnx.load("m.onnx")
+    node = next(node for node in proto.graph.node if node.domain == "nnorm")
+    next(attribute for attribute in node.attribute if attribute.name == "epsilon").f = 0.1
+    onnx.save(proto, "m.onnx")
+    assert run(app, command).exit_code == 1
+    assert "Different from PyTorch" in Page((tmp_path / "page.html").read_text()).text
+    refused = run(app, ["verify", "m.onnx", "--replay", "folder", "--report", "page.html"])
+    assert (refused.exit_code, "makes no report" in refused.stderr) == (2, True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="this machine has no Chromium to show the page")
+def test_browser_shows_the_page(tmp_path: Path) -> None:
+    model, x = randomized(Network()), torch.randn(4, 3, 8, 6)
+    page = written(tmp_path, model, x, export(model, x, tmp_path / "m.onnx").path)
+    # A script of the test's own, put in on the way, asks the browser what it made of the page.
+    source = (tmp_path / "page.html").read_text(encoding="utf-8")
+    question = (
+        "<script>addEventListener('load', () => document.body.append('seen: ' + JSON.stringify({"
+        "mode: document.compatMode, requests: performance.getEntriesByType('resource').length,"
+        "overflow: document.documentElement.scrollWidth > innerWidth,"
+        "figures: [...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect()).filter("
+        "b => b.width > 300 && b.height > 100 && b.right <= innerWidth).length})))</script>"
+    )
+    (tmp_path / "asking.html").write_text(source.replace("</body>", f"{question}</body>"), encoding="utf-8")
+    for width in (1200, 500):  # a desk's and, about, a telephone's
+        command = [
+            str(CHROMIUM),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},1000",
+            "--virtual-time-budget=2000",
+            "--dump-dom",
+            (tmp_path / "asking.html").as_uri(),
+        ]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        assert 'seen: {"mode":"CSS1Compat","requests":0,"overflow":false,"figures":2}' in shown, shown[-400:]
+    assert "Equal to PyTorch" in page.text
