@@ -4,6 +4,7 @@
 # make test-onnxruntime-versions    the kernels in every version of ONNX Runtime that they are tried with
 # make test-cuda-on-host    the operators' tests with the kernels of GPUs, run by the processor
 # make test-serving    parity through a real Triton Inference Server, in an environment of its own
+# make test-ray    samples/ray on two local nodes, one of them killed, in an environment of its own
 # make test-gpu, make bench-gpu    on a machine with a GPU: everything that needs one; compute-sanitizer too where it is
 # make wheel   a wheel in dist/ with the platform tag that its library can keep
 # Each works from a bare clone: it makes its own environment in .venv first.
@@ -33,7 +34,7 @@ NVCC := .venv-nvcc/installed
 export CUDACXX := $(CURDIR)/.venv-nvcc/cuda/bin/nvcc
 endif
 
-.PHONY: help demo test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving lint bench bench-gpu
+.PHONY: help demo test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: wheel clean
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -95,6 +96,9 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
 	NNORM_TRITON_PYTHON=$(TRITON:%=$(CURDIR)/.venv-triton/bin/python) $(BIN)/python -m pytest tests/test_serving.py
 
+test-ray: $(VENV)/installed .venv-ray/installed
+	NNORM_RAY_PYTHON=$(CURDIR)/.venv-ray/bin/python $(BIN)/python -m pytest tests/test_ray.py -rP
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -136,6 +140,12 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	.venv-triton/bin/python $(PIP_INSTALL) nvidia-pytriton onnxruntime onnx ml_dtypes
 	touch $@
 
+# With all of the extra `ray` but nnorm_export itself, which the tests take from the clone.
+.venv-ray/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python $(PIP_INSTALL) 'ray[data,serve]' onnxruntime onnx ml_dtypes rich
+	touch $@
+
 .PRECIOUS: .venv-onnxruntime-%/installed
 .venv-onnxruntime-%/installed:
 	$(PYTHON) -m venv .venv-onnxruntime-$*
@@ -147,4 +157,4 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-gpu .venv-nvcc .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-gpu .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

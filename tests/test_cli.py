@@ -88,6 +88,27 @@ def test_help_and_version(arguments: tuple[str, ...], expected: str) -> None:
     assert expected in run(*arguments).stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("nnorm-export veri", ["verify"]),
+        ("nnorm-export verify m.onnx --prob", ["--probes"]),
+        ("nnorm-export bisect m.onnx --runtime onnx", ["onnxruntime", "onnxruntime-cuda"]),
+        ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose"]),
+        ("nnorm-export export --form p", ["portable", "primitives"]),
+        ("nnorm-export serve-repo m.onnx --backend t", ["tensorrt"]),
+    ],
+)
+def test_the_shell_completes(words: str, expected: list[str]) -> None:
+    environment = {
+        "_NNORM_EXPORT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    completed = CliRunner().invoke(app, [], prog_name="nnorm-export", env=environment)
+    assert completed.stdout.split() == expected
+
+
 def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     result = run("export", *MODEL, *INPUT, "-o", target)

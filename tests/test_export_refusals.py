@@ -40,7 +40,7 @@ class Branching(nn.Module):
             ExportError,
             r"layer 0 \(.*\[N, 4, \*spatial\], got \[",
         ),
-        ({"dtype": "bf16"}, ExportError, "choose a newer opset, 22 for bf16"),
+        ({"dtype": "bf16", "opset_version": 20}, ExportError, "choose a newer opset, 22 for bf16"),
     ],
     ids=lambda v: str(v)[:40] if isinstance(v, dict) else "",
 )

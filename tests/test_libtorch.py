@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +10,7 @@ import pytest
 import torch
 from filelock import FileLock
 from golden_data import GOLDEN
+from programs import compile_in, configure, refused, run, shared_folder, skip_without_tools
 from small_network import Network, randomized
 from test_golden import STANDINS, trained_network
 from torch import Tensor, nn
@@ -23,58 +20,28 @@ import nnorm_export
 SOURCE = Path(__file__).parents[1] / "samples" / "libtorch"
 PROGRAMS = ("serve_torchscript", "serve_aoti")
 CHECKPOINTS = {"serve_torchscript": "vit", "serve_aoti": "fc"}
-# The environment's own CMake and Ninja first. One thread: tests run side by side.
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command],
-        env={**ENVIRONMENT, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all processes of a parallel run, which build and compile in it once; the others wait."""
-    base = tmp_path_factory.getbasetemp()
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "libtorch"
-    path.mkdir(exist_ok=True)
-    return path
+    return shared_folder(tmp_path_factory, "libtorch")
 
 
 @pytest.fixture(scope="module")
 def programs(folder: Path) -> Path:
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
-        pytest.skip("there is no C++ compiler on this machine")
-    for tool in ("cmake", "ninja"):
-        if not shutil.which(tool, path=ENVIRONMENT["PATH"]):
-            pytest.skip(f"there is no {tool} on this machine")
+    skip_without_tools()
     prefix = Path(torch.utils.cmake_prefix_path)
     if not (prefix / "Torch" / "TorchConfig.cmake").is_file():
         pytest.skip("the installed torch came without the CMake files of LibTorch")
-    options = {
-        "CMAKE_PREFIX_PATH": prefix,
-        "CMAKE_CXX_FLAGS": "-O0",  # torch's headers are what takes the time, half a minute of it
-        "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",
-    }
     build = folder / "build"
+    # Torch's headers are what takes the time, half a minute of it with -O0.
+    options = {"CMAKE_PREFIX_PATH": prefix, "CMAKE_CXX_FLAGS": "-O0"}
     with FileLock(folder / "lock"):
-        defined = [f"-D{name}={value}" for name, value in options.items()]
-        done = run("cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", *defined)
+        done = configure(SOURCE, build, **options)
         if "uses CUDA but I cannot find the CUDA" in " ".join(done.stderr.split()):
             pytest.skip("the installed torch is one for CUDA, whose CMake files want the CUDA toolkit")
         assert done.returncode == 0, done.stderr
-        done = run("cmake", "--build", build, "--parallel", "2")
-        assert done.returncode == 0, done.stdout
+        compile_in(build)
     return build
 
 
@@ -112,11 +79,6 @@ def printed(program: Path, model: Path, images: Path) -> np.ndarray:
     done = run(program, model, images)
     assert done.returncode == 0, done.stderr
     return np.array([[float(word) for word in line.split(" ")] for line in done.stdout.splitlines()])
-
-
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    return done.stderr
 
 
 @pytest.mark.parametrize("batch", [1, 5])

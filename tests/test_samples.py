@@ -66,6 +66,19 @@ def test_int8_keeps_the_accuracy_and_the_nodes(tmp_path: Path) -> None:
     assert all(makers[name] == "DequantizeLinear" for node in convolutions for name in node.input if name in makers)
 
 
+def test_halves_keep_the_accuracy(tmp_path: Path) -> None:
+    output = run(tmp_path, str(ROOT / "samples" / "export_in_half_precision.py"), "--epochs", "1", "--output", "out")
+    found = re.findall(r"accuracy ([\d.]+)% in (\w+) \((\w+)\), ([\d.]+)% in float32", output)
+    assert [(dtype, runtime) for _, dtype, runtime, _ in found] == [("fp16", "onnxruntime"), ("bf16", "reference")]
+    for half, _, _, float32 in found:
+        assert abs(float(float32) - float(half)) <= 2.0  # after one epoch many digits are a toss-up
+    elements = {
+        path.suffixes[0]: {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 2}
+        for path in (tmp_path / "out").glob("vit.*.onnx")
+    }
+    assert elements == {".fp16": {onnx.TensorProto.FLOAT16}, ".bf16": {onnx.TensorProto.BFLOAT16}}
+
+
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
     options = ["--quick", "--models", model, "--threads", "1", "--batch", "1", "3", "--repeats", "2"]

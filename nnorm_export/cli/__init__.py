@@ -21,7 +21,6 @@ from nnorm_export.cli.verify import verify
 app = typer.Typer(
     name="nnorm-export",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

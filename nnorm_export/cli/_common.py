@@ -81,10 +81,20 @@ InputOption = Annotated[
         rich_help_panel="Inputs",
     ),
 ]
+
+
+def complete_runtimes(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from nnorm_export.runtimes import RUNTIMES
+
+    return [name for name in RUNTIMES if name.startswith(incomplete)]
+
+
 RuntimeOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
+        autocompletion=complete_runtimes,
         help="For ONNX onnxruntime (default), onnxruntime-cuda, tensorrt, or reference: onnx's own. Other files "
         "have one runtime each: tensorrt, torchscript, pt2, aoti.",
         rich_help_panel="Comparison",

@@ -11,6 +11,7 @@ from nnorm_export.cli._common import (
     JsonOption,
     QuietOption,
     VerboseOption,
+    complete_runtimes,
     counted,
     print_facts,
     print_json,
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 def doctor(
     path: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="A model file, to see what would run each of its nodes.")
+        str | None, typer.Argument(metavar="FILE", help="A model file, to see what would run each of its nodes.")
     ] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete_runtimes,
             help="The runtime that must work: onnxruntime (default for ONNX), onnxruntime-cuda, tensorrt, reference.",
         ),
     ] = None,

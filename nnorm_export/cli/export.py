@@ -129,7 +129,7 @@ def export(
         int | None,
         typer.Option(
             metavar="N",
-            help="ONNX opset, 18 or newer; 20, the default, runs on ONNX Runtime 1.18.",
+            help="ONNX opset, 18 or newer; 20, the default, runs on ONNX Runtime 1.18 (bf16: 22).",
             rich_help_panel="ONNX",
         ),
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -9,6 +10,17 @@ import typer
 from nnorm_export.cli._common import JsonOption, QuietOption, VerboseOption, print_json, print_notices
 
 _SERVER = "Server"
+
+
+class Backend(str, Enum):
+    onnxruntime = "onnxruntime"
+    tensorrt = "tensorrt"
+    python = "python"
+
+
+class Device(str, Enum):
+    cpu = "cpu"
+    gpu = "gpu"
 
 
 def serve_repo(
@@ -23,7 +35,7 @@ def serve_repo(
         int | None, typer.Option(metavar="N", min=1, help="The version to write; default the next.")
     ] = None,
     backend: Annotated[
-        str | None,
+        Backend | None,
         typer.Option(
             metavar="NAME",
             help="onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
@@ -39,7 +51,9 @@ def serve_repo(
             rich_help_panel=_SERVER,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="cpu|gpu", help="What runs it.", rich_help_panel=_SERVER)] = "cpu",
+    device: Annotated[
+        Device, typer.Option(metavar="cpu|gpu", help="What runs it.", rich_help_panel=_SERVER)
+    ] = Device.cpu,
     instances: Annotated[
         int, typer.Option(metavar="N", min=1, help="Instances of the model on each device.", rich_help_panel=_SERVER)
     ] = 1,
@@ -83,12 +97,12 @@ def serve_repo(
         path,
         output,
         name=name,
-        backend=backend,
+        backend=backend and backend.value,
         version=version,
         max_batch_size=max_batch,
         max_queue_delay_microseconds=max_delay,
         instances=instances,
-        device=device,
+        device=device.value,
         threads=threads,
         library_path=library,
     )

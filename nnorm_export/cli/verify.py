@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
     from nnorm_export.parity.probing import ProbeReport
 
 
+class CriterionKind(str, Enum):
+    budget = "budget"
+    allclose = "allclose"
+
+
 def verify(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="The file to verify, of any format that export or engine writes."),
+        typer.Argument(metavar="FILE", help="The file to verify, of any format that export or engine writes."),
     ] = None,
     url: Annotated[
         str | None,
@@ -54,7 +60,7 @@ def verify(
     input_specs: InputOption = None,
     runtime: RuntimeOption = None,
     criterion: Annotated[
-        str | None,
+        CriterionKind | None,
         typer.Option(
             metavar="NAME",
             help="budget (default), or allclose: torch.testing's tolerances for the dtype, or --rtol and --atol.",
@@ -178,7 +184,7 @@ def verify(
     with working(f"Comparing {path} with PyTorch", quiet=quiet):
         options: dict[str, Any] = {
             "runtime": runtime,
-            "criterion": criterion,
+            "criterion": criterion and criterion.value,
             "rtol": rtol,
             "atol": atol,
             "certificate": record,

@@ -17,7 +17,7 @@ from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.files import save, staged
 from nnorm_export.exporting.forms import apply_form, check_form, strip_bodies
 from nnorm_export.exporting.source import Source
-from nnorm_export.exporting.translate import check_opset, translate
+from nnorm_export.exporting.translate import check_opset, default_opset, translate
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
-    opset_version: int = 20,
+    opset_version: int | None = None,
     dynamic_shapes: Any = None,
     dtype: str | torch.dtype | None = None,
     external_data: bool | None = None,
@@ -47,7 +47,8 @@ def export(
         kwargs: example keyword inputs.
         input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
             its result.
-        opset_version: 18 to the newest of the installed onnx; 20 runs on ONNX Runtime 1.18 and later.
+        opset_version: 18 to the newest of the installed onnx. None takes 20, which runs on ONNX Runtime 1.18 and
+            later, or 22 for bfloat16, whose convolutions are no older.
         dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
             that has the first input's length there. ``{}`` fixes every axis.
         dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
@@ -68,8 +69,9 @@ def export(
     check_form(form)
     check_opset(opset_version)
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
+    opset = opset_version or default_opset(source.program)
     inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
-    onnx_model = translate(source.program, opset_version, inputs, outputs, source.axis_names)
+    onnx_model = translate(source.program, opset, inputs, outputs, source.axis_names)
     fuse_epilogues(onnx_model)
     table = metadata.layer_table(onnx_model, source.records)
     weights = metadata.weights_sha256(onnx_model)
@@ -86,7 +88,7 @@ def export(
             strip_bodies(onnx_model)
             save(onnx_model, staging, external_data)
             _check(staging, form)
-    return ExportReport(path, "onnx", form, opset_version, len(onnx_model.graph), table, weights, parity)
+    return ExportReport(path, "onnx", form, opset, len(onnx_model.graph), table, weights, parity)
 
 
 def _check(path: Path, form: str) -> None:

@@ -25,10 +25,15 @@ IR_VERSION = 10  # the newest that ONNX Runtime 1.18 reads
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VERSION)}
 
 
-def check_opset(opset: int) -> None:
+def check_opset(opset: int | None) -> None:
     newest = onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= opset <= newest:
+    if opset is not None and not OLDEST_OPSET <= opset <= newest:
         raise ExportError(f"opset {opset} cannot be written: choose one from {OLDEST_OPSET} to {newest}")
+
+
+def default_opset(program: torch.export.ExportedProgram) -> int:
+    """The oldest that ONNX Runtime 1.18 runs in full and that has the program's dtypes."""
+    return 22 if any(tensor.dtype == torch.bfloat16 for tensor in program.state_dict.values()) else 20
 
 
 def translate(

@@ -16,6 +16,7 @@ from nnorm_export.names import METADATA_PREFIX
 from nnorm_export.runtimes import OnnxRuntimeRunner
 from nnorm_export.runtimes.machine import METADATA_KEY, OPTIMIZED, PROVIDER, Machine
 from nnorm_export.runtimes.model_file import ModelFile
+from nnorm_export.runtimes.onnxruntime import avoid_crash
 
 _WEIGHTS = "weights"
 _INLINE_BYTES = 1024  # larger weights go into a file of their own: together they may exceed protobuf's 2 GiB
@@ -30,6 +31,7 @@ def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    avoid_crash(options, file)
     library.register(options)
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")

@@ -96,11 +96,8 @@ def runtime_for(path: Path) -> str:
 
     bfloat16 and float64 go to the reference evaluator too: ONNX Runtime's CPU provider has no convolutions for them.
     """
-    graph = read(path).proto.graph
-    types = {weight.data_type for weight in graph.initializer if len(weight.dims) >= 2}
-    types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     has_onnxruntime = importlib.util.find_spec("onnxruntime") is not None
-    unsupported = types & {onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+    unsupported = read(path).holds(onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
     return DEFAULT_RUNTIME if has_onnxruntime and not unsupported else "reference"
 
 

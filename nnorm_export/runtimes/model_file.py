@@ -42,6 +42,13 @@ class ModelFile:
         bodies = {function.name for function in self.proto.functions if function.domain == DOMAIN}
         return all(node.op_type in bodies for node in self.normalizations)
 
+    def holds(self, *dtypes: int) -> bool:
+        """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""
+        graph = self.proto.graph
+        types = {weight.data_type for weight in graph.initializer if len(weight.dims) >= 2}
+        types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+        return not types.isdisjoint(dtypes)
+
 
 def read(path: str | Path) -> ModelFile:
     """Raises ModelFileError where ``path`` is missing, unreadable, or not ONNX."""

@@ -18,6 +18,7 @@ from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes import machine, model_file
 from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+from nnorm_export.runtimes.model_file import ModelFile
 
 _DTYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
@@ -55,6 +56,17 @@ def providers_with_kernels() -> set[str]:
     """The execution providers that the installed libraries have kernels for."""
     cuda = {CUDA} if library.find_cuda_library() is not None else set()
     return {CPU} | cuda if library.find_library() is not None else set()
+
+
+def avoid_crash(options: Any, file: ModelFile) -> None:
+    """Switches a fusion off for a float16 file.
+
+    ONNX Runtime 1.24 and later end the whole process on opening one with a Transpose before a matrix product and a
+    dynamic axis, as attention has, on x86: the fusion leaves a node that the next step stumbles over
+    (microsoft/onnxruntime issue 28392). What it would gain is little: on processors float16 is slow in any case.
+    """
+    if file.holds(onnx.TensorProto.FLOAT16):
+        options.add_session_config_entry("optimization.disable_specified_optimizers", "MatmulTransposeFusion")
 
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
@@ -149,6 +161,7 @@ class OnnxRuntimeRunner(Runner):
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        avoid_crash(options, self._file)
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
         if kernels:

@@ -1,0 +1,81 @@
+"""Serves a file in a session of your own: its options, the kernels, and buffers that stay where they are.
+
+python samples/embedded/serve.py MODEL.onnx IMAGES.npy [-o LOGITS.npy] [--batch N] [--threads N] [--device cpu|cuda]
+
+`nnorm_export.load` does the same in one line; this is for programs that want ONNX Runtime's own options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+import nnorm_export
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def open_session(path: Path, *, threads: int, device: str) -> onnxruntime.InferenceSession:
+    """A session that runs each normalization by its kernel."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads  # 0: one for each core
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    nnorm_export.register(options)  # all that the file needs; without it the normalizations run by their bodies
+    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[device]])
+    if PROVIDERS[device] not in session.get_providers():
+        raise SystemExit(f"this ONNX Runtime has no {PROVIDERS[device]}; nnorm-export doctor says what to do")
+    return session
+
+
+class Model:
+    """A session with its input and output bound to buffers on the device, one pair for each size of batch."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: str) -> None:
+        self._session, self._device = session, device
+        (self._input,), (self._output,) = session.get_inputs(), session.get_outputs()
+        self._bound: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [N, …] of images [N, …]; the array is new each time."""
+        if len(images) not in self._bound:
+            self._bound[len(images)] = self._bind(len(images))
+        binding, x = self._bound[len(images)]
+        x.update_inplace(np.ascontiguousarray(images))
+        self._session.run_with_iobinding(binding)
+        logits: NDArray[np.float32] = binding.copy_outputs_to_cpu()[0]
+        return logits
+
+    def _bind(self, count: int) -> tuple[Any, Any]:
+        binding = self._session.io_binding()
+        x = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            [count, *self._input.shape[1:]], np.float32, self._device, 0
+        )
+        binding.bind_ortvalue_input(self._input.name, x)
+        binding.bind_output(self._output.name, self._device)
+        return binding, x
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve a file of nnorm_export with ONNX Runtime's own session.")
+    parser.add_argument("model", type=Path, help="an ONNX file with one input and one output, of float32")
+    parser.add_argument("images", type=Path, help="its inputs, one row each: a .npy file")
+    parser.add_argument("-o", "--output", type=Path, default=Path("logits.npy"), help="to write (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="images in one run (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="of the session; by default one for each core")
+    parser.add_argument("--device", choices=PROVIDERS, default="cpu", help="(default %(default)s)")
+    options = parser.parse_args()
+    images = np.load(options.images, mmap_mode="r")
+    model = Model(open_session(options.model, threads=options.threads, device=options.device), options.device)
+    batches = [images[first : first + options.batch] for first in range(0, len(images), options.batch)]
+    np.save(options.output, np.concatenate([model(batch) for batch in batches]))
+    print(f"wrote {options.output}: {len(images):,} rows", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

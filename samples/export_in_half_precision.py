@@ -1,0 +1,61 @@
+"""Exports the vision transformer in float16 and bfloat16, its normalizations' sums in float32, and says what it costs.
+
+python samples/export_in_half_precision.py [--epochs N] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import digits
+import train_and_export_vit
+
+import nnorm_export
+
+
+@dataclass(frozen=True)
+class Half:
+    """A file, what ran it, and its accuracy on the validation set beside the float32 file's."""
+
+    path: Path
+    dtype: str
+    runtime: str
+    accuracy: float
+    float32_accuracy: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.path.stat().st_size / 1000:.0f} kB, accuracy {self.accuracy:.2%} in {self.dtype} "
+            f"({self.runtime}), {self.float32_accuracy:.2%} in float32"
+        )
+
+
+def export_in_half_precision(output: Path, epochs: int = train_and_export_vit.EPOCHS) -> list[Half]:
+    outcome = train_and_export_vit.train_and_export(output, epochs)
+    data = digits.Digits.load()
+    images = data.validation_images
+
+    # Before: does any normalization meet values, on real data, that float16 does not hold?
+    for risk in nnorm_export.float16_risks(outcome.model, (images,)):
+        digits.announce(f"{risk.path}: {'; '.join(risk.unsafe + risk.sums)}")
+
+    written = []
+    # ONNX Runtime has no bfloat16 for processors; onnx's own evaluator has, slowly. GPUs and TensorRT have both.
+    for dtype, runtime in (("fp16", "onnxruntime"), ("bf16", "reference")):
+        path = output / f"vit.{dtype}.onnx"
+        # Weights and activations are halves; a normalization takes its sums, λ̂ and ψ in float32 and rounds once.
+        nnorm_export.export(outcome.model, (images[:8],), path, dtype=dtype)
+        # The file takes halves, as its first and its last layer do; load() says so of its inputs.
+        runner = nnorm_export.load(path, runtime)
+        served = digits.serve(runner, images)
+        accuracy = float((served == data.validation_labels.numpy()).mean())
+        written.append(Half(path, dtype, runtime, accuracy, outcome.onnxruntime_accuracy))
+    return written
+
+
+if __name__ == "__main__":
+    options = digits.arguments(
+        "Train a vision transformer, export it in half precision.", epochs=train_and_export_vit.EPOCHS
+    )
+    print(*export_in_half_precision(options.output, options.epochs), sep="\n")

@@ -1,0 +1,176 @@
+"""Scores an array of images on many machines with Ray Data: each worker has the file open, and the kernels in it.
+
+python samples/ray/score.py MODEL.onnx IMAGES.npy -o LOGITS.npy [--workers N] [--threads N] [--batch N] [--address A]
+
+The paths must be the same on all machines, as on a shared disk, and so must what is installed. Where a worker or its
+machine dies, Ray computes the batches that died with it again, elsewhere. Every row has one place in the result, so
+none can be there twice; that all have come is counted before the file gets its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import nnorm_export
+
+Array = NDArray[Any]
+Results = Iterable[dict[str, Array]]
+
+
+class Scorer:
+    """A worker. Its batches are those of one process, so that its logits are too, to the last bit."""
+
+    def __init__(self, model: Path, images: Path, batch: int, threads: int) -> None:
+        self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
+        self._images = np.load(images, mmap_mode="r")  # reads what is asked for, when it is
+        self._batch = batch
+        self._name = f"{os.uname().nodename}, process {os.getpid()}"
+
+    def __call__(self, asked: dict[str, Array]) -> dict[str, Array]:
+        """The batch of that number: logits, the row that each belongs to, and who took how long."""
+        first = int(asked["id"][0]) * self._batch
+        images = np.ascontiguousarray(self._images[first : first + self._batch])
+        start = time.perf_counter()
+        logits = self._runner(images)[0]
+        seconds = time.perf_counter() - start
+        count = len(images)
+        return {
+            "row": np.arange(first, first + count),
+            "logits": logits,
+            "worker": np.full(count, self._name),
+            "seconds": np.full(count, seconds / count),
+        }
+
+
+@dataclass
+class Summary:
+    """What came of it.
+
+    Attributes:
+        seconds: from the first batch to the last, without Ray's start.
+        repeated: rows that came more than once. They are not there twice.
+        workers: who -> rows, and the seconds that these took.
+    """
+
+    rows: int = 0
+    seconds: float = 0.0
+    repeated: int = 0
+    workers: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def table(self) -> Table:
+        table = Table("worker", "rows", "rows/s while at work", box=None, header_style="bold")
+        for name, (rows, seconds) in self.workers.items():
+            table.add_row(name, f"{rows:,}", f"{rows / seconds:,.0f}")
+        table.add_row("all", f"{self.rows:,}", f"{self.rows / self.seconds:,.0f} by the clock")
+        return table
+
+
+def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: int) -> Results:
+    """Batches as they come, in any order, of the ``workers`` in the cluster that ``ray.init`` has connected to."""
+    count = -(-len(np.load(images, mmap_mode="r")) // batch)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False  # there is one bar of rows instead
+    scored = ray.data.range(count, override_num_blocks=min(count, 16 * workers)).map_batches(
+        Scorer,
+        fn_constructor_args=(model.resolve(), images.resolve(), batch, threads),
+        batch_size=1,  # of the batches' numbers
+        num_cpus=threads,
+        concurrency=workers,
+    )
+    yield from scored.iter_batches(batch_size=None)
+
+
+def alone(model: Path, images: Path, *, threads: int, batch: int) -> Results:
+    """The same batches in this process, to compare with."""
+    count = -(-len(np.load(images, mmap_mode="r")) // batch)
+    scorer = Scorer(model, images, batch, threads)
+    return (scorer({"id": np.array([number])}) for number in range(count))
+
+
+def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], None] = lambda rows: None) -> Summary:
+    """Puts every row into its place in ``output``, which is there only when all ``rows`` are.
+
+    Args:
+        seen: called with the number of rows so far, after each part.
+
+    Raises:
+        RuntimeError: rows are missing.
+    """
+    staged = output.with_name(f".{output.name}.{os.getpid()}")
+    summary, times = Summary(), np.zeros(rows, np.int64)
+    logits: Array | None = None
+    try:
+        started = time.perf_counter()
+        for part in results:
+            if logits is None:
+                shape = (rows, *part["logits"].shape[1:])
+                logits = np.lib.format.open_memmap(staged, "w+", part["logits"].dtype, shape)
+            logits[part["row"]] = part["logits"]
+            np.add.at(times, part["row"], 1)
+            _tally(summary, part)
+            summary.rows = int((times > 0).sum())
+            seen(summary.rows)
+        summary.seconds = time.perf_counter() - started
+        summary.repeated = int((times > 1).sum())
+        if summary.rows < rows:
+            missing = np.flatnonzero(times == 0)
+            raise RuntimeError(f"{len(missing)} of {rows} rows did not come, row {missing[0]} for one")
+        if logits is not None:
+            logits.flush()
+            os.replace(staged, output)
+        return summary
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _tally(summary: Summary, part: dict[str, Array]) -> None:
+    for name in np.unique(part["worker"]):
+        mine = part["worker"] == name
+        rows, seconds = summary.workers.get(str(name), (0, 0.0))
+        summary.workers[str(name)] = rows + int(mine.sum()), seconds + float(part["seconds"][mine].sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Score an array of images with Ray Data.")
+    parser.add_argument("model", type=Path, help="an ONNX file of nnorm_export with one input")
+    parser.add_argument("images", type=Path, help="its inputs, one row each: a .npy file")
+    parser.add_argument("-o", "--output", type=Path, default=Path("logits.npy"), help="to write (%(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="processes with a session each (default %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of each worker, and the CPUs that Ray sets aside for it"
+    )
+    parser.add_argument("--batch", type=int, default=64, help="images in one run (default %(default)s)")
+    parser.add_argument("--address", help="of a running cluster; without it Ray starts one on this machine")
+    parser.add_argument("--alone", action="store_true", help="in this process, without Ray, to compare")
+    options = parser.parse_args()
+    rows = len(np.load(options.images, mmap_mode="r"))
+    how = {"threads": options.threads, "batch": options.batch}
+    if options.alone:
+        results = alone(options.model, options.images, **how)
+    else:
+        ray.init(address=options.address, log_to_driver=False)
+        results = with_ray(options.model, options.images, workers=options.workers, **how)
+    columns = TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=rows)
+        summary = collect(results, options.output, rows, seen=lambda seen: progress.update(task, completed=seen))
+    Console().print(summary.table())
+    print(f"wrote {options.output}: {summary.rows:,} rows, none missing, none twice")
+
+
+if __name__ == "__main__":
+    main()

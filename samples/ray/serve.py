@@ -1,0 +1,100 @@
+"""Serves a file over HTTP with Ray Serve: as many replicas as asked for, requests put together into batches.
+
+python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--port N]
+
+A request is an array of images as numpy.save writes it, and so is the answer:
+
+    buffer = io.BytesIO()
+    numpy.save(buffer, images)
+    answer = urllib.request.urlopen("http://127.0.0.1:8000/", data=buffer.getvalue())
+    logits = numpy.load(io.BytesIO(answer.read()))
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+import nnorm_export
+
+Array = NDArray[Any]
+
+
+class BadRequest(Exception):
+    """The client's fault, in words for it."""
+
+
+@serve.deployment
+class Scorer:
+    """A replica: one session, which runs the images of several requests at once."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
+        self._input = self._runner.inputs[0]
+
+    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002)
+    async def score(self, requests: list[Array]) -> list[Array]:
+        images = np.concatenate(requests)
+        (logits, *_) = await asyncio.to_thread(self._runner, images)  # a session computes without the GIL
+        return np.split(logits, np.cumsum([len(request) for request in requests])[:-1])
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            logits = await self.score(self._images(await request.body()))
+        except BadRequest as problem:
+            return PlainTextResponse(f"{problem}\n", status_code=400)
+        buffer = io.BytesIO()
+        np.save(buffer, logits)
+        return Response(
+            buffer.getvalue(), headers={"x-replica": str(os.getpid())}, media_type="application/octet-stream"
+        )
+
+    def _images(self, body: bytes) -> Array:
+        """Looked at before they are put together with those of others, who must not suffer for them."""
+        try:
+            images: Array = np.load(io.BytesIO(body), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise BadRequest("the body is no array as numpy.save writes it") from error
+        axes = self._input.shape[1:]
+        fits = images.ndim == len(axes) + 1 and all(
+            wanted in (size, None) or isinstance(wanted, str)
+            for wanted, size in zip(axes, images.shape[1:], strict=True)
+        )
+        if not fits or images.dtype != self._input.dtype:
+            raise BadRequest(f"the model takes {self._input}, and this is {images.dtype}{list(images.shape)}")
+        return images
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve a file of nnorm_export over HTTP with Ray Serve.")
+    parser.add_argument("model", type=Path, help="an ONNX file with one input")
+    parser.add_argument("--replicas", type=int, default=2, help="processes with a session each (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of each, and the CPUs that Ray sets aside for it")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="and the port (default %(default)s)")
+    parser.add_argument("--address", help="of a running cluster; without it Ray starts one on this machine")
+    options = parser.parse_args()
+    ray.init(address=options.address)
+    serve.start(http_options={"host": options.host, "port": options.port})
+    replicas = Scorer.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.threads})
+    serve.run(replicas.bind(str(options.model.resolve()), options.threads))
+    print(f"serving {options.model} at http://{options.host}:{options.port}/; Ctrl+C ends it", flush=True)
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    serve.shutdown()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
