@@ -10,12 +10,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from nnorm_export import library
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.runtimes import DEFAULT_RUNTIME, load
 from nnorm_export.runtimes.archive import is_archive, read_archive
-from nnorm_export.runtimes.onnxruntime import CUDA, import_onnxruntime
+from nnorm_export.runtimes.onnxruntime import CPU, CUDA, import_onnxruntime
 from nnorm_export.runtimes.tensorrt import is_engine
 
 ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-cuda", "tensorrt", "reference")
@@ -131,9 +134,12 @@ def _components() -> Iterator[Component]:
     yield Component("nnorm_export", __version__)
     yield Component("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
     yield Component.optional("torch", _version("torch"), "pip install torch, for what reads PyTorch models")
-    yield Component.optional("onnx", _version("onnx"), "pip install onnx")
+    opsets = f"{onnx.__version__}, opsets up to {onnx.defs.onnx_opset_version()}, IR up to {onnx.IR_VERSION}"
+    yield Component("onnx", opsets)
     yield _onnxruntime()
-    yield _library()
+    yield (kernels := _library())
+    if kernels.found and not kernels.remedy:
+        yield Component("kernels' dtypes", ", ".join(_kernel_dtypes()) or "none", "")
     cuda = library.find_cuda_library() if _library_is_there() else None
     yield Component.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
     try:
@@ -156,10 +162,12 @@ def _onnxruntime() -> Component:
     except RuntimeMissingError:
         return Component("ONNX Runtime", "", remedy)
     both = [package for package in ("onnxruntime", "onnxruntime-gpu") if _version(package)]
-    found = f"{onnxruntime.__version__} with {', '.join(onnxruntime.get_available_providers())}"
+    version = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+    # Its C interface is numbered as its minor versions are.
+    found = f"{onnxruntime.__version__}, API {version[1]}, with {', '.join(onnxruntime.get_available_providers())}"
     if len(both) > 1:
         return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
-    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < _OLDEST_ONNXRUNTIME:
+    if version < _OLDEST_ONNXRUNTIME:
         return Component("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
     return Component("ONNX Runtime", found)
 
@@ -175,6 +183,29 @@ def _library() -> Component:
     except RuntimeMissingError as error:
         return Component("kernels", path, str(error))
     return Component("kernels", path)
+
+
+def _kernel_dtypes() -> Iterator[str]:
+    """Those for which ONNX Runtime opens a model that nothing but a kernel can run."""
+    onnxruntime = import_onnxruntime()
+    types = onnx.TensorProto
+    for name, kind in (("float32", types.FLOAT), ("float16", types.FLOAT16), ("bfloat16", types.BFLOAT16),
+                       ("float64", types.DOUBLE)):  # fmt: skip
+        arithmetic = types.DOUBLE if kind == types.DOUBLE else types.FLOAT
+        shapes = {"x": kind, "weight": arithmetic, "bias": arithmetic, "y": kind}
+        x, weight, bias, y = (onnx.helper.make_tensor_value_info(key, value, [1]) for key, value in shapes.items())
+        node = onnx.helper.make_node("LayerNormalNorm", ["x", "weight", "bias"], ["y"], domain=DOMAIN)
+        graph = onnx.helper.make_graph([node], "probe", [x, weight, bias], [y])
+        opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        library.register(options)
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+        except Exception:  # ONNX Runtime's exceptions share no public base
+            continue
+        yield name
 
 
 def _library_is_there() -> bool:

@@ -41,6 +41,9 @@ def test_with_the_library(model_file: Path) -> None:
     assert list(by(diagnosis, "onnxruntime").implementations.values()) == ["kernel"] * NODES
     assert list(by(diagnosis, "reference").implementations.values()) == ["body"] * NODES
     assert part(diagnosis, "kernels").found == library.get_library_path()
+    assert part(diagnosis, "kernels' dtypes").found == "float32, float16, bfloat16, float64"
+    assert "API " in part(diagnosis, "ONNX Runtime").found
+    assert "opsets up to " in part(diagnosis, "onnx").found
     assert part(diagnosis, "torch").found
     assert diagnosis.missing is None
 
@@ -81,7 +84,7 @@ def test_another_onnxruntime(model_file: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setattr("nnorm_export.diagnosis.import_onnxruntime", lambda: old)
     found = part(diagnose(), "ONNX Runtime")
-    assert found.found == "1.15.1 with CPUExecutionProvider"
+    assert found.found == "1.15.1, API 15, with CPUExecutionProvider"
     assert "need 1.18 or newer" in found.remedy
 
 
