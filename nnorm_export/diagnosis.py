@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -139,7 +140,7 @@ def _components() -> Iterator[Component]:
     yield _onnxruntime()
     yield (kernels := _library())
     if kernels.found and not kernels.remedy:
-        yield Component("kernels' dtypes", ", ".join(_kernel_dtypes()) or "none", "")
+        yield Component("kernels' dtypes", ", ".join(_kernel_dtypes()) or "none")
     cuda = library.find_cuda_library() if _library_is_there() else None
     yield Component.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
     try:
@@ -162,9 +163,9 @@ def _onnxruntime() -> Component:
     except RuntimeMissingError:
         return Component("ONNX Runtime", "", remedy)
     both = [package for package in ("onnxruntime", "onnxruntime-gpu") if _version(package)]
-    version = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-    # Its C interface is numbered as its minor versions are.
-    found = f"{onnxruntime.__version__}, API {version[1]}, with {', '.join(onnxruntime.get_available_providers())}"
+    version = tuple(int(part) for part in re.findall(r"\d+", onnxruntime.__version__)[:2])
+    api = f", API {version[1]}" if version[0] == 1 else ""  # the C interface is numbered as the minor versions are
+    found = f"{onnxruntime.__version__}{api}, with {', '.join(onnxruntime.get_available_providers())}"
     if len(both) > 1:
         return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
     if version < _OLDEST_ONNXRUNTIME:

@@ -117,7 +117,7 @@ def write_repository(
         raise ExportError(f"{folder}: it has a version {number} already; leave --version out for the next")
     _refuse_other_tensors(folder, config)
     _write(path, folder, number, config, backend)
-    return Repository(folder, number, config, list(_notes(backend, kernels)))
+    return Repository(folder, number, config, _notes(path, backend, kernels))
 
 
 def _refuse(
@@ -218,7 +218,7 @@ def _external_data(path: Path) -> list[str]:
     return sorted({entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"})
 
 
-def _notes(backend: str, kernels: str | None) -> list[str]:
+def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
     if backend == "tensorrt":
         return [
             "the server must have the TensorRT version that built the engine, and load the plugins: "
@@ -226,6 +226,12 @@ def _notes(backend: str, kernels: str | None) -> list[str]:
         ]
     if backend == "python":
         return ["the server's Python must have nnorm_export and onnxruntime"]
+    notes = ["without kernels: the server runs the bodies"]
     if kernels:
-        return [f"the server must find the kernels at {kernels}"]
-    return ["without kernels: the server runs the bodies"]
+        notes = [f"the server must find the kernels at {kernels}"]
+    if model_file.read(path).has_float16:
+        notes.append(
+            "a float16 file with attention ends an x86 server that runs it on the CPU by ONNX Runtime 1.24 or newer "
+            "(its issue 28392); serve that one in float32, on a GPU, or with --backend python"
+        )
+    return notes

@@ -1,6 +1,6 @@
 """What tests/test_ray.py runs with Ray's interpreter: samples/ray/ on a cluster of two nodes, of which one is killed.
 
-python ray_cluster.py score|serve MODEL.onnx IMAGES.npy FOLDER
+python ray_cluster.py score|serve|program MODEL.onnx IMAGES.npy FOLDER
 
 It runs in a network namespace that has the loopback interface and nothing else, because Ray listens to every interface.
 Prints one JSON object.
@@ -95,7 +95,7 @@ def score(model: Path, images: Path, folder: Path) -> dict[str, Any]:
 
 def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     data = np.load(images)[:240]
-    url = f"http://127.0.0.1:{PORT}/"
+    url = f"http://127.0.0.1:{PORT}/nnorm"
     command = [sys.executable, SAMPLES / "serve.py", model, "--replicas", "2", "--port", str(PORT)]
     with (folder / "serve.log").open("w") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -104,7 +104,10 @@ def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
         assert "serving" in server.stdout.readline(), (folder / "serve.log").read_text()[-4000:]
         logits, replicas = _ask_in_parts(url, data)
         np.save(folder / "served.npy", logits)
-        refusals = {name: _refusal(url, body) for name, body in (("array", _body(data[:, :, :5])), ("text", b"text"))}
+        whole = _body(data)
+        bodies = {"array": _body(data[:, :, :5]), "text": b"text", "zip": b"PK\x03\x04junk", "cut": whole[:60]}
+        bodies |= {"cut later": whole[:-1], "pickle": _body(np.array([{}], dtype=object))}
+        refusals = {name: _refusal(url, body) for name, body in bodies.items()}
         victim = replicas[0]
         os.kill(victim, signal.SIGKILL)
         deadline = time.monotonic() + 60
@@ -121,6 +124,18 @@ def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
     return {"refusals": refusals, "replicas": len(set(replicas)), "after": len(answering - {victim}), "code": code}
+
+
+def program(model: Path, images: Path, folder: Path) -> dict[str, Any]:
+    """samples/ray/score.py as a user runs it, with and without Ray."""
+    np.save(folder / "few.npy", np.load(images)[:130])
+    command = [sys.executable, SAMPLES / "score.py", model, folder / "few.npy", "--batch", "50", "-o"]
+    printed = {}
+    for name, options in {"rayed.npy": ["--workers", "1"], "alone.npy": ["--alone"]}.items():
+        done = subprocess.run([*command, folder / name, *options], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        printed[name] = done.stdout
+    return printed
 
 
 def _ask_in_parts(url: str, images: Any) -> tuple[Any, list[int]]:
@@ -154,4 +169,4 @@ def _body(images: Any) -> bytes:
 if __name__ == "__main__":
     bring_up_loopback()
     what, *paths = sys.argv[1:]
-    print(json.dumps({"score": score, "serve": serve}[what](*map(Path, paths))))
+    print(json.dumps({"score": score, "serve": serve, "program": program}[what](*map(Path, paths))))

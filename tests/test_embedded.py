@@ -89,6 +89,15 @@ def test_the_program_in_python(case: Case, tmp_path: Path) -> None:
     done = run(*command, "--batch", "50", "--threads", "1", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), logits, rtol=0, atol=1e-5)
+    # The buffers would take these.
+    for wrong in (images.astype(np.float64), images.reshape(images.shape[0], -1, 1)):
+        np.save(tmp_path / "images.npy", wrong)
+        refusal = run(*command, PYTHONPATH=str(ROOT))
+        assert (refusal.returncode, "the model takes float32[" in refusal.stderr) == (1, True), refusal.stderr
+    np.save(tmp_path / "images.npy", images[:0])
+    assert run(*command, PYTHONPATH=str(ROOT)).returncode == 0
+    assert np.load(tmp_path / "logits.npy").shape == (0, 10)
+    assert "invalid positive value: '0'" in run(*command, "--batch", "0", PYTHONPATH=str(ROOT)).stderr
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         refusal = run(*command, "--device", "cuda", PYTHONPATH=str(ROOT))
         assert "this ONNX Runtime has no CUDAExecutionProvider" in refusal.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from small_network import Network, randomized
 from torch import nn
 from typer.testing import CliRunner
 
-from nnorm_export import ExportError, RuntimeMissingError, export, layers, probe, verify, write_report
+from nnorm_export import ExportError, RuntimeMissingError, export, freeze, layers, probe, verify, write_report
 from nnorm_export.cli import app
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.parity.lambdas import lambdas
@@ -88,6 +90,19 @@ def test_page_of_a_file_that_differs(tmp_path: Path) -> None:
         model[1].running_lmbda.fill_(1.5)
     page = written(tmp_path, model, x, path)
     assert "Different from PyTorch. layer 1 (BatchNormalNorm) computes something else" in page.text
+    # Tolerances that pass are what decides; the layers still say what they found.
+    write_report(tmp_path / "page.html", path, model, x, verify(path, model, x, atol=10.0))
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "Equal to PyTorch. allclose, rtol 0, atol 10" in page.text
+    assert "layer 1 (BatchNormalNorm) computes something else" in page.text
+    # And so do probes that fail.
+    probed = probe(path)
+    wrong = replace(probed, layers=[replace(layer, parity=layer.parity.failed("")) for layer in probed.layers])
+    write_report(tmp_path / "page.html", path, model, x, verify(path, model, x, atol=10.0), probes=wrong)
+    assert (
+        "Different from PyTorch. On these inputs it is equal, but on probes"
+        in Page((tmp_path / "page.html").read_text(encoding="utf-8")).text
+    )
 
 
 def test_layers_are_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -97,15 +112,48 @@ def test_layers_are_left_out_with_the_reason(tmp_path: Path) -> None:
     assert "it has no normalization that is a node" in page.text
 
 
+def test_every_normalization_reads_the_input(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(layers.LayerNormalNorm(6), nn.Linear(6, 3)).eval(), torch.randn(4, 6)
+    page = written(tmp_path, model, x, export(model, x, tmp_path / "m.onnx").path)
+    assert "0 LayerNormalNorm kernel 0.0%" in page.text
+
+
+def test_models_of_other_kinds(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.own = nn.Conv2d(3, 4, 3), layers.InstanceNormalNorm2d(4)
+            self.plain = nn.LayerNorm(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.plain(input=self.own(self.conv(x)))
+            return y
+
+    torch.manual_seed(0)
+    model, x = Named().eval(), torch.randn(3, 8, 8)  # without a batch
+    path = export(model, x, tmp_path / "m.onnx", dynamic_shapes={}).path
+    page = written(tmp_path, model, x, path)
+    assert "own GroupNormalNorm kernel" in page.text
+    assert "nothing differs" in page.text
+    assert len(lambdas(model, x)["own"]) == 4
+    program = torch.export.export(freeze(model), (x,))
+    page = written(tmp_path, program.module(), x, export(program, (), tmp_path / "p.onnx").path)
+    assert "Not compared layer by layer" in page.text
+    assert "Not shown: the model has no layers to look into" in page.text
+
+
 def test_names_are_escaped(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential()
+    model = nn.Sequential(nn.Linear(6, 6))
     model.add_module("<script>alert(1)</script>", layers.LayerNormalNorm(6))
+    model.add_module("a$x^$_{", layers.LayerNormalNorm(6))  # no formula either
     x = torch.randn(3, 6)
     page = written(tmp_path, model.eval(), x, export(model, x, tmp_path / "a&b<i>.onnx").path)
     assert "script" not in page.tags
     assert "i" not in page.tags
-    assert "<script>alert(1)</script>" in page.text
+    for name in ("<script>alert(1)</script>", "a$x^$_{"):
+        assert page.words.count(name) >= 3  # in both figures and the table
     assert "a&b<i>.onnx" in page.text
 
 
@@ -126,10 +174,13 @@ def test_an_older_page_is_kept_where_a_new_one_cannot_be_written(
 ) -> None:
     model, x = nn.Sequential(layers.LayerNormalNorm(6)).eval(), torch.randn(3, 6)
     path = export(model, x, tmp_path / "m.onnx").path
+    for name in ("m.onnx", "page.txt", "page"):
+        with pytest.raises(ExportError, match=r"a report is an HTML page; give it the ending \.html"):
+            write_report(tmp_path / name, path, model, x, verify(path, model, x))
     with pytest.raises(ExportError, match="cannot write"):
         write_report(tmp_path / "none" / "page.html", path, model, x, verify(path, model, x))
     (tmp_path / "page.html").write_text("older")
-    for package in ("jinja2", "matplotlib.figure"):
+    for package in ("jinja2", "matplotlib"):
         with monkeypatch.context() as patch:
             patch.setitem(__import__("sys").modules, package, None)
             with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[report\]'"):
@@ -159,6 +210,10 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(proto, "m.onnx")
     assert run(app, command).exit_code == 1
     assert "Different from PyTorch" in Page((tmp_path / "page.html").read_text()).text
+    as_json = run(app, [*command, "--json"])
+    assert (as_json.exit_code, json.loads(as_json.stdout)["report"]) == (1, "page.html")
+    elsewhere = run(app, ["verify", "m.onnx", "-m", "reported_nets:build", "--report", "none/page.html"])
+    assert (elsewhere.exit_code, "there is no folder none" in elsewhere.stderr) == (2, True)
     refused = run(app, ["verify", "m.onnx", "--replay", "folder", "--report", "page.html"])
     assert (refused.exit_code, "makes no report" in refused.stderr) == (2, True)
 

@@ -81,7 +81,7 @@ def test_halves_keep_the_accuracy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
-    options = ["--quick", "--models", model, "--threads", "1", "--batch", "1", "3", "--repeats", "2"]
+    options = ["--quick", "--models", model, "--threads", "1", "--batch", "3", "--repeats", "2"]
     output = run(tmp_path, "-m", "benchmarks", *options)
     assert model in output
     for variant in ("twin", "published", "primitives", "bodies", "fused", "openvino", "eager", "compiled"):

@@ -173,10 +173,12 @@ def verify(
     from nnorm_export.cli._parity import print_parity
     from nnorm_export.cli._source import load_source
     from nnorm_export.parity import comparison
-    from nnorm_export.parity.half_safety import float16_risks
-    from nnorm_export.parity.page import write_report
+    from nnorm_export.parity.half_safety import float16_risks, normalizations
+    from nnorm_export.parity.page import check_page, write_report
     from nnorm_export.parity.probing import probe
 
+    if report_page is not None:
+        check_page(report_page)  # before minutes are spent on what it would show
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
         inputs, notices = inputs_of(source, input_specs, path, runtime)
@@ -207,6 +209,7 @@ def verify(
     if json_output:
         listed: dict[str, Any] = {"float16_risks": [risk.to_json() for risk in risks]} if float16 else {}
         listed |= {"probes": probed.to_json()} if probed is not None else {}
+        listed |= {"report": report_page} if report_page is not None else {}
         print_json({"path": path, **report.to_json(), **listed, "notices": [*source.notices, *notices]})
     elif not quiet:
         print_parity(report)
@@ -218,7 +221,7 @@ def verify(
             _print_probes(probed)
         if float16:
             typer.echo()
-            _print_risks(risks)
+            _print_risks(risks, count=len(normalizations(source.module)))
         written = [record if report else None, report_page]
         for name in filter(None, written):
             typer.echo(f"wrote {name}")
@@ -249,7 +252,10 @@ def _print_probes(probed: ProbeReport) -> None:
     print_table(("node", "ran by", "branches", "of budget", ""), rows)
 
 
-def _print_risks(risks: list[HalfRisk]) -> None:
+def _print_risks(risks: list[HalfRisk], *, count: int) -> None:
+    if not count:
+        typer.echo("there is no layer to look into for float16; an exported program has none")
+        return
     if not risks:
         typer.echo("float16 puts no normalization at risk on these inputs")
         return

@@ -12,6 +12,7 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common
 import torch
+from torch import Tensor
 
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.trace import exporting_state
@@ -33,7 +34,8 @@ def check_opset(opset: int | None) -> None:
 
 def default_opset(program: torch.export.ExportedProgram) -> int:
     """The oldest that ONNX Runtime 1.18 runs in full and that has the program's dtypes."""
-    return 22 if any(tensor.dtype == torch.bfloat16 for tensor in program.state_dict.values()) else 20
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    return 22 if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values) else 20
 
 
 def translate(

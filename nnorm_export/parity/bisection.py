@@ -156,9 +156,10 @@ def bisect(
         own, implementations = _own(proto, cut, reference, Path(folder) / "alone.onnx", runtime)
     found = []
     for part in parts:
-        tap = seen[part.path][part.call - 1]
-        true_x = exact[part.path][part.call - 1].x if truth is not None else None
-        inherited = judge(part.name, inside.get(part.x, tap.x), tap.x, true_x)
+        x = seen[part.path][part.call - 1].x
+        actual = inside.get(part.x, x)
+        true_x = exact[part.path][part.call - 1].x.reshape(actual.shape) if truth is not None else None
+        inherited = judge(part.name, actual, x.reshape(actual.shape), true_x)
         implementation = implementations.get(part.name, "")
         found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
     return Bisection(runner.runtime, found, outputs, notes)
@@ -206,6 +207,8 @@ def _refuse_folded(proto: onnx.ModelProto, parts: Sequence[Part], modules: Mappi
 
 
 def _values(proto: onnx.ModelProto, path: Path, runtime: str | None, feed: list[Array]) -> dict[str, Array]:
+    if not proto.graph.output:  # all parts read the model's own inputs
+        return {}
     onnx.save_model(proto, path)
     runner = load(path, runtime)
     return {info.name: value for info, value in zip(runner.outputs, runner(*feed), strict=True)}
@@ -222,12 +225,15 @@ def _own(
     if not parts:
         return {}, {}
     feeds, wanted = [], []
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in proto.graph.value_info}
     for part, tap in parts:
-        y, truth = tap.y, reference.layer_in_float64(part.path, tap.x)
-        feed = [tap.x]
+        x, y, truth = tap.x, tap.y, reference.layer_in_float64(part.path, tap.x)
+        if ranks.get(part.x) == x.ndim + 1:  # an instance norm without a batch gets one in the file
+            x, y, truth = x[None], y[None], None if truth is None else truth[None]
+        feed = [x]
         if part.residual is not None:
             # One that turns y into about |y|, of which the ReLU behind the sum takes nothing away.
-            feed.append(np.maximum(-2 * tap.y, 0).astype(tap.y.dtype))
+            feed.append(np.maximum(-2 * y, 0).astype(y.dtype))
             y, truth = y + feed[1], None if truth is None else truth + feed[1].astype(np.float64)
         if part.has_relu:
             y, truth = np.maximum(y, 0), None if truth is None else np.maximum(truth, 0)

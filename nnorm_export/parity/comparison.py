@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,15 +213,15 @@ class PyTorchModel:
 def _taps(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Tap]]]:
     taps: dict[str, list[Tap]] = {path: [] for path in paths}
 
-    def keep(path: str, args: tuple[Any, ...], output: Any) -> None:
-        if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor)):
+    def keep(path: str, given: tuple[Any, ...], output: Any) -> None:
+        if not (given and isinstance(given[0], Tensor) and isinstance(output, Tensor)):
             raise InputError(f"layer {path} takes or gives something else than one tensor; name the layers in it")
-        taps[path].append(Tap(to_numpy(args[0].clone()), to_numpy(output.clone())))
+        taps[path].append(Tap(to_numpy(given[0].clone()), to_numpy(output.clone())))
 
-    handles = [
-        model.get_submodule(path).register_forward_hook(lambda _, args, output, path=path: keep(path, args, output))
-        for path in taps
-    ]
+    def hook(path: str) -> Callable[..., None]:
+        return lambda _, args, kwargs, output: keep(path, (*args, *kwargs.values()), output)
+
+    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in taps]
     try:
         yield taps
     finally:

@@ -6,6 +6,7 @@ value that enters or leaves a layer. Other implementations sum in float16: what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,7 +61,7 @@ def float16_risks(
     """
     reference = PyTorchModel(model, torch.float32, passthrough)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    layers = {path: layer for path, layer in model.named_modules() if row_for(layer) or isinstance(layer, _TORCHS)}
+    layers = normalizations(model)
     _, taps = reference.run_with_taps(cast(bind(model, args, kwargs), torch.float32), layers)
     risks = []
     for path, layer in layers.items():
@@ -79,6 +80,11 @@ def float16_risks(
             name = type(layer).__name__
             risks.append(HalfRisk(path, name, (greatest[0], greatest[1]), tuple(unsafe), tuple(sums)))
     return risks
+
+
+def normalizations(model: nn.Module) -> dict[str, nn.Module]:
+    """Path -> layer that :func:`float16_risks` looks at; an exported program has no layers."""
+    return {path: layer for path, layer in model.named_modules() if row_for(layer) or isinstance(layer, _TORCHS)}
 
 
 def _sums(layer: nn.Module, x: Array) -> list[str]:
@@ -102,6 +108,6 @@ def sample_sets(layer: nn.Module, x: Array) -> Array | None:
         return x.reshape(-1, int(np.prod(shape)))
     if isinstance(groups := getattr(layer, "num_groups", None), int) and not hasattr(layer, "running_mean"):
         return x.reshape(x.shape[0] * groups, -1)
-    if "InstanceN" in type(layer).__name__ and x.ndim > 2:
-        return x.reshape(x.shape[0] * x.shape[1], -1)
+    if (found := re.search(r"InstanceN\w*(\d)d$", type(layer).__name__)) is not None:
+        return x.reshape(-1, int(np.prod(x.shape[-int(found[1]) :])))  # with a batch or without
     return None

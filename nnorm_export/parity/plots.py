@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,21 @@ def _new_figure(width: float, height: float) -> Any:
 
 def bisection_figure(report: Bisection) -> Any:
     """Inherited and own error of every layer, in parts of what they may be."""
-    figure = _new_figure(max(6.0, 0.35 * len(report.layers)), 4.5)
+    figure = _new_figure(8.0, 0.26 * len(report.layers) + 1.6)
     axes = figure.subplots()
     positions = range(len(report.layers))
     inherited = [_share(layer.inherited.budget_share) for layer in report.layers]
     own = [float("nan") if layer.own is None else _share(layer.own.budget_share) for layer in report.layers]
-    axes.plot(positions, inherited, "o-", color="tab:gray", label="inherited: its input in the file")
-    axes.plot(positions, own, "s", color="tab:blue", label="own: alone, on PyTorch's input")
-    axes.axhline(1.0, color="tab:red", linewidth=1, label="the most that passes")
+    axes.plot(inherited, positions, "o-", color="tab:gray", markersize=4, label="inherited: its input in the file")
+    axes.plot(own, positions, "s", color="tab:blue", markersize=4, label="own: alone, on PyTorch's input")
+    axes.axvline(1.0, color="tab:red", linewidth=1, label="the most that passes")
     if report.culprit is not None:
         index = report.layers.index(report.culprit)
-        axes.plot([index], [own[index]], "o", markersize=14, fillstyle="none", color="tab:red")
-    axes.set_yscale("log")
-    axes.set_ylabel("error, in parts of the error budget")
-    axes.set_xticks(list(positions), [layer.name for layer in report.layers], rotation=90, fontsize=8)
-    axes.set_title(report.verdict, fontsize=9, wrap=True)
-    axes.legend(fontsize=8)
+        axes.plot([own[index]], [index], "o", markersize=12, fillstyle="none", color="tab:red")
+    axes.set_xscale("log")
+    axes.set_xlabel("error, in parts of the error budget")
+    _name_rows(axes, positions, [layer.name for layer in report.layers])
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     return figure
 
 
@@ -53,13 +52,11 @@ def lambdas_figure(values: Mapping[str, Array]) -> Any:
     axes.boxplot(
         list(values.values()),
         orientation="horizontal",
-        tick_labels=[path or "(the model itself)" for path in values],
         flierprops={"marker": ".", "markersize": 3},
     )
     for special in (0.0, 1.0, 2.0):
         axes.axvline(special, color="tab:gray", linewidth=0.6, linestyle=":")
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=8)
+    _name_rows(axes, range(1, len(values) + 1), [path or "(the model itself)" for path in values])
     axes.set_xlabel("λ")
     return figure
 
@@ -75,6 +72,7 @@ def plot_bisection(report: Bisection, path: Path) -> None:
     if path.suffix not in FORMATS:
         raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}")
     figure = bisection_figure(report)
+    figure.suptitle(report.verdict, fontsize=8, wrap=True, parse_math=False)
     with staged(path) as target:
         figure.savefig(target, dpi=150)
 
@@ -87,6 +85,12 @@ def to_svg(figure: Any) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+def _name_rows(axes: Any, positions: Iterable[int], names: Iterable[str]) -> None:
+    """Layers from top to bottom, as they run; a dollar in a name is a dollar."""
+    axes.set_yticks(list(positions), list(names), fontsize=8, parse_math=False)
+    axes.invert_yaxis()
 
 
 def _share(share: float | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,30 @@ class ModelFile:
         types = {weight.data_type for weight in graph.initializer if len(weight.dims) >= 2}
         types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
         return not types.isdisjoint(dtypes)
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether any value is float16, inside too."""
+        kind = onnx.TensorProto.FLOAT16
+        return self.holds(kind) or any(_makes(node, kind) for node in _all_nodes(self.proto))
+
+
+def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Those of functions and of graphs in nodes too."""
+    waiting = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            waiting += [inner for graph in (attribute.g, *attribute.graphs) for inner in graph.node]
+
+
+def _makes(node: onnx.NodeProto, dtype: int) -> bool:
+    """Whether ``node`` is a Cast to ``dtype`` or a constant of it."""
+    return any(
+        (attribute.name == "to" and attribute.i == dtype) or attribute.t.data_type == dtype
+        for attribute in node.attribute
+    )
 
 
 def read(path: str | Path) -> ModelFile:

@@ -59,13 +59,13 @@ def providers_with_kernels() -> set[str]:
 
 
 def avoid_crash(options: Any, file: ModelFile) -> None:
-    """Switches a fusion off for a float16 file.
+    """Switches a fusion off for a file with float16 in it, in a session for the CPU alone.
 
     ONNX Runtime 1.24 and later end the whole process on opening one with a Transpose before a matrix product and a
     dynamic axis, as attention has, on x86: the fusion leaves a node that the next step stumbles over
     (microsoft/onnxruntime issue 28392). What it would gain is little: on processors float16 is slow in any case.
     """
-    if file.holds(onnx.TensorProto.FLOAT16):
+    if file.has_float16:
         options.add_session_config_entry("optimization.disable_specified_optimizers", "MatmulTransposeFusion")
 
 
@@ -161,7 +161,8 @@ class OnnxRuntimeRunner(Runner):
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        avoid_crash(options, self._file)
+        if self._provider_names() == [CPU]:
+            avoid_crash(options, self._file)
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
         if kernels:

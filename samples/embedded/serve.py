@@ -39,10 +39,16 @@ class Model:
     def __init__(self, session: onnxruntime.InferenceSession, device: str) -> None:
         self._session, self._device = session, device
         (self._input,), (self._output,) = session.get_inputs(), session.get_outputs()
+        if self._input.type != "tensor(float)" or not all(isinstance(size, int) for size in self._input.shape[1:]):
+            raise SystemExit(f"this program is for float32, with no dynamic axis but the first, not {self._input}")
         self._bound: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [N, …] of images [N, …]; the array is new each time."""
+        # A buffer takes whatever has as many bytes.
+        if images.dtype != np.float32 or list(images.shape[1:]) != self._input.shape[1:]:
+            given = f"{images.dtype}{list(images.shape)}"
+            raise SystemExit(f"the model takes float32{self._input.shape}, and these are {given}")
         if len(images) not in self._bound:
             self._bound[len(images)] = self._bind(len(images))
         binding, x = self._bound[len(images)]
@@ -61,18 +67,25 @@ class Model:
         return binding, x
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a file of nnorm_export with ONNX Runtime's own session.")
     parser.add_argument("model", type=Path, help="an ONNX file with one input and one output, of float32")
     parser.add_argument("images", type=Path, help="its inputs, one row each: a .npy file")
     parser.add_argument("-o", "--output", type=Path, default=Path("logits.npy"), help="to write (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="images in one run (default %(default)s)")
+    parser.add_argument("--batch", type=positive, default=64, help="images in one run (default %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of the session; by default one for each core")
     parser.add_argument("--device", choices=PROVIDERS, default="cpu", help="(default %(default)s)")
     options = parser.parse_args()
     images = np.load(options.images, mmap_mode="r")
     model = Model(open_session(options.model, threads=options.threads, device=options.device), options.device)
-    batches = [images[first : first + options.batch] for first in range(0, len(images), options.batch)]
+    starts = range(0, max(len(images), 1), options.batch)  # of no images one batch too, which is empty
+    batches = [images[first : first + options.batch] for first in starts]
     np.save(options.output, np.concatenate([model(batch) for batch in batches]))
     print(f"wrote {options.output}: {len(images):,} rows", file=sys.stderr)
 

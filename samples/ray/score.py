@@ -45,14 +45,14 @@ class Scorer:
         first = int(asked["id"][0]) * self._batch
         images = np.ascontiguousarray(self._images[first : first + self._batch])
         start = time.perf_counter()
-        logits = self._runner(images)[0]
+        (logits, *_) = self._runner(images)
         seconds = time.perf_counter() - start
         count = len(images)
         return {
             "row": np.arange(first, first + count),
             "logits": logits,
             "worker": np.full(count, self._name),
-            "seconds": np.full(count, seconds / count),
+            "seconds": np.full(count, seconds / max(count, 1)),
         }
 
 
@@ -61,8 +61,8 @@ class Summary:
     """What came of it.
 
     Attributes:
-        seconds: from the first batch to the last, without Ray's start.
-        repeated: rows that came more than once. They are not there twice.
+        seconds: from asking for the first batch to the last, the start of the workers included.
+        repeated: how often a row came that was there already. It is not there twice.
         workers: who -> rows, and the seconds that these took.
     """
 
@@ -74,14 +74,19 @@ class Summary:
     def table(self) -> Table:
         table = Table("worker", "rows", "rows/s while at work", box=None, header_style="bold")
         for name, (rows, seconds) in self.workers.items():
-            table.add_row(name, f"{rows:,}", f"{rows / seconds:,.0f}")
+            table.add_row(name, f"{rows:,}", f"{rows / seconds:,.0f}" if rows else "-")
         table.add_row("all", f"{self.rows:,}", f"{self.rows / self.seconds:,.0f} by the clock")
         return table
 
 
+def _batches(images: Path, batch: int) -> int:
+    """How many; of no images one, which is empty and tells the shape of the logits."""
+    return max(1, -(-len(np.load(images, mmap_mode="r")) // batch))
+
+
 def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: int) -> Results:
     """Batches as they come, in any order, of the ``workers`` in the cluster that ``ray.init`` has connected to."""
-    count = -(-len(np.load(images, mmap_mode="r")) // batch)
+    count = _batches(images, batch)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # there is one bar of rows instead
     scored = ray.data.range(count, override_num_blocks=min(count, 16 * workers)).map_batches(
@@ -96,7 +101,7 @@ def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: in
 
 def alone(model: Path, images: Path, *, threads: int, batch: int) -> Results:
     """The same batches in this process, to compare with."""
-    count = -(-len(np.load(images, mmap_mode="r")) // batch)
+    count = _batches(images, batch)
     scorer = Scorer(model, images, batch, threads)
     return (scorer({"id": np.array([number])}) for number in range(count))
 
@@ -111,7 +116,7 @@ def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], 
         RuntimeError: rows are missing.
     """
     staged = output.with_name(f".{output.name}.{os.getpid()}")
-    summary, times = Summary(), np.zeros(rows, np.int64)
+    summary, is_there = Summary(), np.zeros(rows, bool)
     logits: Array | None = None
     try:
         started = time.perf_counter()
@@ -120,14 +125,15 @@ def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], 
                 shape = (rows, *part["logits"].shape[1:])
                 logits = np.lib.format.open_memmap(staged, "w+", part["logits"].dtype, shape)
             logits[part["row"]] = part["logits"]
-            np.add.at(times, part["row"], 1)
+            repeated = int(is_there[part["row"]].sum())
+            is_there[part["row"]] = True
+            summary.repeated += repeated
+            summary.rows += len(part["row"]) - repeated
             _tally(summary, part)
-            summary.rows = int((times > 0).sum())
             seen(summary.rows)
         summary.seconds = time.perf_counter() - started
-        summary.repeated = int((times > 1).sum())
         if summary.rows < rows:
-            missing = np.flatnonzero(times == 0)
+            missing = np.flatnonzero(~is_there)
             raise RuntimeError(f"{len(missing)} of {rows} rows did not come, row {missing[0]} for one")
         if logits is not None:
             logits.flush()
@@ -144,17 +150,25 @@ def _tally(summary: Summary, part: dict[str, Array]) -> None:
         summary.workers[str(name)] = rows + int(mine.sum()), seconds + float(part["seconds"][mine].sum())
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Score an array of images with Ray Data.")
     parser.add_argument("model", type=Path, help="an ONNX file of nnorm_export with one input")
     parser.add_argument("images", type=Path, help="its inputs, one row each: a .npy file")
     parser.add_argument("-o", "--output", type=Path, default=Path("logits.npy"), help="to write (%(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="processes with a session each (default %(default)s)")
     parser.add_argument(
-        "--threads", type=int, default=1, help="of each worker, and the CPUs that Ray sets aside for it"
+        "--workers", type=positive, default=2, help="processes with a session each (default %(default)s)"
     )
-    parser.add_argument("--batch", type=int, default=64, help="images in one run (default %(default)s)")
-    parser.add_argument("--address", help="of a running cluster; without it Ray starts one on this machine")
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of each worker, and the CPUs that Ray sets aside for it"
+    )
+    parser.add_argument("--batch", type=positive, default=64, help="images in one run (default %(default)s)")
+    parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
     parser.add_argument("--alone", action="store_true", help="in this process, without Ray, to compare")
     options = parser.parse_args()
     rows = len(np.load(options.images, mmap_mode="r"))
@@ -162,7 +176,7 @@ def main() -> None:
     if options.alone:
         results = alone(options.model, options.images, **how)
     else:
-        ray.init(address=options.address, log_to_driver=False)
+        ray.init(address=options.address or "local", log_to_driver=False)
         results = with_ray(options.model, options.images, workers=options.workers, **how)
     columns = TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:

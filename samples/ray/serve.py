@@ -1,12 +1,12 @@
 """Serves a file over HTTP with Ray Serve: as many replicas as asked for, requests put together into batches.
 
-python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--port N]
+python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--port N] [--address A]
 
 A request is an array of images as numpy.save writes it, and so is the answer:
 
     buffer = io.BytesIO()
     numpy.save(buffer, images)
-    answer = urllib.request.urlopen("http://127.0.0.1:8000/", data=buffer.getvalue())
+    answer = urllib.request.urlopen("http://127.0.0.1:8000/nnorm", data=buffer.getvalue())
     logits = numpy.load(io.BytesIO(answer.read()))
 """
 
@@ -42,7 +42,10 @@ class Scorer:
 
     def __init__(self, model: str, threads: int) -> None:
         self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
-        self._input = self._runner.inputs[0]
+        self._input, *others = self._runner.inputs
+        batch, *axes = self._input.shape
+        if others or isinstance(batch, int) or not all(isinstance(length, int) for length in axes):
+            raise ValueError(f"{model}: this program serves one input, of which the batch alone is dynamic")
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002)
     async def score(self, requests: list[Array]) -> list[Array]:
@@ -64,15 +67,10 @@ class Scorer:
     def _images(self, body: bytes) -> Array:
         """Looked at before they are put together with those of others, who must not suffer for them."""
         try:
-            images: Array = np.load(io.BytesIO(body), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
+            images: Array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
+        except Exception as error:  # whatever NumPy makes of a client's bytes
             raise BadRequest("the body is no array as numpy.save writes it") from error
-        axes = self._input.shape[1:]
-        fits = images.ndim == len(axes) + 1 and all(
-            wanted in (size, None) or isinstance(wanted, str)
-            for wanted, size in zip(axes, images.shape[1:], strict=True)
-        )
-        if not fits or images.dtype != self._input.dtype:
+        if images.ndim == 0 or images.shape[1:] != self._input.shape[1:] or images.dtype != self._input.dtype:
             raise BadRequest(f"the model takes {self._input}, and this is {images.dtype}{list(images.shape)}")
         return images
 
@@ -84,15 +82,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each, and the CPUs that Ray sets aside for it")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="and the port (default %(default)s)")
-    parser.add_argument("--address", help="of a running cluster; without it Ray starts one on this machine")
+    parser.add_argument("--name", default="nnorm", help="of the application, and its route (default %(default)s)")
+    parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
     options = parser.parse_args()
-    ray.init(address=options.address)
+    ray.init(address=options.address or "local")
+    # Where the cluster serves already, it goes on listening where it does.
     serve.start(http_options={"host": options.host, "port": options.port})
     replicas = Scorer.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.threads})
-    serve.run(replicas.bind(str(options.model.resolve()), options.threads))
-    print(f"serving {options.model} at http://{options.host}:{options.port}/; Ctrl+C ends it", flush=True)
+    application = replicas.bind(str(options.model.resolve()), options.threads)
+    serve.run(application, name=options.name, route_prefix=f"/{options.name}")
+    print(f"serving {options.model} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    serve.shutdown()
+    serve.delete(options.name)  # and nothing else that the cluster may serve
     ray.shutdown()
 
 
