@@ -120,10 +120,13 @@ def test_every_normalization_reads_the_input(tmp_path: Path) -> None:
 
 
 def test_models_of_other_kinds(tmp_path: Path) -> None:
+    class OwnInstanceNorm(layers.InstanceNormalNorm2d):
+        pass
+
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.own = nn.Conv2d(3, 4, 3), layers.InstanceNormalNorm2d(4)
+            self.conv, self.own = nn.Conv2d(3, 4, 3), OwnInstanceNorm(4)
             self.plain = nn.LayerNorm(6)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

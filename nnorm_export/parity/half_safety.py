@@ -108,6 +108,7 @@ def sample_sets(layer: nn.Module, x: Array) -> Array | None:
         return x.reshape(-1, int(np.prod(shape)))
     if isinstance(groups := getattr(layer, "num_groups", None), int) and not hasattr(layer, "running_mean"):
         return x.reshape(x.shape[0] * groups, -1)
-    if (found := re.search(r"InstanceN\w*(\d)d$", type(layer).__name__)) is not None:
+    names = " ".join(cls.__name__ for cls in type(layer).__mro__)
+    if (found := re.search(r"\bInstanceN\w*(\d)d\b", names)) is not None:
         return x.reshape(-1, int(np.prod(x.shape[-int(found[1]) :])))  # with a batch or without
     return None

@@ -52,7 +52,7 @@ class Scorer:
             "row": np.arange(first, first + count),
             "logits": logits,
             "worker": np.full(count, self._name),
-            "seconds": np.full(count, seconds / max(count, 1)),
+            "seconds": np.full(count, seconds / count),
         }
 
 
@@ -74,14 +74,13 @@ class Summary:
     def table(self) -> Table:
         table = Table("worker", "rows", "rows/s while at work", box=None, header_style="bold")
         for name, (rows, seconds) in self.workers.items():
-            table.add_row(name, f"{rows:,}", f"{rows / seconds:,.0f}" if rows else "-")
+            table.add_row(name, f"{rows:,}", f"{rows / seconds:,.0f}")
         table.add_row("all", f"{self.rows:,}", f"{self.rows / self.seconds:,.0f} by the clock")
         return table
 
 
 def _batches(images: Path, batch: int) -> int:
-    """How many; of no images one, which is empty and tells the shape of the logits."""
-    return max(1, -(-len(np.load(images, mmap_mode="r")) // batch))
+    return -(-len(np.load(images, mmap_mode="r")) // batch)
 
 
 def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: int) -> Results:
@@ -107,7 +106,7 @@ def alone(model: Path, images: Path, *, threads: int, batch: int) -> Results:
 
 
 def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], None] = lambda rows: None) -> Summary:
-    """Puts every row into its place in ``output``, which is there only when all ``rows`` are.
+    """Puts every row into its place in ``output``, which is there only when all ``rows`` are, at least one.
 
     Args:
         seen: called with the number of rows so far, after each part.
@@ -135,9 +134,9 @@ def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], 
         if summary.rows < rows:
             missing = np.flatnonzero(~is_there)
             raise RuntimeError(f"{len(missing)} of {rows} rows did not come, row {missing[0]} for one")
-        if logits is not None:
-            logits.flush()
-            os.replace(staged, output)
+        assert logits is not None
+        logits.flush()
+        os.replace(staged, output)
         return summary
     finally:
         staged.unlink(missing_ok=True)
@@ -172,6 +171,8 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="in this process, without Ray, to compare")
     options = parser.parse_args()
     rows = len(np.load(options.images, mmap_mode="r"))
+    if not rows:
+        raise SystemExit(f"{options.images} has no rows")
     how = {"threads": options.threads, "batch": options.batch}
     if options.alone:
         results = alone(options.model, options.images, **how)
