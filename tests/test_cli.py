@@ -200,6 +200,7 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     result = run("export", *MODEL, *INPUT, "-o", tmp_path / "net.onnx", "-q")
     assert result.stdout == ""
     assert "note" not in result.stderr
+    assert run("inspect", tmp_path / "net.onnx", "-q").stdout == ""
 
 
 def test_verbose_names_the_layers_and_nodes(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         model(part)
     folder = tmp_path_factory.mktemp("ray")
     np.save(folder / "images.npy", images.numpy()[np.resize(np.arange(len(images)), ROWS)])
-    return export(model.eval(), images[:8], folder / "model.onnx").path, folder / "images.npy"
+    # A file that nothing but the kernels can run: every worker has them, or fails.
+    return export(model.eval(), images[:8], folder / "model.onnx", form="custom").path, folder / "images.npy"
 
 
 @pytest.fixture

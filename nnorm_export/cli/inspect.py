@@ -8,6 +8,7 @@ import typer
 
 from nnorm_export.cli._common import (
     JsonOption,
+    QuietOption,
     VerboseOption,
     counted,
     print_facts,
@@ -27,6 +28,7 @@ def inspect(
         bool, typer.Option("--no-run", help="Do not open the file in its runtime.", rich_help_panel="Output")
     ] = False,
     json_output: JsonOption = False,
+    quiet: QuietOption = False,
     verbose: VerboseOption = False,  # Command reads it: tracebacks
 ) -> None:
     """Show what a file is: its inputs, its normalizations, their λ and what runs them.
@@ -44,11 +46,11 @@ def inspect(
     """
     from nnorm_export.inspection import describe
 
-    with working(f"Reading {path}", quiet=False):
+    with working(f"Reading {path}", quiet=quiet):
         description = describe(path, run=not no_run)
     if json_output:
         print_json(description.to_json())
-    else:
+    elif not quiet:
         _print(description)
 
 
