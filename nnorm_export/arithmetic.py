@@ -38,8 +38,8 @@ class FrozenModule(nn.Module):
             moved = fn(tensor)
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
-        super()._apply(keep_arithmetic, recurse=False)  # type: ignore[no-untyped-call]  # torch gives it no types
+        super()._apply(keep_arithmetic, recurse=False)  # type: ignore[no-untyped-call]  # torch declares no types for it
         if recurse:
             for child in self.children():
-                child._apply(fn)  # type: ignore[no-untyped-call]  # nor here
+                child._apply(fn)
         return self

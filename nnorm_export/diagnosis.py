@@ -6,11 +6,13 @@ import importlib.metadata
 import platform
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from nnorm_export import library
@@ -19,7 +21,7 @@ from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissing
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.runtimes import DEFAULT_RUNTIME, load
 from nnorm_export.runtimes.archive import is_archive, read_archive
-from nnorm_export.runtimes.onnxruntime import CPU, CUDA, import_onnxruntime
+from nnorm_export.runtimes.onnxruntime import CUDA, OnnxRuntimeRunner, import_onnxruntime
 from nnorm_export.runtimes.tensorrt import is_engine
 
 ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-cuda", "tensorrt", "reference")
@@ -187,26 +189,30 @@ def _library() -> Component:
 
 
 def _kernel_dtypes() -> Iterator[str]:
-    """Those for which ONNX Runtime opens a model that nothing but a kernel can run."""
-    onnxruntime = import_onnxruntime()
-    types = onnx.TensorProto
-    for name, kind in (("float32", types.FLOAT), ("float16", types.FLOAT16), ("bfloat16", types.BFLOAT16),
-                       ("float64", types.DOUBLE)):  # fmt: skip
-        arithmetic = types.DOUBLE if kind == types.DOUBLE else types.FLOAT
-        shapes = {"x": kind, "weight": arithmetic, "bias": arithmetic, "y": kind}
-        x, weight, bias, y = (onnx.helper.make_tensor_value_info(key, value, [1]) for key, value in shapes.items())
-        node = onnx.helper.make_node("LayerNormalNorm", ["x", "weight", "bias"], ["y"], domain=DOMAIN)
-        graph = onnx.helper.make_graph([node], "probe", [x, weight, bias], [y])
-        opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
-        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        library.register(options)
-        try:
-            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
-        except Exception:  # ONNX Runtime's exceptions share no public base
-            continue
-        yield name
+    """Those for which ONNX Runtime opens a file that nothing but a kernel can run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "one_layer.onnx"
+        for dtype in ("float32", "float16", "bfloat16", "float64"):
+            onnx.save_model(_one_layer(dtype), file)
+            try:
+                OnnxRuntimeRunner(file, kernels=True)
+            except ModelFileError:
+                continue
+            yield dtype
+
+
+def _one_layer(dtype: str) -> onnx.ModelProto:
+    """A LayerNormalNorm without a body; its parameters are in its arithmetic."""
+    kind, arithmetic = (
+        int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)))
+        for name in (dtype, "float64" if dtype == "float64" else "float32")
+    )
+    kinds = {"x": kind, "weight": arithmetic, "bias": arithmetic, "y": kind}
+    x, weight, bias, y = (onnx.helper.make_tensor_value_info(name, value, [1]) for name, value in kinds.items())
+    node = onnx.helper.make_node("LayerNormalNorm", ["x", "weight", "bias"], ["y"], domain=DOMAIN)
+    graph = onnx.helper.make_graph([node], "one layer", [x, weight, bias], [y])
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def _library_is_there() -> bool:

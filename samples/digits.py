@@ -112,7 +112,7 @@ def predict(model: nn.Module, images: Tensor) -> NDArray[np.int64]:
 def serve(runner: Runner, images: Tensor) -> NDArray[np.int64]:
     """The classes that an exported file gives; the last batch is smaller, which a dynamic batch allows."""
     dtype = runner.inputs[0].dtype  # a file in half precision takes halves
-    outputs = [runner(batch.numpy().astype(dtype))[0] for batch in images.split(BATCH_SIZE)]
+    outputs = [runner(batch.numpy().astype(dtype, copy=False))[0] for batch in images.split(BATCH_SIZE)]
     return np.concatenate(outputs).argmax(1)
 
 

@@ -74,41 +74,6 @@ def fails(*arguments: str, code: int = 2) -> str:
     return result.stderr[result.stderr.index("error: ") :]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--help",), "export"),
-        (("export", "--help"), "nnorm-export export -m nets:build -c best.pth -i 8,3,32,32"),
-        (("verify", "-h"), "--rtol"),
-        (("inspect", "-h"), "--no-run"),
-        (("--version",), nnorm_export.__version__),
-    ],
-)
-def test_help_and_version(arguments: tuple[str, ...], expected: str) -> None:
-    assert expected in run(*arguments).stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("nnorm-export veri", ["verify"]),
-        ("nnorm-export verify m.onnx --prob", ["--probes"]),
-        ("nnorm-export bisect m.onnx --runtime onnx", ["onnxruntime", "onnxruntime-cuda"]),
-        ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose"]),
-        ("nnorm-export export --form p", ["portable", "primitives"]),
-        ("nnorm-export serve-repo m.onnx --backend t", ["tensorrt"]),
-    ],
-)
-def test_the_shell_completes(words: str, expected: list[str]) -> None:
-    environment = {
-        "_NNORM_EXPORT_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    completed = CliRunner().invoke(app, [], prog_name="nnorm-export", env=environment)
-    assert completed.stdout.split() == expected
-
-
 def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     result = run("export", *MODEL, *INPUT, "-o", target)
@@ -411,11 +376,3 @@ def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, form: str) 
 )
 def test_options_of_other_formats_are_refused(options: tuple[str, ...], message: str) -> None:
     assert message in fails("export", *MODEL, *INPUT, *options)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("export",), ("export", *MODEL, *INPUT, "--form", "other"), ("verify", "net.onnx"), ("nonsense",)],
-)
-def test_usage_errors_are_exit_code_2(arguments: tuple[str, ...]) -> None:
-    run(*arguments, code=2)

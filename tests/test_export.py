@@ -133,9 +133,13 @@ def test_halves_sum_in_float32(dtype: str, tmp_path: Path) -> None:
     in_halves = functools.reduce(torch.add, (x.to(half) ** 2).unbind(1)).float()
     assert ((in_halves - exact).abs() > exact / 50).all()
     path = export(model, x, tmp_path / "m.onnx", dtype=dtype).path
-    assert verify(path, model, x, runtime="reference")
+    runtimes = {"reference": "body"}
     if dtype == "fp16":  # ONNX Runtime has no bfloat16 products on processors
-        assert verify(path, model, x)
+        runtimes["onnxruntime"] = "kernel"
+    for runtime, implementation in runtimes.items():
+        report = verify(path, model, x, runtime=runtime)
+        assert report, str(report)
+        assert set(report.implementations.values()) == {implementation}
 
 
 # What ONNX Runtime 1.24 and later end the process on, were it opened without avoid_crash(): hence another process.

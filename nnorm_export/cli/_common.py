@@ -6,12 +6,13 @@ Results go to stdout; notices, progress and errors to stderr.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -83,11 +84,18 @@ InputOption = Annotated[
 ]
 
 
-def complete_runtimes(incomplete: str) -> list[str]:
-    """For the shell's completion."""
-    from nnorm_export.runtimes import RUNTIMES
+def completing(names: str) -> Callable[[str], list[str]]:
+    """A shell's completion from ``package.module:NAMES``, which is imported when it asks."""
+    module, _, attribute = names.partition(":")
 
-    return [name for name in RUNTIMES if name.startswith(incomplete)]
+    def complete(incomplete: str) -> list[str]:
+        known: Iterable[str] = getattr(importlib.import_module(module), attribute)
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_runtimes = completing("nnorm_export.runtimes:RUNTIMES")
 
 
 RuntimeOption = Annotated[

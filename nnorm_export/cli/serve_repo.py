@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 import typer
 
-from nnorm_export.cli._common import JsonOption, QuietOption, VerboseOption, print_json, print_notices
+from nnorm_export.cli._common import JsonOption, QuietOption, VerboseOption, completing, print_json, print_notices
 
 _SERVER = "Server"
-
-
-class Backend(str, Enum):
-    onnxruntime = "onnxruntime"
-    tensorrt = "tensorrt"
-    python = "python"
-
-
-class Device(str, Enum):
-    cpu = "cpu"
-    gpu = "gpu"
 
 
 def serve_repo(
@@ -35,9 +23,10 @@ def serve_repo(
         int | None, typer.Option(metavar="N", min=1, help="The version to write; default the next.")
     ] = None,
     backend: Annotated[
-        Backend | None,
+        str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=completing("nnorm_export.serving:BACKENDS"),
             help="onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
             rich_help_panel=_SERVER,
         ),
@@ -51,9 +40,7 @@ def serve_repo(
             rich_help_panel=_SERVER,
         ),
     ] = None,
-    device: Annotated[
-        Device, typer.Option(metavar="cpu|gpu", help="What runs it.", rich_help_panel=_SERVER)
-    ] = Device.cpu,
+    device: Annotated[str, typer.Option(metavar="cpu|gpu", help="What runs it.", rich_help_panel=_SERVER)] = "cpu",
     instances: Annotated[
         int, typer.Option(metavar="N", min=1, help="Instances of the model on each device.", rich_help_panel=_SERVER)
     ] = 1,
@@ -97,12 +84,12 @@ def serve_repo(
         path,
         output,
         name=name,
-        backend=backend and backend.value,
+        backend=backend,
         version=version,
         max_batch_size=max_batch,
         max_queue_delay_microseconds=max_delay,
         instances=instances,
-        device=device.value,
+        device=device,
         threads=threads,
         library_path=library,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ from nnorm_export.cli._common import (
     RuntimeOption,
     TrustPickleOption,
     VerboseOption,
+    completing,
     print_facts,
     print_json,
     print_notices,
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from nnorm_export.parity.half_safety import HalfRisk
     from nnorm_export.parity.judgement import ParityReport
     from nnorm_export.parity.probing import ProbeReport
-
-
-class CriterionKind(str, Enum):
-    budget = "budget"
-    allclose = "allclose"
 
 
 def verify(
@@ -60,9 +55,10 @@ def verify(
     input_specs: InputOption = None,
     runtime: RuntimeOption = None,
     criterion: Annotated[
-        CriterionKind | None,
+        str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=completing("nnorm_export.parity.judgement:CRITERIA"),
             help="budget (default), or allclose: torch.testing's tolerances for the dtype, or --rtol and --atol.",
             rich_help_panel="Comparison",
         ),
@@ -186,7 +182,7 @@ def verify(
     with working(f"Comparing {path} with PyTorch", quiet=quiet):
         options: dict[str, Any] = {
             "runtime": runtime,
-            "criterion": criterion and criterion.value,
+            "criterion": criterion,
             "rtol": rtol,
             "atol": atol,
             "certificate": record,

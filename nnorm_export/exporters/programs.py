@@ -141,8 +141,8 @@ def _note(
 
 
 def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
-    from torch._inductor import config  # noqa: PLC0415 - a second, for this alone
-    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - a second, for this alone
+    from torch._inductor import config  # noqa: PLC0415 - takes a second, which the other formats need not wait
+    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - the same
 
     known = config.get_config_copy()
     if unknown := [name for name in configs if name not in known]:
@@ -155,7 +155,7 @@ def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs={**defaults, **configs}
             )
-    except Exception as error:  # a compiler fails in many ways; the user gets its reason
+    except Exception as error:  # Inductor has no error class of its own: all become ours, with its reason in them
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, InvalidCxxCompiler):
             cause = getattr(cause, "inner_exception", None) or cause.__cause__

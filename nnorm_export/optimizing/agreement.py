@@ -46,7 +46,7 @@ def _judge(name: str, actual: Array, expected: Array) -> OutputParity:
     if not is_float(expected.dtype):
         return judge(name, actual, expected, None)
     greatest = np.abs(expected[np.isfinite(expected)].astype(np.float64)).max(initial=0.0)
-    rounding = float(ml_dtypes.finfo(expected.dtype).eps) * float(greatest)  # type: ignore[no-untyped-call]
+    rounding = float(ml_dtypes.finfo(expected.dtype).eps) * float(greatest)
     return judge(name, actual, expected, None, Criterion("allclose", rtol=0.0, atol=ROUNDINGS * rounding))
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnorm_export.errors import InputError, ModelFileError
-from nnorm_export.exporting.arguments import bind, tensors_in
-from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap, as_taken, dtype_of
+from nnorm_export.exporting.arguments import tensors_in
+from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.judgement import Array, OutputParity, judge
 from nnorm_export.runtimes import load, model_file
 from nnorm_export.runtimes.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
@@ -141,8 +141,7 @@ def bisect(
     _refuse_folded(proto, parts, modules)
     runner = load(path, runtime)
     reference = PyTorchModel(model, dtype_of(runner), passthrough)
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    example = as_taken(runner, bind(model, args, kwargs))
+    example = as_taken(runner, bound(model, inputs))
     feed = [to_numpy(tensor) for tensor in tensors_in(example)]
     paths = {part.path for part in parts}
     expected, seen = reference.run_with_taps(example, paths)
@@ -154,12 +153,11 @@ def bisect(
         inside = _values(with_outputs(proto, [part.x for part in parts]), Path(folder) / "inside.onnx", runtime, feed)
         cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
         own, implementations = _own(proto, cut, reference, Path(folder) / "alone.onnx", runtime)
-    found = []
+    found, ranks = [], _ranks(proto)
     for part in parts:
-        x = seen[part.path][part.call - 1].x
-        actual = inside.get(part.x, x)
-        true_x = exact[part.path][part.call - 1].x.reshape(actual.shape) if truth is not None else None
-        inherited = judge(part.name, actual, x.reshape(actual.shape), true_x)
+        x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
+        true_x = _with_rank(exact[part.path][part.call - 1].x, x.ndim) if truth is not None else None
+        inherited = judge(part.name, inside.get(part.x, x), x, true_x)
         implementation = implementations.get(part.name, "")
         found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
     return Bisection(runner.runtime, found, outputs, notes)
@@ -214,6 +212,16 @@ def _values(proto: onnx.ModelProto, path: Path, runtime: str | None, feed: list[
     return {info.name: value for info, value in zip(runner.outputs, runner(*feed), strict=True)}
 
 
+def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
+    values = (*proto.graph.input, *proto.graph.value_info)
+    return {value.name: len(value.type.tensor_type.shape.dim) for value in values}
+
+
+def _with_rank(array: Array, rank: int | None) -> Array:
+    """An instance norm without a batch gets one in the file."""
+    return array[None] if rank == array.ndim + 1 else array
+
+
 def _own(
     proto: onnx.ModelProto,
     parts: Sequence[tuple[Part, Tap]],
@@ -225,11 +233,12 @@ def _own(
     if not parts:
         return {}, {}
     feeds, wanted = [], []
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in proto.graph.value_info}
+    ranks = _ranks(proto)
     for part, tap in parts:
-        x, y, truth = tap.x, tap.y, reference.layer_in_float64(part.path, tap.x)
-        if ranks.get(part.x) == x.ndim + 1:  # an instance norm without a batch gets one in the file
-            x, y, truth = x[None], y[None], None if truth is None else truth[None]
+        truth = reference.layer_in_float64(part.path, tap.x)
+        rank = ranks.get(part.x)
+        x, y = _with_rank(tap.x, rank), _with_rank(tap.y, rank)
+        truth = None if truth is None else _with_rank(truth, rank)
         feed = [x]
         if part.residual is not None:
             # One that turns y into about |y|, of which the ReLU behind the sum takes nothing away.

@@ -70,13 +70,32 @@ def verify(
     """
     chosen = Criterion.of(criterion, rtol, atol)
     runner = load(path, runtime)
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    report, (example, expected, truth) = _compare(runner, model, [bind(model, args, kwargs)], chosen, passthrough)
+    report, (example, expected, truth) = _compare(runner, model, [bound(model, inputs)], chosen, passthrough)
     if certificate is not None and report:
         feed = [to_numpy(tensor) for tensor in tensors_in(example)]
         arrays = {"inputs": feed, "outputs": expected, "truth": truth}
         certificates.write(Path(certificate), Path(path), runner, report, arrays, chosen)
     return report
+
+
+def bound(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any] | Tensor) -> dict[str, Any]:
+    """Inputs as :func:`verify` takes them, by the names of ``forward``'s parameters."""
+    return bind(model, (), inputs) if isinstance(inputs, Mapping) else bind(model, inputs, None)
+
+
+def observe(
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    paths: Iterable[str],
+    passthrough: Passthrough = (),
+) -> dict[str, list[Tap]]:
+    """What each layer in ``paths`` takes and gives on ``inputs`` in float32, call by call.
+
+    Raises:
+        InputError: the inputs do not fit the model, or a layer takes or gives something else than a tensor.
+    """
+    reference = PyTorchModel(model, torch.float32, passthrough)
+    return reference.run_with_taps(cast(bound(model, inputs), torch.float32), paths)[1]
 
 
 def compare_with_pytorch(

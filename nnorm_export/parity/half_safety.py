@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from nnorm_export.exporting.arguments import bind, cast
 from nnorm_export.freezing.table import row_for
-from nnorm_export.parity.comparison import Passthrough, PyTorchModel
+from nnorm_export.parity.comparison import Passthrough, observe
 from nnorm_export.parity.judgement import Array
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504
@@ -59,10 +57,8 @@ def float16_risks(
     Raises:
         InputError: the inputs do not fit the model.
     """
-    reference = PyTorchModel(model, torch.float32, passthrough)
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
     layers = normalizations(model)
-    _, taps = reference.run_with_taps(cast(bind(model, args, kwargs), torch.float32), layers)
+    taps = observe(model, inputs, layers, passthrough)
     risks = []
     for path, layer in layers.items():
         if not taps[path]:

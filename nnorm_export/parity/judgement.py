@@ -21,6 +21,7 @@ from nnorm_export.errors import NnormExportError
 Array = NDArray[Any]
 
 BUDGET = 10.0
+CRITERIA = ("budget", "allclose")
 
 # PyTorch's own table (torch.testing.assert_close): rtol, atol.
 TOLERANCES = {
@@ -54,8 +55,8 @@ class Criterion:
         Raises:
             NnormExportError: an unknown kind, or tolerances for the budget.
         """
-        if kind not in (None, "budget", "allclose"):
-            raise NnormExportError(f"unknown criterion {kind!r}; choose budget or allclose")
+        if kind not in (None, *CRITERIA):
+            raise NnormExportError(f"unknown criterion {kind!r}; choose {' or '.join(CRITERIA)}")
         if rtol is None and atol is None:
             return cls("allclose") if kind == "allclose" else cls()
         if kind == "budget":
@@ -214,7 +215,7 @@ def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> f
     error = float(_distance(actual, truth).max(initial=0.0))
     if error == 0.0:
         return 0.0
-    rounding = float(ml_dtypes.finfo(dtype).eps) * _greatest(truth)  # type: ignore[no-untyped-call]
+    rounding = float(ml_dtypes.finfo(dtype).eps) * _greatest(truth)
     yardstick = max(float(_distance(expected, truth).max(initial=0.0)), rounding)
     return error / (BUDGET * yardstick) if 0.0 < yardstick < np.inf else float("inf")
 

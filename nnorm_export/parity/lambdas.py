@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.exporting.arguments import bind, cast
 from nnorm_export.freezing import state
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.table import row_for
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
-from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap
+from nnorm_export.parity.comparison import Passthrough, Tap, observe
 from nnorm_export.parity.half_safety import sample_sets
 from nnorm_export.parity.judgement import Array
 from nnorm_export.runtimes.pytorch import to_numpy
@@ -34,9 +33,7 @@ def lambdas(
         InputError: the inputs do not fit the model.
     """
     layers = {path: layer for path, layer in model.named_modules() if _is_normal(layer)}
-    reference = PyTorchModel(model, torch.float32, passthrough)
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, None)
-    _, taps = reference.run_with_taps(cast(bind(model, args, kwargs), torch.float32), layers)
+    taps = observe(model, inputs, layers, passthrough)
     found = {path: _of_layer(layer, path, taps[path]) for path, layer in layers.items()}
     return {path: values for path, values in found.items() if values.size}
 

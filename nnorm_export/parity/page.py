@@ -16,7 +16,7 @@ from nnorm_export.inspection import ModelDescription, describe
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
 from nnorm_export.parity.comparison import Passthrough
-from nnorm_export.parity.half_safety import float16_risks, normalizations
+from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
 from nnorm_export.parity.judgement import ParityReport, share_text
 from nnorm_export.parity.lambdas import lambdas
 from nnorm_export.parity.plots import bisection_figure, lambdas_figure, to_svg
@@ -120,10 +120,10 @@ def _layers(
     return bisect(path, model, inputs, runtime=runtime, passthrough=passthrough)
 
 
-def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[Any]:
+def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[HalfRisk]:
     if not normalizations(model):
         raise InputError("the model has no layers to look into, as an exported program has none")
-    return list(float16_risks(model, inputs, passthrough=passthrough))
+    return float16_risks(model, inputs, passthrough=passthrough)
 
 
 def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport | None) -> str:

@@ -1,0 +1,62 @@
+"""The command line before it works: help, version, completion, and usage errors."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import nnorm_export
+from nnorm_export.cli import app
+
+
+def run(*arguments: str, code: int = 0, **environment: str) -> Result:
+    result = CliRunner().invoke(app, arguments, prog_name="nnorm-export", env=environment)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--help",), "export"),
+        (("export", "--help"), "nnorm-export export -m nets:build -c best.pth -i 8,3,32,32"),
+        (("verify", "-h"), "--rtol"),
+        (("inspect", "-h"), "--no-run"),
+        (("--version",), nnorm_export.__version__),
+    ],
+)
+def test_help_and_version(arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in run(*arguments).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("nnorm-export veri", ["verify"]),
+        ("nnorm-export verify m.onnx --prob", ["--probes"]),
+        ("nnorm-export bisect m.onnx --runtime onnx", ["onnxruntime", "onnxruntime-cuda"]),
+        ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose"]),
+        ("nnorm-export export --form p", ["portable", "primitives"]),
+        ("nnorm-export serve-repo m.onnx --backend t", ["tensorrt"]),
+    ],
+)
+def test_the_shell_completes(words: str, expected: list[str]) -> None:
+    environment = {
+        "_NNORM_EXPORT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    assert run(**environment).stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export",),
+        ("export", "-m", "nets:build", "-i", "2,3", "--form", "other"),
+        ("verify", "net.onnx"),
+        ("nonsense",),
+    ],
+)
+def test_usage_errors_are_exit_code_2(arguments: tuple[str, ...]) -> None:
+    run(*arguments, code=2)
