@@ -165,8 +165,12 @@ class Attending(nn.Module):
         h = self.norm(x)
         return x + self.attention(h, h, h, need_weights=False)[0]
 
-for model, dtype in ((Attending(), "fp16"), (Inside(), None)):
-    path = export(model.eval(), torch.randn(3, 5, 16), "m.onnx", dtype=dtype).path
+torch.manual_seed(0)
+x = torch.randn(3, 5, 16)
+# Where float32 is rounded to float16 on the way, its last place can decide which way: two right results may then differ.
+for model, options in ((Attending(), {"dtype": "fp16"}), (Inside(), {"verify": False})):
+    path = export(model.eval(), x, "m.onnx", **options).path
+    load(path)(x.numpy().astype(load(path).inputs[0].dtype))
     print(*load(path).implementations.values())
 """
 
