@@ -2,9 +2,22 @@
 # the library that the definition NNORM_ORT_LIBRARY names. But tests/*_target.cpp is compiled once for each
 # instruction set, with the kernels' own flags, and linked into all of them.
 
+# GPUs' kernels, for the processor.
+add_library(nnorm_cuda_on_host INTERFACE)
+target_compile_definitions(nnorm_cuda_on_host INTERFACE NNORM_CUDA_ON_HOST)
+target_compile_options(nnorm_cuda_on_host INTERFACE -Wno-unknown-pragmas) # nvcc's
+target_include_directories(nnorm_cuda_on_host INTERFACE
+  "${CMAKE_CURRENT_SOURCE_DIR}/cuda" "${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda_on_host")
+
+# One more kind of kernel, which no library of ours runs: with the arithmetic of GPUs, to hold it to the same bounds.
+if(NNORM_IS_X86_64)
+  set(device_flags -march=x86-64-v3) # fused multiplications, which GPUs have
+endif()
+nnorm_add_kernel_target(device -DNNORM_CUDA_ON_HOST ${device_flags})
+
 file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
 add_library(nnorm_test_targets INTERFACE)
-foreach(name avx512 avx2 neon baseline)
+foreach(name avx512 avx2 neon baseline device)
   if(TARGET nnorm_kernels_${name})
     get_target_property(flags nnorm_kernels_${name} COMPILE_OPTIONS)
     add_library(nnorm_test_${name} OBJECT ${target_sources})
@@ -21,10 +34,9 @@ list(FILTER test_sources EXCLUDE REGEX "_target\\.cpp$")
 foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
-  target_include_directories(${name} PRIVATE cuda tests/cuda_on_host) # GPUs' kernels, for the processor
-  target_compile_options(${name} PRIVATE -Wno-unknown-pragmas) # nvcc's
+  target_include_directories(${name} PRIVATE kernels)
   target_link_libraries(${name} PRIVATE
-    nnorm_options nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
+    nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
     $<$<BOOL:${NNORM_SANITIZE}>:NNORM_SANITIZED>)
   add_dependencies(${name} nnorm_ort)
@@ -39,9 +51,8 @@ if(NOT NNORM_SANITIZE)
   list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
   add_library(nnorm_ort_cuda_on_host SHARED ${sources} "${folder}/cuda/solve.cpp" tests/cuda_on_host/kernels.cpp)
   target_compile_definitions(nnorm_ort_cuda_on_host PRIVATE "NNORM_EXECUTION_PROVIDER=\"CPUExecutionProvider\"")
-  target_include_directories(nnorm_ort_cuda_on_host PRIVATE cuda tests/cuda_on_host)
-  target_compile_options(nnorm_ort_cuda_on_host PRIVATE -Wno-unknown-pragmas)
-  target_link_libraries(nnorm_ort_cuda_on_host PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
+  target_link_libraries(nnorm_ort_cuda_on_host PRIVATE
+    nnorm_options nnorm_cuda_on_host nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
 endif()
 
 # A test that this build cannot have, so that the summary of a run says so.
@@ -59,9 +70,8 @@ if(TARGET tensorrt_headers)
   add_executable(test_tensorrt_plugin tests/tensorrt/test_tensorrt_plugin.cpp)
   target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS=\"$<TARGET_FILE:nnorm_trt_on_host>\"")
   foreach(target nnorm_trt_on_host test_tensorrt_plugin)
-    target_include_directories(${target} PRIVATE include cuda tests tests/cuda_on_host)
-    target_compile_options(${target} PRIVATE -Wno-unknown-pragmas)
-    target_link_libraries(${target} PRIVATE nnorm_options tensorrt_headers ${CMAKE_DL_LIBS})
+    target_include_directories(${target} PRIVATE include tests)
+    target_link_libraries(${target} PRIVATE nnorm_options nnorm_cuda_on_host tensorrt_headers ${CMAKE_DL_LIBS})
   endforeach()
   add_dependencies(test_tensorrt_plugin nnorm_trt_on_host)
   add_test(NAME test_tensorrt_plugin COMMAND test_tensorrt_plugin)

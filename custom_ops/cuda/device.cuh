@@ -110,24 +110,55 @@ class Divisor {
   unsigned multiplier_ = 0, shift_ = 0;
 };
 
-template <class Real>
-NNORM_DEVICE Real sum_of_warp(Real value) {
-  for (unsigned distance = warp_size / 2; distance > 0; distance /= 2)
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
-  return value;  // the same bits in every lane: each adds the same two numbers
+NNORM_DEVICE double inverse_root(double x) { return 1 / std::sqrt(x); }
+NNORM_DEVICE float inverse_root(float x) {
+#if defined(__CUDA_ARCH__)
+  return __frsqrt_rn(x);
+#else
+  return 1 / std::sqrt(x);
+#endif
 }
 
-// Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block.
-// `turn` tells apart the sums of one row: its scratch is only written again after the barriers of the other turns.
+// Adds `count` values up over a warp, a power of two of them. The sum of the j-th is then in values[0] of the lanes from
+// lane_of_sum<count>(j) on, as many as there are for each: in every round half of the lanes go on with one half of what
+// is left, half with the other, so that four sums take 8 exchanges where one by one they would take 20.
+template <int count, class Real>
+NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
+  unsigned distance = warp_size / 2;
+#pragma unroll
+  for (int left = count / 2; left > 0; left /= 2, distance /= 2) {
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const Real given = upper ? values[i] : values[i + left], own = upper ? values[i + left] : values[i];
+      values[i] = own + __shfl_xor_sync(0xffffffffu, given, distance);
+    }
+  }
+#pragma unroll
+  for (; distance > 0; distance /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], distance);
+}
+
+template <int count>
+NNORM_DEVICE unsigned lane_of_sum(int j) {
+  return unsigned(j) * (warp_size / count);
+}
+
+// Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block. All
+// get the same bits. `turn` tells apart the sums of one row: its scratch is only written again after the barriers of the
+// other turns.
 template <int threads, int turn, int count, class Real>
 NNORM_DEVICE void sum_of_team(Real (&values)[count]) {
   static_assert(threads % warp_size == 0 && turn >= 0);
-  for (int i = 0; i < count; ++i) values[i] = sum_of_warp(values[i]);
-  if constexpr (threads > int(warp_size)) {
+  sum_over_warp(values);
+  if constexpr (threads == int(warp_size) && count > 1) {
+    const Real own = values[0];
+#pragma unroll
+    for (int j = 0; j < count; ++j) values[j] = __shfl_sync(0xffffffffu, own, lane_of_sum<count>(j));
+  } else if constexpr (threads > int(warp_size)) {
     constexpr int warps = threads / int(warp_size);
     __shared__ Real scratch[count][warps];  // another for each turn
-    if (threadIdx.x % warp_size == 0)
-      for (int i = 0; i < count; ++i) scratch[i][threadIdx.x / warp_size] = values[i];
+    const unsigned lane = threadIdx.x % warp_size;
+    if (lane % lane_of_sum<count>(1) == 0) scratch[lane / lane_of_sum<count>(1)][threadIdx.x / warp_size] = values[0];
     __syncthreads();
     for (int i = 0; i < count; ++i) {
       values[i] = 0;

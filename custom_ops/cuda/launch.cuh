@@ -166,6 +166,13 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   return launch(&normal_norm_long_rows<false, width, T>, blocks, long_row_threads, stream, work);
 }
 
+// No standardised value is greater than the root of the row's length; twice as much leaves room for rounding.
+template <class Real>
+Real bounded_exponent(size_t row_length) {
+  const double greatest_log2 = std::log2(1 + 2 * std::sqrt(double(row_length)));
+  return Real((double(Format<Real>::exponent_bias) - 2) / greatest_log2);
+}
+
 template <class T>
 cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
   if (problem.rows == 0 || problem.row_length == 0) return cudaSuccess;
@@ -188,7 +195,8 @@ cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
                      problem.run == 1 && (!whole || aligned_weights),
                      Real(problem.epsilon),
                      Real(problem.delta),
-                     Real(1) / Real(problem.row_length)};
+                     Real(1) / Real(problem.row_length),
+                     bounded_exponent<Real>(problem.row_length)};
   return whole ? run_rows<int(width)>(work, device, stream) : run_rows<1>(work, device, stream);
 }
 

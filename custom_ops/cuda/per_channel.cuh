@@ -26,10 +26,10 @@ struct ChannelParameters {
 template <Epilogue epilogue, class T>
 NNORM_DEVICE Arithmetic<T> normalized(T x, T residual, const Channel<Arithmetic<T>>& channel) {
   using Real = Arithmetic<T>;
-  Real h, high, low;
-  logarithm<Evaluation<T>>(widened(x), channel, h, high, low);
+  Real h, integer, fraction;
+  logarithm<Evaluation<T>>(widened(x), channel, h, integer, fraction);
   const Real added = epilogue == Epilogue::add_relu ? widened(residual) : Real(0);
-  return power<Evaluation<T>, epilogue>(h, high, low, added, channel);
+  return power<Evaluation<T>, epilogue>(h, integer, fraction, added, channel);
 }
 
 template <class T>

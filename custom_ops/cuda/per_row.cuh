@@ -26,6 +26,7 @@ struct Rows {
   bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x is
   Real epsilon, delta;
   Real inverse_length;  // a division takes as long as ten other operations
+  Real bounded_exponent;  // of exponents up to this, no value of a row can bring 2^z to its limits
 };
 
 // `count` neighbouring numbers, in accesses of 16 bytes or fewer.
@@ -75,7 +76,7 @@ struct Standardization {
 template <class Real>
 NNORM_DEVICE Standardization<Real> standardization_of(const Real (&moments)[2], Real inverse_length, Real epsilon) {
   const Real shift = moments[0] * inverse_length, variance = moments[1] * inverse_length - shift * shift;
-  const Real inverse = Real(1) / std::sqrt((variance < 0 ? Real(0) : variance) + epsilon);  // in this order NaN stays
+  const Real inverse = inverse_root((variance < 0 ? Real(0) : variance) + epsilon);  // in this order NaN stays
   return {inverse, -shift * inverse};
 }
 
@@ -88,24 +89,30 @@ struct RowBranches {
     const LmbdaSums<Real> means{sums[0] * inverse_length, sums[1] * inverse_length, sums[2] * inverse_length,
                                 sums[3] * inverse_length};
     const Exponents<Real> eta = resolve_exponents(estimate_lmbda(means, Real(1), delta), delta);
-    pos = branch(eta.pos, Real(1), Real(1));
-    neg = branch(eta.neg, Real(1), Real(-1));
+    pos = branch<Evaluation<T>>(eta.pos, Real(1), Real(1));
+    neg = branch<Evaluation<T>>(eta.neg, Real(1), Real(-1));
   }
 
-  NNORM_DEVICE Real operator()(Real h, Log2<Real> log, Real weight, Real bias) const {
+  // Asked once a row, it spares each element a clamp.
+  NNORM_DEVICE bool bounded(Real bounded_exponent) const {
+    return std::fabs(pos.eta) <= bounded_exponent && std::fabs(neg.eta) <= bounded_exponent;
+  }
+
+  template <bool bounded>
+  NNORM_DEVICE Real of(Real h, Log2<Real> log, Real weight, Real bias) const {
     const bool negative = h < Real(0);
-    const Product<Real> z = Evaluation<T>::times(log, negative ? neg.eta : pos.eta);
-    return (negative ? neg.gain : pos.gain) * Evaluation<T>::exp2_m1(z) * weight + bias;
+    const Real eta = negative ? neg.eta : pos.eta, gain = negative ? neg.gain : pos.gain;
+    return gain * Evaluation<T>::template exp2_m1<bounded>(log, eta) * weight + bias;
   }
 };
 
+// log₂(1 + |h|); adds what λ̂ needs of it to the sums.
 template <class T>
-NNORM_DEVICE void add_lmbda_terms(Arithmetic<T> h, Log2<Arithmetic<T>> log, Arithmetic<T> (&sums)[4]) {
-  const LmbdaSums<Arithmetic<T>> terms = lmbda_terms(h, log);
-  sums[0] += terms.signed_log;
-  sums[1] += terms.h_d;
-  sums[2] += terms.d;
-  sums[3] += terms.curvature;
+NNORM_DEVICE Log2<Arithmetic<T>> summed_logarithm(Arithmetic<T> h, Arithmetic<T> (&sums)[4]) {
+  const Arithmetic<T> a = magnitude(h);
+  const Log2<Arithmetic<T>> log = Evaluation<T>::log2_1p(a);
+  add_lmbda_terms(h, a, log, sums[0], sums[1], sums[2], sums[3]);
+  return log;
 }
 
 constexpr int smallest_block = 128;
@@ -159,24 +166,29 @@ __global__ void __launch_bounds__(block_of<threads>) normal_norm_rows(Rows<T> w)
 #pragma unroll
       for (int i = k * width; i < (k + 1) * width; ++i) {
         h[i] = standardize(h[i]);
-        log[i] = Evaluation<T>::log2_1p(std::fabs(h[i]));
-        add_lmbda_terms<T>(h[i], log[i], sums);
+        log[i] = summed_logarithm<T>(h[i], sums);
       }
     }
     sum_of_team<threads, 2>(sums);
 
     const RowBranches<T> psi(sums, w.inverse_length, w.delta);
     const size_t weights_of_row = row % w.period * (w.row_length / w.run);
+    const auto transform = [&](auto bounded) {
 #pragma unroll
-    for (int k = 0; k < accesses; ++k) {
-      if (beyond(k)) continue;
-      Real weight[width], bias[width];
-      load_affine<exact>(w, weights_of_row, position(k), weight, bias);
-      Real results[width];
+      for (int k = 0; k < accesses; ++k) {
+        if (beyond(k)) continue;
+        Real weight[width], bias[width], results[width];
+        load_affine<exact>(w, weights_of_row, position(k), weight, bias);
 #pragma unroll
-      for (int j = 0; j < width; ++j) results[j] = psi(h[k * width + j], log[k * width + j], weight[j], bias[j]);
-      store_global(w.y + row * w.row_length + position(k), narrowed<T>(results));
-    }
+        for (int j = 0; j < width; ++j)
+          results[j] = psi.template of<bounded.value>(h[k * width + j], log[k * width + j], weight[j], bias[j]);
+        store_global(w.y + row * w.row_length + position(k), narrowed<T>(results));
+      }
+    };
+    if (psi.bounded(w.bounded_exponent))
+      transform(std::true_type());
+    else
+      transform(std::false_type());
   }
 }
 
@@ -251,10 +263,7 @@ __global__ void __launch_bounds__(long_row_threads) normal_norm_long_rows(Rows<T
     Real sums[4] = {0, 0, 0, 0};
     sum_of_row<width>(again, w.row_length, sums, [&](unsigned, const Elements& access, Real(&part)[4]) {
 #pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const Real h = standardize(widened(access.values[j]) - mean);
-        add_lmbda_terms<T>(h, Evaluation<T>::log2_1p(std::fabs(h)), part);
-      }
+      for (int j = 0; j < width; ++j) summed_logarithm<T>(standardize(widened(access.values[j]) - mean), part);
     });
     sum_of_team<long_row_threads, 2>(sums);
 
@@ -266,7 +275,7 @@ __global__ void __launch_bounds__(long_row_threads) normal_norm_long_rows(Rows<T
 #pragma unroll
       for (int j = 0; j < width; ++j) {
         const Real h = standardize(widened(access.values[j]) - mean);
-        results[j] = psi(h, Evaluation<T>::log2_1p(std::fabs(h)), weight[j], bias[j]);
+        results[j] = psi.template of<false>(h, Evaluation<T>::log2_1p(magnitude(h)), weight[j], bias[j]);
       }
       store_global(w.y + row * w.row_length + position, narrowed<T>(results));
     };

@@ -14,7 +14,7 @@ constexpr size_t tile = 256;
 
 template <class Real>
 struct alignas(64) PerChannelTile {
-  Real h[tile], high[tile], low[tile];
+  Real h[tile], integer[tile], fraction[tile];
 };
 
 template <class Real>
@@ -36,11 +36,11 @@ NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, cons
                              PerChannelTile<Arithmetic<T>>& t) {
   const Channel<Arithmetic<T>> channel = channel_at(table, width);
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel, t.h[i], t.high[i], t.low[i]);
+  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel, t.h[i], t.integer[i], t.fraction[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
     const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
-    narrow(power<Accurate, epilogue>(t.h[i], t.high[i], t.low[i], r, channel), y[i]);
+    narrow(power<Accurate, epilogue>(t.h[i], t.integer[i], t.fraction[i], r, channel), y[i]);
   }
 }
 
@@ -49,11 +49,11 @@ template <Epilogue epilogue, class T>
 NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                           PerChannelTile<Arithmetic<T>>& t) {
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.high[i], t.low[i]);
+  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.integer[i], t.fraction[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
     const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
-    narrow(power<Accurate, epilogue>(t.h[i], t.high[i], t.low[i], r, channel_at(table + i, width)), y[i]);
+    narrow(power<Accurate, epilogue>(t.h[i], t.integer[i], t.fraction[i], r, channel_at(table + i, width)), y[i]);
   }
 }
 
@@ -69,13 +69,13 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i)
-      logarithm<Accurate>(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.high[o + i], t.low[o + i]);
+      logarithm<Accurate>(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.integer[o + i], t.fraction[o + i]);
   }
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i) {
       const auto r = epilogue == Epilogue::add_relu ? widened(residual[o + i]) : Real(0);
-      narrow(power<Accurate, epilogue>(t.h[o + i], t.high[o + i], t.low[o + i], r, channel_at(channels + i, lanes)), y[o + i]);
+      narrow(power<Accurate, epilogue>(t.h[o + i], t.integer[o + i], t.fraction[o + i], r, channel_at(channels + i, lanes)), y[o + i]);
     }
   }
 }

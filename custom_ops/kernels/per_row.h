@@ -68,7 +68,7 @@ NNORM_INLINE void logarithms(const T* x, size_t n, const Standardization<Arithme
                              Arithmetic<T>* integer, Arithmetic<T>* fraction) {
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
-    const Log2<Arithmetic<T>> log = log2_1p(std::fabs(standardize(widened(x[i]))));
+    const Log2<Arithmetic<T>> log = log2_1p(magnitude(standardize(widened(x[i]))));
     integer[i] = log.integer;
     fraction[i] = log.fraction;
   }
@@ -82,11 +82,8 @@ NNORM_INLINE LmbdaSums<Arithmetic<T>> lmbda_sums(const T* x, size_t n, const Sta
   Real signed_log = 0, h_d = 0, d = 0, curvature = 0;
 #pragma omp simd reduction(+ : signed_log, h_d, d, curvature)
   for (size_t i = 0; i < n; ++i) {
-    const LmbdaSums<Real> terms = lmbda_terms(standardize(widened(x[i])), Log2<Real>{integer[i], fraction[i]});
-    signed_log += terms.signed_log;
-    h_d += terms.h_d;
-    d += terms.d;
-    curvature += terms.curvature;
+    const Real h = standardize(widened(x[i]));
+    add_lmbda_terms(h, std::fabs(h), Log2<Real>{integer[i], fraction[i]}, signed_log, h_d, d, curvature);
   }
   return {signed_log, h_d, d, curvature};
 }
@@ -104,8 +101,8 @@ NNORM_INLINE void powers(const T* x, T* y, size_t n, const Standardization<Arith
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
     const bool negative = standardized(widened(x[i])) < Real(0);
-    const Product<Real> z = times(Log2<Real>{integer[i], fraction[i]}, negative ? eta_neg : eta_pos);
-    const Real psi = (negative ? gain_neg : gain_pos) * exp2_m1(Product<Real>{z.high, z.low});
+    const Real eta = negative ? eta_neg : eta_pos, gain = negative ? gain_neg : gain_pos;
+    const Real psi = gain * exp2_m1(Log2<Real>{integer[i], fraction[i]}, eta);
     narrow(psi * (one_weight ? first_weight : weight[i]) + (one_weight ? first_bias : bias[i]), y[i]);
   }
 }

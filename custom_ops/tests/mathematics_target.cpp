@@ -37,35 +37,19 @@ void exp2_m1_of_fraction_each(const Real* f, size_t n, Real* result) {
 }
 
 template <class Real>
-void log2_1p_each(const Real* a, size_t n, Real* integer, Real* fraction) {
+void log2_1p_each(const Real* h, size_t n, Real* integer, Real* fraction) {
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
-    const Log2<Real> log = log2_1p(a[i]);
+    const Log2<Real> log = log2_1p(magnitude(h[i]));
     integer[i] = log.integer;
     fraction[i] = log.fraction;
   }
 }
 
 template <class Real>
-void times_each(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* high, Real* low) {
+void exp2_m1_each(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result) {
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) {
-    const Product<Real> z = times(Log2<Real>{integer[i], fraction[i]}, eta[i]);
-    high[i] = z.high;
-    low[i] = z.low;
-  }
-}
-
-template <class Real>
-void exp2_m1_each(const Real* high, const Real* low, size_t n, Real* result) {
-#pragma omp simd
-  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1(Product<Real>{high[i], low[i]});
-}
-
-template <class Real>
-void exp2_m1_of_times_each(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result) {
-#pragma omp simd
-  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1(times(Log2<Real>{integer[i], fraction[i]}, eta[i]));
+  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1(Log2<Real>{integer[i], fraction[i]}, eta[i]);
 }
 
 template <class Real>
@@ -78,16 +62,12 @@ void branch_each(const Real* eta, const Real* weight, const Real* sign, size_t n
 }
 
 template <class Real>
-void lmbda_terms_each(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log, Real* h_d,
-                      Real* d, Real* curvature) {
+void add_lmbda_terms_each(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log,
+                          Real* h_d, Real* d, Real* curvature) {
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) {
-    const LmbdaSums<Real> terms = lmbda_terms(h[i], Log2<Real>{integer[i], fraction[i]});
-    signed_log[i] = terms.signed_log;
-    h_d[i] = terms.h_d;
-    d[i] = terms.d;
-    curvature[i] = terms.curvature;
-  }
+  for (size_t i = 0; i < n; ++i)
+    add_lmbda_terms(h[i], std::fabs(h[i]), Log2<Real>{integer[i], fraction[i]}, signed_log[i], h_d[i], d[i],
+                    curvature[i]);
 }
 
 template <class T>
@@ -124,11 +104,9 @@ constexpr Functions<Real> functions() {
   return {&log2_1p_of_mantissa_each<Real>,
           &exp2_m1_of_fraction_each<Real>,
           &log2_1p_each<Real>,
-          &times_each<Real>,
           &exp2_m1_each<Real>,
-          &exp2_m1_of_times_each<Real>,
           &branch_each<Real>,
-          &lmbda_terms_each<Real>};
+          &add_lmbda_terms_each<Real>};
 }
 
 template <class T>

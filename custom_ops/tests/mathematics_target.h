@@ -4,9 +4,11 @@
 
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "nnorm/kernels.h"
+#include "targets.h"
 
 namespace nnorm_test {
 
@@ -14,13 +16,11 @@ template <class Real>
 struct Functions {
   void (*log2_1p_of_mantissa)(const Real* m, size_t n, Real* result);
   void (*exp2_m1_of_fraction)(const Real* f, size_t n, Real* result);
-  void (*log2_1p)(const Real* a, size_t n, Real* integer, Real* fraction);
-  void (*times)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* high, Real* low);
-  void (*exp2_m1)(const Real* high, const Real* low, size_t n, Real* result);
-  void (*exp2_m1_of_times)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
+  void (*log2_1p)(const Real* h, size_t n, Real* integer, Real* fraction);  // of 1 + h's magnitude
+  void (*exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
   void (*branch)(const Real* eta, const Real* weight, const Real* sign, size_t n, Real* usable, Real* gain);
-  void (*lmbda_terms)(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log, Real* h_d,
-                      Real* d, Real* curvature);
+  void (*add_lmbda_terms)(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log, Real* h_d,
+                          Real* d, Real* curvature);
 };
 
 template <class T>
@@ -52,6 +52,7 @@ const MathematicsTarget* mathematics_for_avx512_test();
 const MathematicsTarget* mathematics_for_avx2_test();
 const MathematicsTarget* mathematics_for_neon_test();
 const MathematicsTarget* mathematics_for_baseline_test();
+const MathematicsTarget* mathematics_for_device_test();
 
 struct Available {
   const char* name;
@@ -88,6 +89,13 @@ inline std::vector<Available> available_targets() {
     else
       std::printf("%s is skipped: this machine lacks it\n", built.name);
   }
+#if defined(NNORM_HAVE_DEVICE)
+  for (const Available& available : result)
+    if (available.name == std::string("avx2") || available.name == std::string("neon")) {  // its instructions
+      result.push_back({"device", nnorm::kernels_for_device(), mathematics_for_device_test()});
+      break;
+    }
+#endif
   return result;
 }
 

@@ -15,7 +15,7 @@ constexpr float stated_error = 0x1p-22f;
 
 float psi_of(float h, float eta) {
   const Branch<float> branch = nnorm::branch<ForHalf>(eta, 1.0f, h < 0 ? -1.0f : 1.0f);
-  return branch.gain * ForHalf::exp2_m1(ForHalf::times(ForHalf::log2_1p(std::fabs(h)), branch.eta));
+  return branch.gain * ForHalf::exp2_m1(ForHalf::log2_1p(nnorm::magnitude(h)), branch.eta);
 }
 
 void test_psi(ErrorTable& errors) {
@@ -62,7 +62,9 @@ void test_lmbda(ErrorTable& errors) {
     for (const double value : h) {
       const double direction = i % 5 == 0 ? random.sign() : (i % 2 ? 1 : -1) * (i % 5 < 3 ? std::copysign(1, value) : 1);
       nnorm::quick_log2_error = float(direction) * stated_error;
-      const auto terms = nnorm::lmbda_terms(float(value), ForHalf::log2_1p(std::fabs(float(value))));
+      const float a = nnorm::magnitude(float(value));
+      nnorm::LmbdaSums<float> terms{0, 0, 0, 0};
+      nnorm::add_lmbda_terms(float(value), a, ForHalf::log2_1p(a), terms.signed_log, terms.h_d, terms.d, terms.curvature);
       sums.signed_log += double(terms.signed_log);
       sums.h_d += double(terms.h_d);
       sums.d += double(terms.d);

@@ -13,7 +13,7 @@ struct Channel {
   Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
-// Evaluation is how log₂(1 + a), its product with η, 2^z − 1 and quotients are computed: Accurate, or ForHalf.
+// Evaluation is how log₂(1 + a), 2^(η·log) − 1 and quotients are computed: Accurate, or ForHalf.
 template <class Evaluation, class Real>
 NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
                                         Real bias) {
@@ -23,19 +23,19 @@ NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_po
 }
 
 template <class Evaluation, class Real>
-NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& high, Real& low) {
+NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& integer, Real& fraction) {
   const Real h = channel.scale * x + channel.shift;
-  const Product<Real> z =
-      Evaluation::times(Evaluation::log2_1p(std::fabs(h)), h < Real(0) ? channel.eta_neg : channel.eta_pos);
+  const Log2<Real> log = Evaluation::log2_1p(magnitude(h));
   h_out = h;
-  high = z.high;
-  low = z.low;
+  integer = log.integer;
+  fraction = log.fraction;
 }
 
 template <class Evaluation, Epilogue epilogue, class Real>
-NNORM_INLINE Real power(Real h, Real high, Real low, Real residual, const Channel<Real>& channel) {
-  const Real gain = h < Real(0) ? channel.gain_neg : channel.gain_pos;
-  Real y = gain * Evaluation::exp2_m1(Product<Real>{high, low}) + channel.bias;
+NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, const Channel<Real>& channel) {
+  const bool negative = h < Real(0);
+  const Real eta = negative ? channel.eta_neg : channel.eta_pos, gain = negative ? channel.gain_neg : channel.gain_pos;
+  Real y = gain * Evaluation::exp2_m1(Log2<Real>{integer, fraction}, eta) + channel.bias;
   if (epilogue == Epilogue::add_relu) y += residual;
   if (epilogue != Epilogue::none) y = y < Real(0) ? Real(0) : y;  // in this order NaN stays
   return y;

@@ -36,20 +36,20 @@ inline float quick_quotient(float a, float b) { return a / b * (1 + quick_exp2_e
 #endif
 
 struct ForHalf {
+  static constexpr int output_divisor = 1;  // 2^z saturates at 2^127
+
   static NNORM_INLINE Log2<float> log2_1p(float a) {
-    const float clamped = at_most(a, Format<float>::greatest_magnitude);
-    const float series = clamped * (1.44269502f + clamped * (-0.72134751f + clamped * 0.48089835f));
-    const float logarithm = quick_log2(1.0f + clamped);
-    return {0.0f, clamped < 0x1p-6f ? series : logarithm};
+    const float series = a * (1.44269502f + a * (-0.72134751f + a * 0.48089835f));
+    const float logarithm = quick_log2(1.0f + a);
+    return {0.0f, a < 0x1p-6f ? series : logarithm};
   }
 
-  static NNORM_INLINE Product<float> times(Log2<float> log, float eta) { return {eta * log.fraction, 0.0f}; }
-
-  static NNORM_INLINE float exp2_m1(Product<float> z) {
-    static_assert(log2_output_divisor == 1, "the halves below");
-    const float series = z.high * (0.346573590f + z.high * (0.120113254f + z.high * 0.0277520549f));
-    const float power = quick_exp2(at_most(z.high - 1.0f, 127.0f)) - 0.5f;
-    return std::fabs(z.high) < 0x1p-5f ? series : power;
+  template <bool bounded = false>
+  static NNORM_INLINE float exp2_m1(Log2<float> log, float eta) {
+    const float z = log.fraction * eta;
+    const float series = z * (0.693147180f + z * (0.240226507f + z * 0.0555041087f));
+    const float power = quick_exp2(bounded ? z : at_most(z, 127.0f)) - 1.0f;
+    return std::fabs(z) < 0x1p-5f ? series : power;
   }
 
   static NNORM_INLINE float quotient(float a, float b) { return quick_quotient(a, b); }

@@ -4,8 +4,8 @@
 //
 // evaluated as s/η·(2^(η·log₂(1 + |h|)) − 1) without branches and without cancellation:
 //
-// - log₂(1 + a) is kept as an integer plus a fraction, and z = η·log₂(1 + a) as a product plus its rounding error,
-//   which 2^z would magnify where z is large.
+// - log₂(1 + a) is kept as an integer plus a fraction, and of z = η·log₂(1 + a) only what is left beside the nearest
+//   integer is ever rounded: 2^z would magnify a rounding of all of it where z is large.
 // - 2^z − 1 is formed as 2^n·(2^f − 1) + (2^n − 1), n the integer nearest to z: no rounding but that of 2^f − 1 and of
 //   the sum, for 2^n scales exactly and 2^n − 1 is rounded only where either is beyond the other's last place.
 // - η = 0 needs no branch: an exponent below Format::least_exponent is replaced by it and gives the limit
@@ -13,7 +13,7 @@
 // - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is taken for 2^126; 2^z saturates at about
 //   2^128 (2^1024) before the weight. Nothing finite becomes infinite on the way.
 //
-// ψ errs by less than 8 units in the last place (double: 10) for exponents in [−2, 4] and |h| up to 2^126, where 2^z
+// ψ errs by less than 6 units in the last place (double: 8) for exponents in [−2, 4] and |h| up to 2^126, where 2^z
 // does not saturate; by least_exponent·log(1 + |h|)/2 more where that stands for η; by more for greater exponents.
 // Where |h·η| is near the least normal number, the error is less than 2·(1 + output_divisor/|η|) steps of the least.
 //
@@ -81,8 +81,8 @@ struct Format<double> {
   static constexpr double greatest_exponent = 0x1p40;
 };
 
-// 2^z − 1 is computed divided by this, so that z may reach 128 (1024), where 2^z alone is infinite and weight/η·2^z need
-// not be. Gains make up for it.
+// Accurate's 2^z − 1 is computed divided by this, so that z may reach 128 (1024), where 2^z alone is infinite and
+// weight/η·2^z need not be. Gains make up for it.
 constexpr int log2_output_divisor = 1;
 template <class Real>
 constexpr Real output_divisor = Real(1 << log2_output_divisor);
@@ -120,16 +120,29 @@ NNORM_INLINE float at_most(float value, float bound) {
 #endif
 }
 
-// log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.7e-7. The term of
-// first order is added last, so that only its own rounding counts in full.
-// The coefficients are from custom_ops/scripts/fit_polynomials.py.
+// x·(c₀ + c₁·x + c₂·x² + …). The coefficients are from custom_ops/scripts/fit_polynomials.py.
+template <int count>
+NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
+#if defined(__CUDA_ARCH__) || defined(NNORM_CUDA_ON_HOST)
+  // The fewest operations: a device has other threads to run while one waits for each.
+  float sum = c[count - 1];
+  for (int i = count - 2; i >= 0; --i) sum = sum * x + c[i];
+  return sum * x;
+#else
+  // Two chains side by side, of half the length. The term of first order comes last: only its own rounding counts in full.
+  constexpr bool odd = count % 2 == 0;  // without c₀
+  const float x2 = x * x;
+  float sum = odd ? c[count - 1] : c[count - 1] * x + c[count - 2];
+  for (int i = odd ? count - 3 : count - 4; i > 0; i -= 2) sum = sum * x2 + (c[i + 1] * x + c[i]);
+  return sum * x2 + x * c[0];
+#endif
+}
+
+// log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.5e-7.
 NNORM_INLINE float log2_1p_of_mantissa(float m) {
-  const float m2 = m * m, m4 = m2 * m2;
-  const float c12 = m * 0.48090896f + -0.721347392f;
-  const float c34 = m * 0.287953496f + -0.360700577f;
-  const float c56 = m * 0.215480775f + -0.239014849f;
-  const float c78 = m * 0.125843421f + -0.206787512f;
-  return ((c78 * m2 + c56) * m4 + (c34 * m2 + c12)) * m2 + m * 1.44269502f;
+  constexpr float c[] = {1.44269502f,   -0.721347392f, 0.48090896f,   -0.360700577f, 0.287953496f,
+                         -0.239014849f, 0.215480775f,  -0.206787512f, 0.125843421f};
+  return times_polynomial(m, c);
 }
 
 // The same in double, as 2·atanh(r)/ln 2 with r = m/(2 + m), |r| ≤ 0.172, by its series. Relative error 5e-16.
@@ -141,12 +154,10 @@ NNORM_INLINE double log2_1p_of_mantissa(double m) {
   return two_over_ln2 * (r * sum);
 }
 
-// 2^f − 1 for |f| ≤ ½. Relative error of the polynomial 1.3e-8, with rounding 1.7e-7.
+// 2^f − 1 for |f| ≤ ½. Relative error of the polynomial 1.3e-8, with rounding 1.5e-7.
 NNORM_INLINE float exp2_m1_of_fraction(float f) {
-  const float f2 = f * f;
-  const float c12 = f * 0.0555036739f + 0.240226492f;
-  const float c34 = f * 0.00133873872f + 0.00961831119f;
-  return ((f2 * 0.000153820118f + c34) * f2 + c12) * f2 + f * 0.693147182f;
+  constexpr float c[] = {0.693147182f, 0.240226492f, 0.0555036739f, 0.00961831119f, 0.00133873872f, 0.000153820118f};
+  return times_polynomial(f, c);
 }
 
 // The same in double by the exponential series, 14 terms. Relative error 4.5e-16.
@@ -164,85 +175,66 @@ struct Log2 {
   Real integer, fraction;
 };
 
-// log₂(1 + a) for a ≥ 0. Relative error of the sum 1.7e-7 (double: 5e-16), for tiny a as well.
+// |h|, but for what is too large to count with.
+template <class Real>
+NNORM_INLINE Real magnitude(Real h) {
+  return at_most(std::fabs(h), Format<Real>::greatest_magnitude);
+}
+
+// log₂(1 + a) for a magnitude a. Relative error of the sum 1.6e-7 (double: 5e-16), for tiny a as well.
 template <class Real>
 NNORM_INLINE Log2<Real> log2_1p(Real a) {
   using F = Format<Real>;
   using Bits = typename F::Bits;
-  a = at_most(a, F::greatest_magnitude);
   const Bits exponent = (bits_of(Real(1) + a) - F::sqrt_half) & ~((Bits(1) << F::mantissa_bits) - 1);
   const Real scale = from_bits(Bits(F::one - exponent));  // 2^−integer
   const Real m = a * scale + (scale - Real(1));           // (1 + a)·scale − 1, without forming 1 + a
   return {Real(int32_t(exponent >> F::mantissa_bits)), log2_1p_of_mantissa(m)};
 }
 
-// η·log₂(1 + a) as a sum: high is the rounded product with the integer, low its rounding error and the rest. For |η| in
-// Format's range the error of the sum is 6e-8·|η| (double: 1.2e-16·|η|).
+// η·integer − n for an n near it, rounded once: the product itself would lose to rounding what the difference keeps.
 template <class Real>
-struct Product {
-  Real high, low;
-};
-
-// a·b, rounded: nvcc would otherwise take it into an addition that follows, unrounded.
-NNORM_INLINE float rounded_product(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-NNORM_INLINE double rounded_product(double a, double b) {
-#if defined(__CUDA_ARCH__)
-  return __dmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-template <class Real>
-NNORM_INLINE Product<Real> times(Log2<Real> log, Real eta) {
-  const Real high = rounded_product(eta, log.integer);
+NNORM_INLINE Real product_minus(Real eta, Real integer, Real n) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
-  return {high, std::fma(eta, log.fraction, std::fma(eta, log.integer, -high))};
+  return std::fma(eta, integer, -n);
 #else  // each part of η times the integer is exact
   const Real head = from_bits(typename Format<Real>::Bits(bits_of(eta) & ~Format<Real>::low_bits)), tail = eta - head;
-  return {high, eta * log.fraction + ((head * log.integer - high) + tail * log.integer)};
+  return (head * integer - n) + tail * integer;
 #endif
 }
 
-// (2^z − 1)/output_divisor for z = high + low, |z| ≤ 2^22 (2^51) and |low| ≤ 2. Relative error 2.5e-7 (5e-16) for an
-// exact z, up to where it saturates. An error of z counts as such, magnified nowhere: for small z the result is
-// proportional to it.
-template <class Real>
-NNORM_INLINE Real exp2_m1(Product<Real> z) {
+// (2^z − 1)/output_divisor for z = η·log, |z| ≤ 2^22 (2^51), or up to exponent_bias − 2 if `bounded`. Up to where it
+// saturates the relative error is 2.2e-7 (5e-16), for a z that errs by 6e-8 (1.2e-16) of |η| and by twice that of |z|:
+// for small z the result is proportional to it.
+template <bool bounded = false, class Real>
+NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   using F = Format<Real>;
   using Bits = typename F::Bits;
   constexpr Real magic = F::round + (F::exponent_bias - log2_output_divisor);
-  const Real shifted = (z.high + z.low) + magic;
+  const Real shifted = eta * (log.integer + log.fraction) + magic;
   const Real n = shifted - magic;
-  const Real f = (z.high - n) + z.low;
-  // Clamped as integers: of a clamp in floating point compilers make chains of comparisons.
-  constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
+  const Real f = eta * log.fraction + product_minus(eta, log.integer, n);
   Bits biased = bits_of(shifted);
-  biased = biased < least ? least : biased;
-  biased = biased > greatest ? greatest : biased;
+  if (!bounded) {  // clamped as integers: of a clamp in floating point compilers make chains of comparisons
+    constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
+    biased = biased < least ? least : biased;
+    biased = biased > greatest ? greatest : biased;
+  }
   const Real scale = from_bits(Bits(typename F::Unsigned(biased) << F::mantissa_bits));  // 2^n/output_divisor
   return exp2_m1_of_fraction(f) * scale + (scale - Real(1) / output_divisor<Real>);
 }
 
-// The three functions above and division as one type, for code that may use others (half_mathematics.h) in their place.
+// The two functions above and division as one type, for code that may use others (half_mathematics.h) in their place.
 struct Accurate {
+  static constexpr int output_divisor = 1 << log2_output_divisor;
+
   template <class Real>
   static NNORM_INLINE Log2<Real> log2_1p(Real a) {
     return NNORM_TARGET::log2_1p(a);
   }
-  template <class Real>
-  static NNORM_INLINE Product<Real> times(Log2<Real> log, Real eta) {
-    return NNORM_TARGET::times(log, eta);
-  }
-  template <class Real>
-  static NNORM_INLINE Real exp2_m1(Product<Real> z) {
-    return NNORM_TARGET::exp2_m1(z);
+  template <bool bounded = false, class Real>
+  static NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
+    return NNORM_TARGET::exp2_m1<bounded>(log, eta);
   }
   template <class Real>
   static NNORM_INLINE Real quotient(Real a, Real b) {
@@ -250,7 +242,7 @@ struct Accurate {
   }
 };
 
-// What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|)·eta). The gain is
+// What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta). The gain is
 // rounded once: relative error 6e-8 (double: 1.2e-16).
 template <class Real>
 struct Branch {
@@ -268,7 +260,7 @@ NNORM_INLINE Real usable_exponent(Real eta) {
 template <class Evaluation = Accurate, class Real>
 NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
   const Real usable = usable_exponent(eta);
-  return {usable, Evaluation::quotient(sign * output_divisor<Real> * weight, usable)};
+  return {usable, Evaluation::quotient(sign * Real(Evaluation::output_divisor) * weight, usable)};
 }
 
 // Sums over a row from which λ̂ follows (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The terms err
@@ -283,11 +275,14 @@ struct LmbdaSums {
 };
 
 template <class Real>
-NNORM_INLINE LmbdaSums<Real> lmbda_terms(Real h, Log2<Real> log2) {
+NNORM_INLINE void add_lmbda_terms(Real h, Real a, Log2<Real> log, Real& signed_log, Real& h_d, Real& d_sum,
+                                  Real& curvature) {
   constexpr Real ln2 = Real(0.693147180559945309417232121);
-  const Real a = std::fabs(h), t = (log2.integer + log2.fraction) * ln2;
-  const Real grown = (a + Real(1)) * t, d = grown - a;
-  return {std::copysign(t, h), h * d, d, a * (grown * t - Real(2) * d) + d * d};
+  const Real t = (log.integer + log.fraction) * ln2, grown = (Real(1) + a) * t, d = grown - a;
+  signed_log += std::copysign(t, h);
+  h_d += h * d;
+  d_sum += d;
+  curvature += grown * (a * t) + d * (d - Real(2) * a);  // the term as above
 }
 
 // η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ.

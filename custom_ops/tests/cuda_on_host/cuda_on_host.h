@@ -97,12 +97,11 @@ class Block {
   }
 
   template <class T>
-  T exchange(T value, unsigned distance) {
+  T exchange(T value, unsigned with) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
     std::memcpy(&threads_[running_]->exchanged, &value, sizeof value);
     wait(Waiting::for_warp);
-    const unsigned partner = running_ ^ distance;
-    std::memcpy(&value, &threads_[partner]->exchanged, sizeof value);
+    std::memcpy(&value, &threads_[with]->exchanged, sizeof value);
     wait(Waiting::for_warp);  // until all have read
     return value;
   }
@@ -165,7 +164,12 @@ inline void __syncthreads() { cuda_on_host::Block::current().wait(cuda_on_host::
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned distance) {
-  return cuda_on_host::Block::current().exchange(value, distance);
+  return cuda_on_host::Block::current().exchange(value, threadIdx.x ^ distance);
+}
+
+template <class T>
+T __shfl_sync(unsigned, T value, unsigned lane) {
+  return cuda_on_host::Block::current().exchange(value, threadIdx.x / cuda_on_host::lanes * cuda_on_host::lanes + lane);
 }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
