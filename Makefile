@@ -73,22 +73,29 @@ define test_cpp
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure --no-tests=error
 endef
 
-# On a machine with a GPU; elsewhere each part says why it is skipped. GPU_PYTHON names another environment than .venv-gpu,
-# one with CUDA's torch and onnxruntime-gpu in it.
+# On a machine with a GPU; elsewhere each part says why it is skipped. GPU_PYTHON names an environment of the machine's own,
+# one with CUDA's torch, onnxruntime-gpu and pytest in it, and CMake and Ninja beside it or in the PATH. Then nothing is
+# installed and nothing fetched, but for ONNX Runtime's headers where ONNXRUNTIME_INCLUDE_DIR does not name them: for
+# machines that reach no network. The package is run from this folder, with the kernels that are built here.
 GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native)
-GPU_PYTHON ?= $(if $(GPU),.venv-gpu,$(VENV))/bin/python
-test-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/installed))
+ifdef GPU_PYTHON
+RUN_ON_GPU = NNORM_EXPORT_LIBRARY=$(CURDIR)/build/gpu/libnnorm_ort.so PYTHONPATH=$(CURDIR) $(GPU_PYTHON)
+else
+GPU_ENVIRONMENT := $(if $(GPU),.venv-gpu,$(VENV))
+RUN_ON_GPU = $(GPU_ENVIRONMENT)/bin/python
+endif
+test-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed $(GPU_ENVIRONMENT)/installed)
 	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/gpu --output-on-failure --no-tests=ignore -R gpu
 	for tool in memcheck racecheck initcheck; do \
 		if command -v compute-sanitizer && test -n "$(GPU)"; then \
 			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu || exit 1; \
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
-	$(GPU_PYTHON) -m pytest tests/gpu
+	$(RUN_ON_GPU) -m pytest tests/gpu
 
-bench-gpu: $(VENV)/installed $(filter .venv-gpu/%,$(GPU_PYTHON:%/bin/python=%/installed))
+bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed $(GPU_ENVIRONMENT)/installed)
 	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
-	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu && $(GPU_PYTHON) -m benchmarks.gpu --write; \
+	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu && $(RUN_ON_GPU) -m benchmarks.gpu --write; \
 	else echo "skipped: there is no GPU to measure"; fi
 
 # nvidia-pytriton carries a tritonserver for Linux on x86-64 and Pythons up to 3.13.
