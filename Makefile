@@ -28,7 +28,7 @@ LIBRARY_SOURCES := custom_ops/CMakeLists.txt $(wildcard $(addprefix custom_ops/,
 export NNORM_DOWNLOAD_CACHE ?= $(CURDIR)/build/downloads
 
 # The kernels for GPUs are compiled by the machine's nvcc or, where it has none, by the one on PyPI.
-SYSTEM_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+SYSTEM_NVCC := $(or $(CUDACXX),$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 ifeq ($(SYSTEM_NVCC)$(filter-out Linux,$(shell uname -s)),)
 NVCC := .venv-nvcc/installed
 export CUDACXX := $(CURDIR)/.venv-nvcc/cuda/bin/nvcc
@@ -73,19 +73,22 @@ define test_cpp
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure --no-tests=error
 endef
 
-# On a machine with a GPU; elsewhere each part says why it is skipped. GPU_PYTHON names an environment of the machine's own,
-# one with CUDA's torch, onnxruntime-gpu and pytest in it, and CMake and Ninja beside it or in the PATH. Then nothing is
-# installed and nothing fetched, but for ONNX Runtime's headers where ONNXRUNTIME_INCLUDE_DIR does not name them: for
-# machines that reach no network. The package is run from this folder, with the kernels that are built here.
+# On a machine with a GPU; elsewhere each part says why it is skipped. For machines that reach no network, GPU_PYTHON
+# names an environment of the machine's own, with what the package needs and its extra `test-gpu`. Nothing is installed
+# then; nvcc, CMake and Ninja are those in the PATH, ONNX Runtime's headers those in ONNXRUNTIME_INCLUDE_DIR. The package
+# is run from this folder, with the kernels that are built here.
 GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native)
 ifdef GPU_PYTHON
-RUN_ON_GPU = NNORM_EXPORT_LIBRARY=$(CURDIR)/build/gpu/libnnorm_ort.so PYTHONPATH=$(CURDIR) $(GPU_PYTHON)
+RUN_ON_GPU = NNORM_EXPORT_LIBRARY=$(CURDIR)/build/gpu/libnnorm_ort.so \
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON)
 else
 GPU_ENVIRONMENT := $(if $(GPU),.venv-gpu,$(VENV))
+GPU_INSTALLED := $(VENV)/installed $(GPU_ENVIRONMENT)/installed
 RUN_ON_GPU = $(GPU_ENVIRONMENT)/bin/python
 endif
-test-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed $(GPU_ENVIRONMENT)/installed)
-	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
+build_for_gpu = $(call build_cpp,build/gpu,$(if $(GPU),-DNNORM_CUDA=ON) -DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
+test-gpu: $(GPU_INSTALLED)
+	$(build_for_gpu)
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/gpu --output-on-failure --no-tests=ignore -R gpu
 	for tool in memcheck racecheck initcheck; do \
 		if command -v compute-sanitizer && test -n "$(GPU)"; then \
@@ -93,8 +96,8 @@ test-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed $(GPU_ENVIRONMENT)/installed)
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
 	$(RUN_ON_GPU) -m pytest tests/gpu
 
-bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed $(GPU_ENVIRONMENT)/installed)
-	$(call build_cpp,build/gpu,-DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
+bench-gpu: $(GPU_INSTALLED)
+	$(build_for_gpu)
 	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu && $(RUN_ON_GPU) -m benchmarks.gpu --write; \
 	else echo "skipped: there is no GPU to measure"; fi
 

@@ -167,11 +167,11 @@ class Attending(nn.Module):
 
 torch.manual_seed(0)
 x = torch.randn(3, 5, 16)
-# Where float32 is rounded to float16 on the way, its last place can decide which way: two right results may then differ.
+# Inside is not compared: it rounds to float16 on the way. Where a last place decides that, right results differ.
 for model, options in ((Attending(), {"dtype": "fp16"}), (Inside(), {"verify": False})):
-    path = export(model.eval(), x, "m.onnx", **options).path
-    load(path)(x.numpy().astype(load(path).inputs[0].dtype))
-    print(*load(path).implementations.values())
+    runner = load(export(model.eval(), x, "m.onnx", **options).path)
+    runner(x.numpy().astype(runner.inputs[0].dtype))
+    print(*runner.implementations.values())
 """
 
 

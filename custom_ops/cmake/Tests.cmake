@@ -10,10 +10,8 @@ target_include_directories(nnorm_cuda_on_host INTERFACE
   "${CMAKE_CURRENT_SOURCE_DIR}/cuda" "${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda_on_host")
 
 # One more kind of kernel, which no library of ours runs: with the arithmetic of GPUs, to hold it to the same bounds.
-if(NNORM_IS_X86_64)
-  set(device_flags -march=x86-64-v3) # fused multiplications, which GPUs have
-endif()
-nnorm_add_kernel_target(device -DNNORM_CUDA_ON_HOST ${device_flags})
+# NNORM_AVX2_FLAGS: it needs fused multiplications, which GPUs have.
+nnorm_add_kernel_target(device -DNNORM_CUDA_ON_HOST ${NNORM_AVX2_FLAGS})
 
 file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
 add_library(nnorm_test_targets INTERFACE)
@@ -34,7 +32,6 @@ list(FILTER test_sources EXCLUDE REGEX "_target\\.cpp$")
 foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
-  target_include_directories(${name} PRIVATE kernels)
   target_link_libraries(${name} PRIVATE
     nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""

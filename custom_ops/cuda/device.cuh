@@ -119,11 +119,12 @@ NNORM_DEVICE float inverse_root(float x) {
 #endif
 }
 
-// Adds `count` values up over a warp, a power of two of them. The sum of the j-th is then in values[0] of the lanes from
+// Adds each of `count` values up over a warp. The sum of the j-th is then in values[0] of the lanes from
 // lane_of_sum<count>(j) on, as many as there are for each: in every round half of the lanes go on with one half of what
-// is left, half with the other, so that four sums take 8 exchanges where one by one they would take 20.
+// is left, half with the other, so that four sums take 6 exchanges where one by one they would take 20.
 template <int count, class Real>
 NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
+  static_assert((count & (count - 1)) == 0 && count <= int(warp_size), "a power of two");
   unsigned distance = warp_size / 2;
 #pragma unroll
   for (int left = count / 2; left > 0; left /= 2, distance /= 2) {
@@ -143,9 +144,9 @@ NNORM_DEVICE unsigned lane_of_sum(int j) {
   return unsigned(j) * (warp_size / count);
 }
 
-// Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block. All
-// get the same bits. `turn` tells apart the sums of one row: its scratch is only written again after the barriers of the
-// other turns.
+// Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block.
+// All get the same bits. `turn` tells apart the sums of one row: its scratch is only written again after the barriers
+// of the other turns.
 template <int threads, int turn, int count, class Real>
 NNORM_DEVICE void sum_of_team(Real (&values)[count]) {
   static_assert(threads % warp_size == 0 && turn >= 0);

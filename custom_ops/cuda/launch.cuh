@@ -166,7 +166,8 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   return launch(&normal_norm_long_rows<false, width, T>, blocks, long_row_threads, stream, work);
 }
 
-// No standardised value is greater than the root of the row's length; twice as much leaves room for rounding.
+// The greatest exponent by which no value of such a row brings 2^z to its limits: no standardised value is greater than
+// the root of the row's length. Twice as much leaves room for rounding, unless rounding is all of the row's variance.
 template <class Real>
 Real bounded_exponent(size_t row_length) {
   const double greatest_log2 = std::log2(1 + 2 * std::sqrt(double(row_length)));

@@ -26,7 +26,7 @@ struct Rows {
   bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x is
   Real epsilon, delta;
   Real inverse_length;  // a division takes as long as ten other operations
-  Real bounded_exponent;  // of exponents up to this, no value of a row can bring 2^z to its limits
+  Real bounded_exponent;  // see the function of this name
 };
 
 // `count` neighbouring numbers, in accesses of 16 bytes or fewer.
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(long_row_threads) normal_norm_long_rows(Rows<T
 
     const RowBranches<T> psi(sums, w.inverse_length, w.delta);
     const size_t weights_of_row = row % w.period * (w.row_length / w.run);
-    const auto transform = [&](unsigned position, const Elements& access) {
+    const auto transform = [&](unsigned position, const Elements& access) {  // never bounded: one more copy of the loop
       Real weight[width], bias[width], results[width];
       load_affine<false>(w, weights_of_row, position, weight, bias);
 #pragma unroll

@@ -49,7 +49,8 @@ template <Epilogue epilogue, class T>
 NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                           PerChannelTile<Arithmetic<T>>& t) {
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.integer[i], t.fraction[i]);
+  for (size_t i = 0; i < n; ++i)
+    logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.integer[i], t.fraction[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
     const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
@@ -69,13 +70,15 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i)
-      logarithm<Accurate>(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.integer[o + i], t.fraction[o + i]);
+      logarithm<Accurate>(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.integer[o + i],
+                          t.fraction[o + i]);
   }
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i) {
       const auto r = epilogue == Epilogue::add_relu ? widened(residual[o + i]) : Real(0);
-      narrow(power<Accurate, epilogue>(t.h[o + i], t.integer[o + i], t.fraction[o + i], r, channel_at(channels + i, lanes)), y[o + i]);
+      const Channel<Real> channel = channel_at(channels + i, lanes);
+      narrow(power<Accurate, epilogue>(t.h[o + i], t.integer[o + i], t.fraction[o + i], r, channel), y[o + i]);
     }
   }
 }

@@ -12,6 +12,5 @@ const Target* kernels_for_avx512();
 const Target* kernels_for_avx2();
 const Target* kernels_for_neon();
 const Target* kernels_for_baseline();
-const Target* kernels_for_device();  // in tests alone: with the arithmetic of GPUs
 
 }  // namespace nnorm

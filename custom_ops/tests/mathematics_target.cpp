@@ -46,10 +46,10 @@ void log2_1p_each(const Real* h, size_t n, Real* integer, Real* fraction) {
   }
 }
 
-template <class Real>
+template <bool bounded, class Real>
 void exp2_m1_each(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result) {
 #pragma omp simd
-  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1(Log2<Real>{integer[i], fraction[i]}, eta[i]);
+  for (size_t i = 0; i < n; ++i) result[i] = exp2_m1<bounded>(Log2<Real>{integer[i], fraction[i]}, eta[i]);
 }
 
 template <class Real>
@@ -104,7 +104,8 @@ constexpr Functions<Real> functions() {
   return {&log2_1p_of_mantissa_each<Real>,
           &exp2_m1_of_fraction_each<Real>,
           &log2_1p_each<Real>,
-          &exp2_m1_each<Real>,
+          &exp2_m1_each<false, Real>,
+          &exp2_m1_each<true, Real>,
           &branch_each<Real>,
           &add_lmbda_terms_each<Real>};
 }

@@ -4,11 +4,13 @@
 
 #include <cstdio>
 #include <cstring>
-#include <string>
 #include <vector>
 
 #include "nnorm/kernels.h"
-#include "targets.h"
+
+namespace nnorm {
+const Target* kernels_for_device();  // of no library: with the arithmetic of GPUs
+}
 
 namespace nnorm_test {
 
@@ -18,9 +20,10 @@ struct Functions {
   void (*exp2_m1_of_fraction)(const Real* f, size_t n, Real* result);
   void (*log2_1p)(const Real* h, size_t n, Real* integer, Real* fraction);  // of 1 + h's magnitude
   void (*exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
+  void (*bounded_exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
   void (*branch)(const Real* eta, const Real* weight, const Real* sign, size_t n, Real* usable, Real* gain);
-  void (*add_lmbda_terms)(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log, Real* h_d,
-                          Real* d, Real* curvature);
+  void (*add_lmbda_terms)(const Real* h, const Real* integer, const Real* fraction, size_t n, Real* signed_log,
+                          Real* h_d, Real* d, Real* curvature);
 };
 
 template <class T>
@@ -60,42 +63,52 @@ struct Available {
   const MathematicsTarget* mathematics;
 };
 
-// Every instruction set that was built for and that this machine has; says which of the built ones it lacks.
+// Every kind of kernel that was built and that this machine can run; says which of the built ones it cannot.
 inline std::vector<Available> available_targets() {
   struct Built {
     const char* name;
     const MathematicsTarget* (*mathematics)();
+    const char* instructions;           // the library's target that has the same
+    const nnorm::Target* (*kernels)();  // nullptr: that target's
   };
+  const auto find = [](const char* name) {
+    const nnorm::Target* const* target = nnorm::targets();
+    while (*target && std::strcmp((*target)->name, name) != 0) ++target;
+    return *target;
+  };
+#if defined(NNORM_HAVE_AVX2)
+  [[maybe_unused]] const char* const fused = "avx2";
+#elif defined(NNORM_HAVE_NEON)
+  [[maybe_unused]] const char* const fused = "neon";
+#else
+  [[maybe_unused]] const char* const fused = "baseline";
+#endif
   const Built all_built[] = {
 #if defined(NNORM_HAVE_AVX512)
-      {"avx512", &mathematics_for_avx512_test},
+      {"avx512", &mathematics_for_avx512_test, "avx512", nullptr},
 #endif
 #if defined(NNORM_HAVE_AVX2)
-      {"avx2", &mathematics_for_avx2_test},
+      {"avx2", &mathematics_for_avx2_test, "avx2", nullptr},
 #endif
 #if defined(NNORM_HAVE_NEON)
-      {"neon", &mathematics_for_neon_test},
+      {"neon", &mathematics_for_neon_test, "neon", nullptr},
 #endif
 #if defined(NNORM_HAVE_BASELINE)
-      {"baseline", &mathematics_for_baseline_test},
+      {"baseline", &mathematics_for_baseline_test, "baseline", nullptr},
+#endif
+#if defined(NNORM_HAVE_DEVICE)
+      {"device", &mathematics_for_device_test, fused, &nnorm::kernels_for_device},
 #endif
   };
   std::vector<Available> result;
   for (const Built& built : all_built) {
-    const nnorm::Target* const* target = nnorm::targets();
-    while (*target && std::strcmp((*target)->name, built.name) != 0) ++target;
-    if (*target)
-      result.push_back({built.name, *target, built.mathematics()});
+    const nnorm::Target* target = find(built.instructions);
+    if (target && built.kernels) target = built.kernels();
+    if (target)
+      result.push_back({built.name, target, built.mathematics()});
     else
       std::printf("%s is skipped: this machine lacks it\n", built.name);
   }
-#if defined(NNORM_HAVE_DEVICE)
-  for (const Available& available : result)
-    if (available.name == std::string("avx2") || available.name == std::string("neon")) {  // its instructions
-      result.push_back({"device", nnorm::kernels_for_device(), mathematics_for_device_test()});
-      break;
-    }
-#endif
   return result;
 }
 

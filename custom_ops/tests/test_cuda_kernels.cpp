@@ -175,6 +175,38 @@ void test_rows(ErrorTable& errors, double bound) {
   errors.add(std::string("rows, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
 }
 
+// Rows of spread far below √ε have exponents so great that 2^z reaches its limits, which most rows need not ask about.
+template <class T>
+void test_steep_rows() {
+  constexpr bool finite = !std::is_same_v<T, nnorm::Float16>;  // what is at these limits is infinite there
+  Random random(4);
+  unsigned at_limits = 0;
+  for (const size_t length : {64, 300, 768, 1000, 1024, 4096})
+    for (const double spread : {1e-3, 3e-3, 1e-2, 1e-1}) {
+      const RowGeometry g{8, length, 1, 1};
+      std::vector<double> numbers(g.rows * length);
+      for (double& value : numbers) value = -spread * std::log(random.uniform());
+      Rows<T> rows(g, numbers, random);
+      rows.epsilon = 1;
+      rows.delta = 0;
+      std::fill(rows.weight.begin(), rows.weight.end(), 1);
+      std::fill(rows.bias.begin(), rows.bias.end(), 0);
+      const std::vector<T> y = run(rows, {0, 0, 0, Place::apart});
+      for (size_t row = 0; row < g.rows; ++row) {
+        const double lmbda = double(true_row(rows, row).lmbda.lmbda);
+        double mean = 0;
+        for (size_t i = 0; i < length; ++i) mean += double(nnorm::widened(rows.x[row * length + i])) / double(length);
+        for (size_t i = row * length; i < (row + 1) * length; ++i) {
+          const double h = double(nnorm::widened(rows.x[i])) - mean, value = double(nnorm::widened(y[i]));
+          CHECK((finite ? std::isfinite(value) : !std::isnan(value)) && (std::fabs(h) < 1e-6 || value * h >= 0),
+                "%s, %zu of spread %g, lambda %g: %g becomes %g", NameOf<T>::value, length, spread, lmbda, h, value);
+          at_limits += std::fabs(lmbda * std::log2(1 + std::fabs(h))) > 130;
+        }
+      }
+    }
+  CHECK(at_limits > 1000, "%s: only %u elements reach the limits of 2^z", NameOf<T>::value, at_limits);
+}
+
 // A row with NaN or infinity is NaN, one without spread too where ε = 0; the rows beside it do not notice.
 template <class T>
 void test_bad_rows() {
@@ -201,6 +233,7 @@ void test_type(ErrorTable& errors, double bound_of_channels, double bound_of_row
   test_channels<T>(errors, bound_of_channels);
   test_rows<T>(errors, bound_of_rows);
   test_bad_rows<T>();
+  test_steep_rows<T>();
 }
 
 }  // namespace

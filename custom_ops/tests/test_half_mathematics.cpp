@@ -63,8 +63,9 @@ void test_lmbda(ErrorTable& errors) {
       const double direction = i % 5 == 0 ? random.sign() : (i % 2 ? 1 : -1) * (i % 5 < 3 ? std::copysign(1, value) : 1);
       nnorm::quick_log2_error = float(direction) * stated_error;
       const float a = nnorm::magnitude(float(value));
+      const Log2<float> log = ForHalf::log2_1p(a);
       nnorm::LmbdaSums<float> terms{0, 0, 0, 0};
-      nnorm::add_lmbda_terms(float(value), a, ForHalf::log2_1p(a), terms.signed_log, terms.h_d, terms.d, terms.curvature);
+      nnorm::add_lmbda_terms(float(value), a, log, terms.signed_log, terms.h_d, terms.d, terms.curvature);
       sums.signed_log += double(terms.signed_log);
       sums.h_d += double(terms.h_d);
       sums.d += double(terms.d);

@@ -3,7 +3,8 @@
 // Half as many operations as mathematics.h, in float32 as there, and an error that rounding the result to 16 bits hides:
 // ψ errs by less than 2^-15 of itself, λ̂ by less than 3e-6, where the instructions err by what their maker states:
 // log₂ by 2^-22, absolutely where it is less than 1 and else relatively, 2^z by 2^-22 of itself, a quotient by 2^-22 (2
-// units in the last place). That is no use where the results are small, so there short series take their place.
+// units in the last place). That is no use where the results are small, so there short series take their place. 2^z
+// saturates at 2^127, half of mathematics.h's limit.
 // tests/test_half_mathematics.cpp enforces both bounds for instructions that are always as wrong as stated.
 #pragma once
 
@@ -36,12 +37,12 @@ inline float quick_quotient(float a, float b) { return a / b * (1 + quick_exp2_e
 #endif
 
 struct ForHalf {
-  static constexpr int output_divisor = 1;  // 2^z saturates at 2^127
+  static constexpr int output_divisor = 1;
 
   static NNORM_INLINE Log2<float> log2_1p(float a) {
     const float series = a * (1.44269502f + a * (-0.72134751f + a * 0.48089835f));
     const float logarithm = quick_log2(1.0f + a);
-    return {0.0f, a < 0x1p-6f ? series : logarithm};
+    return {-0.0f, a < 0x1p-6f ? series : logarithm};  // what it is added to it leaves as it is, 0 too
   }
 
   template <bool bounded = false>

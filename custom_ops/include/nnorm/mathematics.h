@@ -120,7 +120,7 @@ NNORM_INLINE float at_most(float value, float bound) {
 #endif
 }
 
-// x·(c₀ + c₁·x + c₂·x² + …). The coefficients are from custom_ops/scripts/fit_polynomials.py.
+// x·(c₀ + c₁·x + c₂·x² + …)
 template <int count>
 NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
 #if defined(__CUDA_ARCH__) || defined(NNORM_CUDA_ON_HOST)
@@ -129,8 +129,9 @@ NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
   for (int i = count - 2; i >= 0; --i) sum = sum * x + c[i];
   return sum * x;
 #else
-  // Two chains side by side, of half the length. The term of first order comes last: only its own rounding counts in full.
-  constexpr bool odd = count % 2 == 0;  // without c₀
+  // Two chains side by side, of half the length. The term of first order comes last: only its own rounding counts in
+  // full.
+  constexpr bool odd = count % 2 == 0;  // the number of terms from c₁ on
   const float x2 = x * x;
   float sum = odd ? c[count - 1] : c[count - 1] * x + c[count - 2];
   for (int i = odd ? count - 3 : count - 4; i > 0; i -= 2) sum = sum * x2 + (c[i + 1] * x + c[i]);
@@ -139,6 +140,7 @@ NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
 }
 
 // log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.5e-7.
+// The coefficients here and below are from custom_ops/scripts/fit_polynomials.py.
 NNORM_INLINE float log2_1p_of_mantissa(float m) {
   constexpr float c[] = {1.44269502f,   -0.721347392f, 0.48090896f,   -0.360700577f, 0.287953496f,
                          -0.239014849f, 0.215480775f,  -0.206787512f, 0.125843421f};
@@ -181,7 +183,7 @@ NNORM_INLINE Real magnitude(Real h) {
   return at_most(std::fabs(h), Format<Real>::greatest_magnitude);
 }
 
-// log₂(1 + a) for a magnitude a. Relative error of the sum 1.6e-7 (double: 5e-16), for tiny a as well.
+// log₂(1 + a) for a = magnitude(h). Relative error of the sum 1.6e-7 (double: 5e-16), for tiny a as well.
 template <class Real>
 NNORM_INLINE Log2<Real> log2_1p(Real a) {
   using F = Format<Real>;
@@ -204,8 +206,8 @@ NNORM_INLINE Real product_minus(Real eta, Real integer, Real n) {
 }
 
 // (2^z − 1)/output_divisor for z = η·log, |z| ≤ 2^22 (2^51), or up to exponent_bias − 2 if `bounded`. Up to where it
-// saturates the relative error is 2.2e-7 (5e-16), for a z that errs by 6e-8 (1.2e-16) of |η| and by twice that of |z|:
-// for small z the result is proportional to it.
+// saturates the relative error is 2.2e-7 (5e-16), for a z that errs by 6e-8 (1.2e-16) of |η|, but by no more than twice
+// as much of |z|: for small z the result is proportional to it.
 template <bool bounded = false, class Real>
 NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   using F = Format<Real>;
@@ -226,7 +228,7 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
 
 // The two functions above and division as one type, for code that may use others (half_mathematics.h) in their place.
 struct Accurate {
-  static constexpr int output_divisor = 1 << log2_output_divisor;
+  static constexpr int output_divisor = NNORM_TARGET::output_divisor<int>;
 
   template <class Real>
   static NNORM_INLINE Log2<Real> log2_1p(Real a) {
@@ -242,8 +244,8 @@ struct Accurate {
   }
 };
 
-// What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta). The gain is
-// rounded once: relative error 6e-8 (double: 1.2e-16).
+// What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta). The gain
+// is rounded once: relative error 6e-8 (double: 1.2e-16).
 template <class Real>
 struct Branch {
   Real eta, gain;
