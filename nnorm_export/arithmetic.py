@@ -38,7 +38,7 @@ class FrozenModule(nn.Module):
             moved = fn(tensor)
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
-        super()._apply(keep_arithmetic, recurse=False)  # type: ignore[no-untyped-call]  # torch declares no types for it
+        nn.Module._apply(self, keep_arithmetic, recurse=False)
         if recurse:
             for child in self.children():
                 child._apply(fn)

@@ -141,8 +141,8 @@ def _note(
 
 
 def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
-    from torch._inductor import config  # noqa: PLC0415 - takes a second, which the other formats need not wait
-    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - the same
+    # Imported here because it takes a second, for which exports to the other formats need not wait.
+    from torch._inductor import config, exc  # noqa: PLC0415
 
     known = config.get_config_copy()
     if unknown := [name for name in configs if name not in known]:
@@ -155,9 +155,11 @@ def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs={**defaults, **configs}
             )
-    except Exception as error:  # Inductor has no error class of its own: all become ours, with its reason in them
+    except Exception as error:
+        # Inductor may fail at any of its steps, each with an error of its own kind. Whichever it is, the user reads
+        # that this model cannot be compiled, and why; Inductor's error stays the cause, which --verbose shows.
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, InvalidCxxCompiler):
+        while cause is not None and not isinstance(cause, exc.InvalidCxxCompiler):
             cause = getattr(cause, "inner_exception", None) or cause.__cause__
         if cause is not None:
             raise RuntimeMissingError(

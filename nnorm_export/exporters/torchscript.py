@@ -129,7 +129,9 @@ def _traced(
         tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(example))  # a model may begin in place
         try:
             module = torch.jit.trace(_flat(source.module, example), tensors, check_trace=False)
-        except Exception as error:  # of the model's own code, which runs here: it becomes ours, with its reason in it
+        except Exception as error:
+            # Tracing runs the model's own code, which may raise anything. Whatever it is, the user reads that this
+            # model cannot be traced, and what its code said; that error stays the cause, which --verbose shows.
             raise ExportError(f"torch.jit.trace cannot trace {type(model).__name__}: {_first_lines(error)}") from error
     return source, module, notes.layers_of_program(source), notes.tensors_of_program(source, inputs, outputs)
 
@@ -169,7 +171,9 @@ def _scripted(
     with exporting_state():
         try:
             module = torch.jit.script(frozen.module)
-        except Exception as error:  # the compiler's errors share no base; they become ours, with their reason in them
+        except Exception as error:
+            # TorchScript's compiler has many kinds of errors. Whichever it is, the user reads that this model cannot be
+            # compiled, why, and what to do; the compiler's error stays the cause, which --verbose shows.
             raise ExportError(
                 f"torch.jit.script cannot compile {type(model).__name__}: {_first_lines(error)}\n"
                 "Write that part of the model in the language of TorchScript, or take method='trace'"

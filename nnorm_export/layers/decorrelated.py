@@ -53,7 +53,8 @@ def whitening_matrix(covariance: Tensor, epsilon: float, iterations: int | None)
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     covariance = covariance + epsilon * identity
     if iterations is None:
-        matrix: Tensor = _InverseSquareRoot.apply(covariance, epsilon)[0]  # type: ignore[no-untyped-call]  # torch declares no types for it
+        # torch declares no types for the `apply` that it gives each Function; this one gives a matrix.
+        matrix: Tensor = _InverseSquareRoot.apply(covariance, epsilon)[0]  # type: ignore[no-untyped-call]
         return matrix
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     normalized = covariance / trace
