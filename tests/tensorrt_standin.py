@@ -26,8 +26,9 @@ from polygraphy.logger import G_LOGGER
 
 from nnorm_export import library
 from nnorm_export.errors import RuntimeMissingError
-from nnorm_export.runtimes import OnnxRuntimeRunner, engines
-from nnorm_export.runtimes.profiles import input_axes
+from nnorm_export.runtimes import OnnxRuntimeRunner
+from nnorm_export.tensorrt import parser_input as engines
+from nnorm_export.tensorrt.profiles import input_axes
 
 VERSION = "11.1.0.5"
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64"}

@@ -19,7 +19,7 @@ from golden_data import GOLDEN
 from torch import nn
 
 from nnorm_export import CheckpointError, NnormExportError, freeze, layers
-from nnorm_export.checkpoints import build_model, load_checkpoint, load_program, parse_arguments
+from nnorm_export.models.checkpoints import build_model, load_checkpoint, load_program, parse_arguments
 
 
 class Net(nn.Module):

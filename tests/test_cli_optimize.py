@@ -13,7 +13,8 @@ from test_cli import fails, run
 from test_optimize import SKIPS, damaged
 from torch import nn
 
-from nnorm_export import export, layers, library, optimizer
+from nnorm_export import export, layers, library
+from nnorm_export.optimizing import optimize as optimizer
 
 pytestmark = SKIPS
 

@@ -33,9 +33,9 @@ from nnorm_export import (
     strip,
     verify,
 )
-from nnorm_export.runtimes import model_file
-from nnorm_export.runtimes.layers import plugin_nodes
-from nnorm_export.runtimes.profiles import Axes, ShapeRange, check_profiles, default_profiles, input_axes
+from nnorm_export.files import model_file
+from nnorm_export.tensorrt.inspector import plugin_nodes
+from nnorm_export.tensorrt.profiles import Axes, ShapeRange, check_profiles, default_profiles, input_axes
 
 IMAGE = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 PLUGINS_BY_DEFAULT = {"GroupNormalNorm", "LayerNormalNorm"}

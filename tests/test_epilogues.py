@@ -20,9 +20,9 @@ from small_network import randomized
 from torch import Tensor, nn
 
 from nnorm_export import export, layers, load
-from nnorm_export.exporters import onnx as exporter
+from nnorm_export.exporting import onnx as exporter
 from nnorm_export.exporting.epilogues import fuse_epilogues
-from nnorm_export.exporting.forms import apply_form
+from nnorm_export.files.forms import apply_form
 
 LENGTHS = {"N": 2, "M": 2, "C": 3, "H": 5, "?": 2}
 

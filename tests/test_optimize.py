@@ -35,9 +35,9 @@ from nnorm_export import (
     optimizer,
     verify,
 )
-from nnorm_export.inspection import describe
+from nnorm_export.files import machine
+from nnorm_export.files.inspection import describe
 from nnorm_export.optimizing import agreement
-from nnorm_export.runtimes import machine
 
 HERE = machine.this_machine(onnxruntime)
 

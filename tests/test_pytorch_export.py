@@ -25,7 +25,7 @@ from nnorm_export import (
     load,
     verify,
 )
-from nnorm_export.inspection import describe
+from nnorm_export.files.inspection import describe
 from nnorm_export.operators import NORMALIZATIONS
 
 

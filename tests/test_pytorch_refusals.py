@@ -25,7 +25,7 @@ from nnorm_export import (
     layers,
     load,
 )
-from nnorm_export.inspection import describe
+from nnorm_export.files.inspection import describe
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -150,7 +150,7 @@ def test_a_scripted_model_on_inputs_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_torchscript_says_that_new_pythons_are_none_of_its(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnorm_export.exporters.torchscript._UNSUPPORTED_PYTHON", sys.version_info[:2])
+    monkeypatch.setattr("nnorm_export.exporting.torchscript._UNSUPPORTED_PYTHON", sys.version_info[:2])
     with pytest.warns(UserWarning, match="TorchScript is deprecated.*successors are export_program and export_aoti"):
         export_torchscript(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt")
 

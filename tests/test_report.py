@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from nnorm_export import ExportError, RuntimeMissingError, export, freeze, layers, probe, verify, write_report
 from nnorm_export.cli import app
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
-from nnorm_export.parity.lambdas import lambdas
+from nnorm_export.parity.report.lambdas import lambdas
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "br", "hr", "img", "link", "input"}

@@ -96,7 +96,7 @@ def test_engines_have_a_configuration_too(tmp_path: Path, monkeypatch: pytest.Mo
     class Engine:
         inputs = outputs = infos
 
-    monkeypatch.setattr("nnorm_export.serving.load", lambda path: Engine())
+    monkeypatch.setattr("nnorm_export.serving.repository.load", lambda path: Engine())
     (tmp_path / "net.plan").write_bytes(b"ftrt")
     written = write_repository(tmp_path / "net.plan", tmp_path / "models", device="gpu")
     config = parsed(written.config)

@@ -1,4 +1,4 @@
-# nnorm_kernels: kernels/target.cpp once for each instruction set, and all else in kernels/ once.
+# nnorm_kernels: cpu/target.cpp once for each instruction set, and all else in cpu/ once.
 #
 # Which of them runs is decided by dispatch.cpp on the machine that runs it; the definitions NNORM_HAVE_… tell it
 # which there are. An inline function with a name of its own, one of the standard library's say, must not be
@@ -21,7 +21,7 @@ check_cxx_source_compiles("#ifndef __x86_64__\n#error\n#endif\nint main() {}" NN
 check_cxx_source_compiles("#ifndef __aarch64__\n#error\n#endif\nint main() {}" NNORM_IS_AARCH64)
 
 add_library(nnorm_kernels STATIC)
-file(GLOB kernel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cpp")
+file(GLOB kernel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpu/*.cpp")
 list(FILTER kernel_sources EXCLUDE REGEX "/target\\.cpp$")
 target_sources(nnorm_kernels PRIVATE ${kernel_sources})
 target_include_directories(nnorm_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include")
@@ -39,7 +39,7 @@ function(nnorm_add_kernel_target name)
     endif()
   endif()
   message(STATUS "Kernels: ${name}")
-  add_library(nnorm_kernels_${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/kernels/target.cpp")
+  add_library(nnorm_kernels_${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cpu/target.cpp")
   target_compile_definitions(nnorm_kernels_${name} PRIVATE NNORM_TARGET=${name})
   target_compile_options(nnorm_kernels_${name} PRIVATE ${NNORM_KERNEL_FLAGS} ${ARGN})
   target_include_directories(nnorm_kernels_${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/include")

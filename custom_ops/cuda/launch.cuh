@@ -5,8 +5,8 @@
 #include <iterator>
 
 #include "nnorm/cuda_kernels.h"
-#include "per_channel.cuh"
-#include "per_row.cuh"
+#include "batch_normal_norm.cuh"
+#include "layer_group_normal_norm.cuh"
 
 namespace nnorm::cuda {
 

@@ -1,6 +1,6 @@
 // The operators that every library of ours has.
 #include "batch_normal_norm.h"
-#include "normal_norm_rows.h"
+#include "layer_group_normal_norm.h"
 
 namespace nnorm::ort {
 namespace {

@@ -13,7 +13,7 @@ NNORM_INLINE double listening_estimate_lmbda(LmbdaSums<double> sums, double n, d
 }  // namespace NNORM_TARGET
 }  // namespace nnorm
 #define estimate_lmbda listening_estimate_lmbda
-#include "per_row.h"
+#include "layer_group_normal_norm.h"
 #undef estimate_lmbda
 
 #define NNORM_MATHEMATICS_OF(target) mathematics_for_##target

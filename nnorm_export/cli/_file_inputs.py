@@ -8,8 +8,8 @@ from typing import Any
 from nnorm_export.cli._inputs import EXAMPLES, Inputs, read_inputs
 from nnorm_export.cli._source import Source
 from nnorm_export.errors import NnormExportError
-from nnorm_export.exporting.arguments import bind
-from nnorm_export.inspection import TensorDescription, describe
+from nnorm_export.files.inspection import TensorDescription, describe
+from nnorm_export.models.arguments import bind
 from nnorm_export.runtimes import TensorInfo, load
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine

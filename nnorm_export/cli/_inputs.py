@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import NnormExportError
-from nnorm_export.exporting.arguments import DTYPES
-from nnorm_export.inspection import TensorDescription
+from nnorm_export.files.inspection import TensorDescription
+from nnorm_export.models.arguments import DTYPES
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from nnorm_export.checkpoints import build_model, load_checkpoint, load_program, parse_arguments
 from nnorm_export.cli._inputs import SEED
 from nnorm_export.errors import NnormExportError
+from nnorm_export.models.checkpoints import build_model, load_checkpoint, load_program, parse_arguments
 
 
 @dataclass
@@ -32,7 +32,7 @@ def load_source(
     """The model that the options describe.
 
     Raises:
-        NnormExportError: see :mod:`nnorm_export.checkpoints`; or options that exclude each other.
+        NnormExportError: see :mod:`nnorm_export.models.checkpoints`; or options that exclude each other.
     """
     if model.endswith(".pt2"):
         if model_arg or checkpoint:

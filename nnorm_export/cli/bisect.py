@@ -86,7 +86,7 @@ def bisect(
             path, source.module, inputs, runtime=runtime, layers=layer or (), passthrough=passthrough or ()
         )
         if plot is not None:
-            from nnorm_export.parity.plots import plot_bisection
+            from nnorm_export.parity.report.plots import plot_bisection
 
             plot_bisection(report, Path(plot))
     print_notices(report.notes, quiet=quiet)

@@ -20,7 +20,7 @@ from nnorm_export.cli._common import (
 )
 
 if TYPE_CHECKING:
-    from nnorm_export.diagnosis import Diagnosis, RuntimeDiagnosis
+    from nnorm_export.runtimes.diagnosis import Diagnosis, RuntimeDiagnosis
 
 
 def doctor(
@@ -54,7 +54,7 @@ def doctor(
 
       nnorm-export doctor model.onnx --runtime onnxruntime-cuda
     """
-    from nnorm_export.diagnosis import diagnose
+    from nnorm_export.runtimes.diagnosis import diagnose
 
     with working("Looking around", quiet=quiet):
         diagnosis = diagnose(path, runtime=runtime)

@@ -23,7 +23,7 @@ from nnorm_export.cli._common import (
 )
 
 if TYPE_CHECKING:
-    from nnorm_export.engine import EngineReport
+    from nnorm_export.tensorrt.engine import EngineReport
 
 Shapes = dict[str, list[int]]
 
@@ -92,10 +92,10 @@ def engine(
         --runtime tensorrt
     """
     profiles = _profiles(_shapes("--min", least), _shapes("--opt", best), _shapes("--max", greatest))
-    from nnorm_export.runtimes.engines import import_polygraphy
+    from nnorm_export.tensorrt.parser_input import import_polygraphy
 
     import_polygraphy()  # says what is missing before anything takes time
-    from nnorm_export.engine import build_engine
+    from nnorm_export.tensorrt.engine import build_engine
 
     target = str(Path(path).with_suffix(".plan")) if output is None else output
     with working(f"Building {target}: TensorRT measures, which takes minutes", quiet=quiet):

@@ -34,8 +34,8 @@ from nnorm_export.errors import NnormExportError
 
 if TYPE_CHECKING:
     from nnorm_export.cli._source import Source
-    from nnorm_export.exporters.report import ExportReport
-    from nnorm_export.inspection import ModelDescription
+    from nnorm_export.exporting.report import ExportReport
+    from nnorm_export.files.inspection import ModelDescription
 
 
 class Form(str, Enum):
@@ -203,7 +203,7 @@ def export(
     )
     import nnorm_export
     from nnorm_export.cli._source import load_source
-    from nnorm_export.inspection import describe
+    from nnorm_export.files.inspection import describe
 
     with working("Loading the model", quiet=quiet):
         source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
@@ -261,7 +261,7 @@ def _refuse_misnamed(target: str, file_format: Format) -> None:
 
 def _options(file_format: Format, **by_format: dict[str, Any]) -> dict[str, Any]:
     """The options of this format by the names of its function's parameters; those of others are refused."""
-    from nnorm_export.checkpoints import parse_arguments
+    from nnorm_export.models.checkpoints import parse_arguments
 
     options: dict[str, Any] = {}
     for owner, values in by_format.items():

@@ -19,7 +19,7 @@ from nnorm_export.cli._common import (
 )
 
 if TYPE_CHECKING:
-    from nnorm_export.inspection import LayerDescription, ModelDescription
+    from nnorm_export.files.inspection import LayerDescription, ModelDescription
 
 
 def inspect(
@@ -44,7 +44,7 @@ def inspect(
 
       nnorm-export inspect net.onnx --json --no-run
     """
-    from nnorm_export.inspection import describe
+    from nnorm_export.files.inspection import describe
 
     with working(f"Reading {path}", quiet=quiet):
         description = describe(path, run=not no_run)

@@ -24,8 +24,8 @@ from nnorm_export.cli._common import (
 )
 
 if TYPE_CHECKING:
-    from nnorm_export.inspection import ModelDescription
-    from nnorm_export.optimizer import OptimizeReport
+    from nnorm_export.files.inspection import ModelDescription
+    from nnorm_export.optimizing.optimize import OptimizeReport
 
 
 def optimize(
@@ -66,8 +66,8 @@ def optimize(
       nnorm-export optimize net.onnx -i data.npz --json
     """
     from nnorm_export.cli._inputs import read_inputs_of_file
-    from nnorm_export.inspection import describe
-    from nnorm_export.optimizer import optimize as write
+    from nnorm_export.files.inspection import describe
+    from nnorm_export.optimizing.optimize import optimize as write
     from nnorm_export.runtimes.pytorch import to_numpy
 
     target = str(Path(path).with_suffix(".cpu.onnx")) if output is None else output

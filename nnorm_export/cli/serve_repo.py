@@ -26,7 +26,7 @@ def serve_repo(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=completing("nnorm_export.serving:BACKENDS"),
+            autocompletion=completing("nnorm_export.serving.repository:BACKENDS"),
             help="onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
             rich_help_panel=_SERVER,
         ),
@@ -78,7 +78,7 @@ def serve_repo(
 
       nnorm-export serve-repo resnet.plan -o models --device gpu
     """
-    from nnorm_export.serving import write_repository
+    from nnorm_export.serving.repository import write_repository
 
     written = write_repository(
         path,

@@ -46,9 +46,9 @@ def strip(
 
       nnorm-export strip net.onnx -o net.custom.onnx
     """
-    from nnorm_export.inspection import describe
-    from nnorm_export.stripping import FORM
-    from nnorm_export.stripping import strip as write
+    from nnorm_export.exporting.stripping import FORM
+    from nnorm_export.exporting.stripping import strip as write
+    from nnorm_export.files.inspection import describe
 
     target = str(Path(path).with_suffix(".custom.onnx")) if output is None else output
     with working(f"Stripping into {target}", quiet=quiet):

@@ -170,8 +170,8 @@ def verify(
     from nnorm_export.cli._source import load_source
     from nnorm_export.parity import comparison
     from nnorm_export.parity.half_safety import float16_risks, normalizations
-    from nnorm_export.parity.page import check_page, write_report
     from nnorm_export.parity.probing import probe
+    from nnorm_export.parity.report.page import check_page, write_report
 
     if report_page is not None:
         check_page(report_page)  # before minutes are spent on what it would show

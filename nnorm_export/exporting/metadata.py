@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from nnorm_export._version import __version__
-from nnorm_export.exporting.forms import nodes_of
+from nnorm_export.files.forms import nodes_of
 from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER
 
 

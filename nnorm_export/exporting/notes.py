@@ -1,4 +1,4 @@
-"""Makes the notes of :mod:`nnorm_export.notes`; ONNX files have the metadata of the module beside it."""
+"""Makes the notes of :mod:`nnorm_export.files.note`; ONNX files have the metadata of the module beside it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export._version import __version__
-from nnorm_export.exporting.programs import calls_of_operators
+from nnorm_export.exporting.decompose import calls_of_operators
 from nnorm_export.exporting.source import Source
+from nnorm_export.files.note import Entry, Note
 from nnorm_export.names import NOTE_FILE
-from nnorm_export.notes import Entry, Note
 from nnorm_export.operators import FrozenOperator
 
 Tensors = tuple[list[Entry], list[Entry]]  # the inputs and the outputs of a file

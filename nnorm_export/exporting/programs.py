@@ -1,90 +1,170 @@
-"""Exported programs whose operators are ATen's alone, for files that need nothing of this package."""
+"""export_program() and export_aoti(): PyTorch 2's own formats, the graph and the compiled library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError
-from nnorm_export.operators import NORMALIZATIONS
+from nnorm_export.errors import ExportError, RuntimeMissingError
+from nnorm_export.exporting import notes
+from nnorm_export.exporting.decompose import FOR_ATEN, FOR_INDUCTOR, decomposed, nodes_by_namespace
+from nnorm_export.exporting.report import ExportReport, Passthrough, names, prove
+from nnorm_export.exporting.source import Source
+from nnorm_export.exporting.trace import exporting_state
+from nnorm_export.files.archive import AOTI, PT2
+from nnorm_export.files.note import Note
+from nnorm_export.files.staging import staged, writing
+from nnorm_export.names import NOTE_FILE
 
-Functions = Mapping[Any, Callable[..., Tensor]]  # torch op -> what stands for it
+OPERATORS = ("decomposed", "kept")
 
-FOR_ATEN: Functions = {operator.torch_op: operator.aten_function for operator in NORMALIZATIONS.values()}
-FOR_INDUCTOR: Functions = {operator.torch_op: operator.inductor_function for operator in NORMALIZATIONS.values()}
+# As many threads as the process has that loads the package, not this one; weights folded and packed; and where a caller
+# has the package check its inputs (AOTI_RUNTIME_CHECK_INPUTS), a batch of one passes.
+_INDUCTOR_CONFIGS = {"cpp.dynamic_threads": True, "freezing": True, "aot_inductor.check_lowerbound": False}
 
 
-def decomposed(program: torch.export.ExportedProgram, functions: Functions) -> torch.export.ExportedProgram:
-    """``program`` with every operator written out by its function.
+def export_program(
+    model: nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    operators: str = "decomposed",
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+) -> ExportReport:
+    """Writes ``model``, frozen, as a ``.pt2`` file for ``torch.export.load``; it is called as the model is.
 
-    A decomposition of torch's may do nothing in place, and these functions do; so the calls are exchanged, and torch
-    traces the functions as if they were the model's own code. ATen's operators stay what they are.
+    Args:
+        model, args, kwargs, dynamic_shapes, dtype, passthrough: as for :func:`nnorm_export.export`.
+        f: the file to write; its name ends in ``.pt2``.
+        operators: ``decomposed`` writes the normalizations out in ATen, so that the file needs nothing of this
+            package. ``kept`` leaves each of them one call of an operator of ``torch.ops.nnorm``, for tools that have a
+            kernel for it; ``import nnorm_export.operators`` must come before such a file is loaded.
+        input_names, output_names: names of the tensors, for ``nnorm_export.load`` and ``inspect``.
+        verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
+
+    Raises:
+        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
+
+    A decomposed program in ``torch.compile`` has Inductor's expm1 on processors, which is exp(x) − 1: exponents near 0
+    then lose their digits. ``export_aoti`` knows a way around; operators that are kept are not touched by it.
     """
-    try:
-        with _exchanged(program, functions):
-            written_out: torch.export.ExportedProgram = program.run_decompositions({})
-    except Exception as error:  # any operator of the model may fail here, with an error of its own
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ExportError(f"torch cannot decompose the program: {type(error).__name__}: {first}") from error
-    if changed := list(written_out.graph_signature.user_inputs_to_mutate.values()):
+    path = _pt2(f)
+    if operators not in OPERATORS:
+        raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(OPERATORS)}")
+    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
+    program = decomposed(source.program, FOR_ATEN) if operators == "decomposed" else source.program
+    note = _note(source, program, PT2, operators, input_names, output_names)
+    with staged(path) as staging:
+        with exporting_state(), writing(path):
+            torch.export.save(program, str(staging), extra_files={NOTE_FILE: note.to_json()})
+        parity = prove(staging, path, source, passthrough, PT2) if verify else None
+    return ExportReport.of_note(path, note, parity)
+
+
+def export_aoti(
+    model: nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    inductor_configs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+) -> ExportReport:
+    """Compiles ``model``, frozen, with AOTInductor into a ``.pt2`` package of machine code.
+
+    The package is for the kind of device that the model is on, and for processors with the instructions of this one. It
+    is code that runs on the machine that loads it. Compiling needs a C++ compiler (or CUDA) and takes a minute or so.
+
+    Args:
+        model, args, kwargs, dynamic_shapes, dtype, passthrough, input_names, output_names: as for
+            :func:`export_program`.
+        f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
+            with ``torch::inductor::AOTIModelPackageLoader``.
+        inductor_configs: options of Inductor. Unless they say otherwise ``freezing`` and ``cpp.dynamic_threads`` are on
+            and ``aot_inductor.check_lowerbound`` is off.
+        verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
+
+    Raises:
+        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
+        RuntimeMissingError: there is no C++ compiler.
+    """
+    path = _pt2(f)
+    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
+    program = decomposed(source.program, FOR_INDUCTOR)
+    note = _note(source, program, AOTI, notes.device_of(source.module).type, input_names, output_names)
+    with staged(path) as staging:
+        _compile(program, staging, inductor_configs or {})
+        notes.add(staging, note.to_json())
+        parity = prove(staging, path, source, passthrough, AOTI) if verify else None
+    return ExportReport.of_note(path, note, parity)
+
+
+def _pt2(f: str | Path) -> Path:
+    path = Path(f).expanduser()
+    if path.suffix != ".pt2":
+        raise ExportError(f"{path}: PyTorch goes by the ending .pt2 of such files; call it {path.with_suffix('.pt2')}")
+    return path
+
+
+def _note(
+    source: Source,
+    program: torch.export.ExportedProgram,
+    file_format: str,
+    form: str,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> Note:
+    inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
+    return notes.note(
+        source.module,
+        file_format=file_format,
+        form=form,
+        nodes=nodes_by_namespace(program),
+        layers=notes.layers_of_program(source),
+        tensors=notes.tensors_of_program(source, inputs, outputs),
+    )
+
+
+def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
+    # Imported here because it takes a second, for which exports to the other formats need not wait.
+    from torch._inductor import config, exc  # noqa: PLC0415
+
+    known = config.get_config_copy()
+    if unknown := [name for name in configs if name not in known]:
         raise ExportError(
-            f"the model changes its input {changed[0]} in place, which no functional program does; let "
-            "forward work on a copy (x.clone()), or on the result of what begins it (ReLU without inplace=True)"
+            f"Inductor of torch {torch.__version__} has no option {unknown[0]}; see torch._inductor.config"
         )
-    if left := [node for node in nodes_of(written_out) if node.target in functions]:
-        raise ExportError(f"{left[0].target} lies where torch does not write it out; keep the operators of this model")
-    drop_source_lines(written_out)
-    return written_out
-
-
-def nodes_of(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """The nodes of the graph and of the graphs in it, such as the branches of ``torch.cond``."""
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    return [node for graph in graphs for node in graph.nodes]
-
-
-def drop_source_lines(program: torch.export.ExportedProgram) -> None:
-    """Lines of the machine that a model was traced on are of no use where its file is served."""
-    for node in nodes_of(program):
-        node.meta.pop("stack_trace", None)
-
-
-@contextmanager
-def _exchanged(program: torch.export.ExportedProgram, functions: Functions) -> Iterator[None]:
-    calls = [(node, node.target) for node in nodes_of(program) if node.target in functions]
-    for node, target in calls:
-        node.target = functions[target]
+    defaults = {name: value for name, value in _INDUCTOR_CONFIGS.items() if name in known}
     try:
-        yield
-    finally:
-        for node, target in calls:
-            node.target = target
-
-
-def calls_of_operators(program: torch.export.ExportedProgram) -> list[tuple[str, str]]:
-    """(path of the layer, name of its ONNX operator) for each call of an operator, in order."""
-    op_types = {operator.torch_op: operator.op_type for operator in NORMALIZATIONS.values()}
-    calls = []
-    for node in nodes_of(program):
-        if node.target in op_types:
-            calls.append((path_of(node), op_types[node.target]))
-    return calls
-
-
-def path_of(node: torch.fx.Node) -> str:
-    """The path of the innermost module whose forward made ``node``."""
-    scopes = [path for path, _ in (node.meta.get("nn_module_stack") or {"": ("", None)}).values()]
-    return str(scopes[-1]).removeprefix("L['self'].").removeprefix("L['self']")
-
-
-def nodes_by_namespace(program: torch.export.ExportedProgram) -> dict[str, int]:
-    """Namespace of operators (``aten``, ``nnorm``) -> number of calls."""
-    counts: dict[str, int] = {}
-    for node in nodes_of(program):
-        if isinstance(node.target, torch._ops.OpOverload):
-            counts[node.target.namespace] = counts.get(node.target.namespace, 0) + 1
-    return counts
+        with exporting_state():
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs={**defaults, **configs}
+            )
+    except Exception as error:
+        # Inductor may fail at any of its steps, each with an error of its own kind. Whichever it is, the user reads
+        # that this model cannot be compiled, and why; Inductor's error stays the cause, which --verbose shows.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, exc.InvalidCxxCompiler):
+            cause = getattr(cause, "inner_exception", None) or cause.__cause__
+        if cause is not None:
+            raise RuntimeMissingError(
+                "AOTInductor compiles with a C++ compiler, and there is none: install g++, or name another in the "
+                "environment variable CXX"
+            ) from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ExportError(f"AOTInductor cannot compile the model: {type(error).__name__}: {lines[0]}") from error

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.copying import deepcopy
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting import arguments
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.exporting.whitening import fold_whitening, has_whitening
 from nnorm_export.freezing import freeze
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
+from nnorm_export.models import arguments
+from nnorm_export.models.copying import deepcopy
 from nnorm_export.operators import FrozenOperator
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nnorm_export.attention import without_fused_attention
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.arguments import unbind
-from nnorm_export.exporting.programs import drop_source_lines
+from nnorm_export.exporting.decompose import drop_source_lines
+from nnorm_export.models.arguments import unbind
+from nnorm_export.models.attention import without_fused_attention
 
 _LOUD = (
     "torch.onnx",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from nnorm_export.exporting.programs import nodes_of, path_of
-from nnorm_export.layers.decorrelated import FrozenWhitening
+from nnorm_export.exporting.decompose import nodes_of, path_of
+from nnorm_export.layers.related.decorrelated import FrozenWhitening
 
 _LINEAR: dict[object, type[nn.Module]] = {
     torch.ops.aten.conv1d.default: nn.Conv1d,

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.arithmetic import arithmetic_of
 from nnorm_export.freezing.table import refuse
+from nnorm_export.layers.frozen_module import arithmetic_of
 
 
 def vector(layer: nn.Module, path: str, name: str, shape: tuple[int, ...], *, absent: float | None = None) -> Tensor:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from nnorm_export.layers._base import Form, NormalNorm
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.convert import convert_normal_norm
-from nnorm_export.layers.decorrelated import (
+from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
+from nnorm_export.layers.layer import LayerNormalNorm
+from nnorm_export.layers.related.decorrelated import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNormalNorm1d,
     DecorrelatedBatchNormalNorm2d,
 )
-from nnorm_export.layers.evo import EvoNormS0
-from nnorm_export.layers.filter_response import FilterResponseNorm
-from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
-from nnorm_export.layers.layer import LayerNormalNorm
-from nnorm_export.layers.mixed import BMLV, LMBV
-from nnorm_export.layers.pre_layer import PreLayerNorm, PreRegNorm, RegNorm, regularization_loss
-from nnorm_export.layers.proxy import ProxyNorm
-from nnorm_export.layers.swap import convert_norm
-from nnorm_export.layers.switchable import SwitchableNorm
-from nnorm_export.layers.weight_standardization import WeightStandardization
+from nnorm_export.layers.related.evo import EvoNormS0
+from nnorm_export.layers.related.filter_response import FilterResponseNorm
+from nnorm_export.layers.related.mixed import BMLV, LMBV
+from nnorm_export.layers.related.pre_layer import PreLayerNorm, PreRegNorm, RegNorm, regularization_loss
+from nnorm_export.layers.related.proxy import ProxyNorm
+from nnorm_export.layers.related.swap import convert_norm
+from nnorm_export.layers.related.switchable import SwitchableNorm
+from nnorm_export.layers.related.weight_standardization import WeightStandardization
 
 __all__ = [
     "BMLV",

@@ -12,7 +12,7 @@ import onnxscript
 import torch
 from torch import Tensor
 
-from nnorm_export.arithmetic import FrozenModule
+from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators.onnx_body import function_proto
 

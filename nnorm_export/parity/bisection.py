@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnorm_export.errors import InputError, ModelFileError
-from nnorm_export.exporting.arguments import tensors_in
+from nnorm_export.files import model_file
+from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
+from nnorm_export.models.arguments import tensors_in
 from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.judgement import Array, OutputParity, judge
-from nnorm_export.runtimes import load, model_file
-from nnorm_export.runtimes.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
+from nnorm_export.runtimes import load
 from nnorm_export.runtimes.pytorch import to_numpy
 
 

@@ -15,10 +15,10 @@ import onnx
 
 from nnorm_export import library
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
+from nnorm_export.files import machine, model_file
+from nnorm_export.files.model_file import ModelFile
 from nnorm_export.names import DOMAIN
-from nnorm_export.runtimes import machine, model_file
 from nnorm_export.runtimes.base import Array, Runner, TensorInfo
-from nnorm_export.runtimes.model_file import ModelFile
 
 _DTYPES: dict[str, Any] = {
     "tensor(float)": np.float32,

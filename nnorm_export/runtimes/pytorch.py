@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
-from nnorm_export.notes import Entry
-from nnorm_export.runtimes import archive
+from nnorm_export.files import archive
+from nnorm_export.files.note import Entry
 from nnorm_export.runtimes.base import Array, Runner, TensorInfo
 
 

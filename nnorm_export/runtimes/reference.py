@@ -10,7 +10,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from nnorm_export.errors import ModelFileError
-from nnorm_export.runtimes import model_file
+from nnorm_export.files import model_file
 from nnorm_export.runtimes.base import Array, Runner, TensorInfo
 
 

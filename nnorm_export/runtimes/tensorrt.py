@@ -12,10 +12,11 @@ import ml_dtypes
 import numpy as np
 
 from nnorm_export.errors import InputError, ModelFileError
-from nnorm_export.runtimes import engines, model_file
+from nnorm_export.files import model_file
 from nnorm_export.runtimes.base import Array, Runner
-from nnorm_export.runtimes.layers import plugin_nodes, tensors_of
-from nnorm_export.runtimes.profiles import Given, check_profiles, default_profiles, input_axes
+from nnorm_export.tensorrt import parser_input as engines
+from nnorm_export.tensorrt.inspector import plugin_nodes, tensors_of
+from nnorm_export.tensorrt.profiles import Given, check_profiles, default_profiles, input_axes
 
 ENGINE_SUFFIXES = (".plan", ".engine")
 

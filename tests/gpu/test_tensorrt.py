@@ -9,7 +9,7 @@ import torch
 from small_network import Network, randomized
 
 from nnorm_export import RuntimeMissingError, build_engine, export, get_plugin_path, load, verify
-from nnorm_export.runtimes import model_file
+from nnorm_export.files import model_file
 
 pytest.importorskip("tensorrt", reason="TensorRT is not installed: pip install 'nnorm_export[tensorrt]'")
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,163 @@
+// BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
+//
+// A tile is computed in two loops, logarithm and power: either keeps its constants in registers, which one loop with all
+// of them does not (it takes half as long again). What passes between them stays in the first-level cache.
+#pragma once
+
+#include "nnorm/channel.h"
+#include "nnorm/kernels.h"
+
+namespace nnorm {
+inline namespace NNORM_TARGET {
+
+constexpr size_t tile = 256;
+
+template <class Real>
+struct alignas(64) PerChannelTile {
+  Real h[tile], integer[tile], fraction[tile];
+};
+
+template <class Real>
+NNORM_INLINE const Real* field(const Real* table, size_t width, ChannelField which) {
+  return table + size_t(which) * width;
+}
+
+template <class Real>
+NNORM_INLINE Channel<Real> channel_at(const Real* table, size_t width) {
+  return {*field(table, width, ChannelField::scale),    *field(table, width, ChannelField::shift),
+          *field(table, width, ChannelField::eta_pos),  *field(table, width, ChannelField::eta_neg),
+          *field(table, width, ChannelField::gain_pos), *field(table, width, ChannelField::gain_neg),
+          *field(table, width, ChannelField::bias)};
+}
+
+// At most a tile of elements that share one channel.
+template <Epilogue epilogue, class T>
+NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                             PerChannelTile<Arithmetic<T>>& t) {
+  const Channel<Arithmetic<T>> channel = channel_at(table, width);
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel, t.h[i], t.integer[i], t.fraction[i]);
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
+    narrow(power<Accurate, epilogue>(t.h[i], t.integer[i], t.fraction[i], r, channel), y[i]);
+  }
+}
+
+// At most a tile of elements, each with a channel of its own.
+template <Epilogue epilogue, class T>
+NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                          PerChannelTile<Arithmetic<T>>& t) {
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i)
+    logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.integer[i], t.fraction[i]);
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
+    narrow(power<Accurate, epilogue>(t.h[i], t.integer[i], t.fraction[i], r, channel_at(table + i, width)), y[i]);
+  }
+}
+
+// At most a tile of elements, a multiple of `lanes`, which have `lanes` channels in turn.
+template <Epilogue epilogue, size_t lanes, class T>
+NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                            PerChannelTile<Arithmetic<T>>& t) {
+  using Real = Arithmetic<T>;
+  constexpr size_t fields = size_t(ChannelField::count);
+  alignas(64) Real channels[fields * lanes];  // a copy that nothing written here can be, so that it stays in registers
+  for (size_t f = 0; f < fields; ++f)
+    for (size_t i = 0; i < lanes; ++i) channels[f * lanes + i] = table[f * width + i];
+  for (size_t o = 0; o < n; o += lanes) {
+#pragma omp simd
+    for (size_t i = 0; i < lanes; ++i)
+      logarithm<Accurate>(widened(x[o + i]), channel_at(channels + i, lanes), t.h[o + i], t.integer[o + i],
+                          t.fraction[o + i]);
+  }
+  for (size_t o = 0; o < n; o += lanes) {
+#pragma omp simd
+    for (size_t i = 0; i < lanes; ++i) {
+      const auto r = epilogue == Epilogue::add_relu ? widened(residual[o + i]) : Real(0);
+      const Channel<Real> channel = channel_at(channels + i, lanes);
+      narrow(power<Accurate, epilogue>(t.h[o + i], t.integer[o + i], t.fraction[o + i], r, channel), y[o + i]);
+    }
+  }
+}
+
+// The elements [first, last) of x, tile by tile; no tile reaches over the end of a row.
+template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
+void run_elements(const PerChannel<T>& work, size_t first, size_t last) {
+  PerChannelTile<Arithmetic<T>> t;
+  size_t position = first % work.row_length, set = first / work.row_length % work.period;
+  while (first < last) {
+    const size_t left_in_row = work.row_length - position, left = last - first;
+    size_t n = left < left_in_row ? left : left_in_row;
+    n = n < tile ? n : tile;
+    const T* x = work.x + first;
+    const T* residual = epilogue == Epilogue::add_relu ? work.residual + first : nullptr;
+    T* y = work.y + first;
+    const Arithmetic<T>* table = work.table;
+    if constexpr (sharing == Sharing::row)
+      run_shared<epilogue>(x, residual, y, n, table + set, work.table_width, t);
+    else if constexpr (sharing == Sharing::element)
+      run_own<epilogue>(x, residual, y, n, table + position, work.table_width, t);
+    else
+      run_lanes<epilogue, lanes>(x, residual, y, n, table + set * lanes, work.table_width, t);
+    first += n;
+    position += n;
+    if (position == work.row_length) {
+      position = 0;
+      set = set + 1 == work.period ? 0 : set + 1;
+    }
+  }
+}
+
+template <Epilogue epilogue, class T>
+void run_with(const PerChannel<T>& work, size_t first, size_t last) {
+  switch (work.sharing) {
+    case Sharing::row:
+      return run_elements<epilogue, Sharing::row, 1>(work, first, last);
+    case Sharing::element:
+      return run_elements<epilogue, Sharing::element, 1>(work, first, last);
+    case Sharing::lane:
+      return work.lanes == 16 ? run_elements<epilogue, Sharing::lane, 16>(work, first, last)
+                              : run_elements<epilogue, Sharing::lane, 8>(work, first, last);
+  }
+}
+
+template <class T>
+void per_channel(const PerChannel<T>& work, size_t begin, size_t end) {
+  const size_t first = begin * elements_per_item, beyond = end * elements_per_item;
+  const size_t last = beyond < work.size ? beyond : work.size;
+  if (first >= last) return;  // a row may then have no elements
+  switch (work.epilogue) {
+    case Epilogue::none:
+      return run_with<Epilogue::none>(work, first, last);
+    case Epilogue::relu:
+      return run_with<Epilogue::relu>(work, first, last);
+    case Epilogue::add_relu:
+      return run_with<Epilogue::add_relu>(work, first, last);
+  }
+}
+
+template <class Real>
+void prepare_channels(const Real* const parameters[6], size_t channels, size_t repeat, Real* table) {
+  const Real *scale = parameters[0], *shift = parameters[1], *bias = parameters[5];
+  const Real *exponent_pos = parameters[2], *exponent_neg = parameters[3], *weight = parameters[4];
+#pragma omp simd
+  for (size_t c = 0; c < channels; ++c) {
+    const Channel<Real> made =
+        channel_from<Accurate>(scale[c], shift[c], exponent_pos[c], exponent_neg[c], weight[c], bias[c]);
+    const Real fields[] = {made.scale,    made.shift,    made.eta_pos, made.eta_neg,
+                           made.gain_pos, made.gain_neg, made.bias};
+    for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * channels + c] = fields[f];
+  }
+  if (repeat == 1) return;
+  // From the back, so that no number is overwritten before it was read.
+  for (size_t i = size_t(ChannelField::count) * channels; i-- > 0;) {
+    const Real value = table[i];
+    for (size_t r = 0; r < repeat; ++r) table[i * repeat + r] = value;
+  }
+}
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm

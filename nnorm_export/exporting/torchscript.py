@@ -1,0 +1,224 @@
+"""export_torchscript(): a file for LibTorch and ``torch.jit.load`` that needs nothing of this package."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.errors import ExportError, InputError
+from nnorm_export.exporting import notes
+from nnorm_export.exporting.report import ExportReport, Passthrough, names, prove
+from nnorm_export.exporting.source import Frozen, Source
+from nnorm_export.exporting.trace import exporting_state
+from nnorm_export.files.archive import TORCHSCRIPT
+from nnorm_export.files.note import Entry
+from nnorm_export.files.staging import staged, writing
+from nnorm_export.models import arguments
+from nnorm_export.names import NOTE_FILE
+
+METHODS = ("trace", "script")
+_UNSUPPORTED_PYTHON = (3, 14)
+
+
+def export_torchscript(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    method: str = "trace",
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    optimize: bool = True,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+) -> ExportReport:
+    """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
+
+    PyTorch has deprecated TorchScript, and does not support it on Python 3.14 and newer: choose it for programs that
+    have LibTorch built in, and :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
+
+    Args:
+        model, args, kwargs, dtype, passthrough: as for :func:`nnorm_export.export`.
+        f: the file to write, ``model.pt`` for example.
+        method: ``trace`` records what the model does with the example. Where that depends on the values of a tensor the
+            export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in
+            order, and gives the tensors among the outputs: one, or a tuple. ``script`` compiles the model's own code,
+            branches and all; the file is called as the model is, with any batch and extent.
+        input_names, output_names: names of the tensors, for keyword calls, ``nnorm_export.load`` and ``inspect``; with
+            ``script`` the inputs' are those of ``forward``.
+        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` goes
+            with ``script`` too, for a model that takes no other batch: the file is compared on the example alone.
+        optimize: let ``torch.jit.freeze`` fold constants and, traced, the standardization into a convolution. Else
+            the file keeps its modules, parameters and attributes.
+        verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
+
+    Raises:
+        FreezeError: a layer cannot be frozen.
+        ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
+        ParityError: the written model computes something else.
+        In every case ``f`` is what it was before.
+    """
+    path = Path(f).expanduser()
+    if method not in METHODS:
+        raise ExportError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if isinstance(model, torch.export.ExportedProgram):
+        raise ExportError(
+            "TorchScript is made from a module, and this is an exported program, which has lost the model's own code; "
+            "give the module, or write the program with export_program or export_aoti (--format pt2, --format aoti)"
+        )
+    if sys.version_info >= _UNSUPPORTED_PYTHON:
+        warnings.warn(
+            "TorchScript is deprecated, and PyTorch does not support it on Python 3.14 and newer. Its successors are "
+            "export_program and export_aoti (--format pt2, --format aoti)",
+            stacklevel=2,
+        )
+    if method == "trace":
+        frozen, module, layers, tensors = _traced(
+            model, args, kwargs, input_names, output_names, dynamic_shapes, dtype, passthrough
+        )
+    else:
+        if input_names is not None or dynamic_shapes:
+            option = "input_names" if input_names is not None else "dynamic_shapes"
+            raise ExportError(f"{option} goes with method='trace': a scripted model has its own names, and any shape")
+        frozen, module, layers, tensors = _scripted(
+            model, args, kwargs, output_names, dtype, passthrough, dynamic_batch=dynamic_shapes is None
+        )
+    _name_inputs(module, [entry["name"] for entry in tensors[0]])
+    if optimize:
+        with exporting_state():
+            module = torch.jit.freeze(module)
+    note = notes.note(
+        frozen.module, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
+    )
+    with staged(path) as staging:
+        with exporting_state(), writing(path):
+            torch.jit.save(module, str(staging), _extra_files={NOTE_FILE: note.to_json()})
+        parity = prove(staging, path, frozen, passthrough, TORCHSCRIPT) if verify else None
+    return ExportReport.of_note(path, note, parity)
+
+
+_Parts = tuple[Frozen, torch.jit.ScriptModule, list[Entry], notes.Tensors]
+
+
+def _traced(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    kwargs: Mapping[str, Any] | None,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    dynamic_shapes: Any,
+    dtype: str | torch.dtype | None,
+    passthrough: Passthrough,
+) -> _Parts:
+    # A tracer follows one path through the model without a word. torch.export refuses what it cannot follow.
+    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
+    inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
+    example, _ = arguments.dynamic_batch(source.example) if source.dynamic_batch else (source.example, None)
+    with exporting_state(fused_attention=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of shapes: other batch sizes are compared
+        tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(example))  # a model may begin in place
+        try:
+            module = torch.jit.trace(_flat(source.module, example), tensors, check_trace=False)
+        except Exception as error:
+            # Tracing runs the model's own code, which may raise anything. Whatever it is, the user reads that this
+            # model cannot be traced, and what its code said; that error stays the cause, which --verbose shows.
+            raise ExportError(f"torch.jit.trace cannot trace {type(model).__name__}: {_first_lines(error)}") from error
+    return source, module, notes.layers_of_program(source), notes.tensors_of_program(source, inputs, outputs)
+
+
+def _flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
+    """The model as a function of its tensors alone; everything else among its arguments is built in."""
+
+    class Flat(nn.Module):  # the example is no attribute of it, which TorchScript would save
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *tensors: Tensor) -> Any:
+            args, kwargs = arguments.unbind(model, arguments.with_tensors(example, tensors))
+            outputs = tuple(arguments.tensors_in(self.model(*args, **kwargs)))
+            return outputs[0] if len(outputs) == 1 else outputs
+
+    return Flat().eval()
+
+
+def _scripted(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    kwargs: Mapping[str, Any] | None,
+    output_names: Sequence[str] | None,
+    dtype: str | torch.dtype | None,
+    passthrough: Passthrough,
+    *,
+    dynamic_batch: bool,
+) -> _Parts:
+    frozen = Frozen.of_module(model, args, kwargs, dtype, passthrough, dynamic_batch=dynamic_batch)
+    if others := [name for name, value in frozen.example.items() if not isinstance(value, Tensor)]:
+        raise ExportError(
+            f"{others[0]} is no tensor: a scripted file is compared on tensors, and builds nothing in. Leave it to its "
+            "default, or take method='trace', which builds it in and takes the tensors within it"
+        )
+    with exporting_state():
+        try:
+            module = torch.jit.script(frozen.module)
+        except Exception as error:
+            # TorchScript's compiler has many kinds of errors. Whichever it is, the user reads that this model cannot be
+            # compiled, why, and what to do; the compiler's error stays the cause, which --verbose shows.
+            raise ExportError(
+                f"torch.jit.script cannot compile {type(model).__name__}: {_first_lines(error)}\n"
+                "Write that part of the model in the language of TorchScript, or take method='trace'"
+            ) from error
+        copies = {name: value.clone() for name, value in frozen.example.items()}
+        positional, keywords = arguments.unbind(frozen.module, copies)
+        try:
+            result = frozen.module(*positional, **keywords)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(f"{type(model).__name__} does not run on these inputs: {error}") from error
+    default = frozen.output_names_of(arguments.tensor_names(result))
+    inputs, outputs = names(None, output_names, frozen.input_names, default)
+    return (
+        frozen,
+        module,
+        notes.layers_of_module(frozen.module),
+        (
+            notes.tensors_of_any_size(inputs, list(frozen.example.values())),
+            notes.tensors_of_any_size(outputs, arguments.tensors_in(result)),
+        ),
+    )
+
+
+def _name_inputs(module: torch.jit.ScriptModule, inputs: Sequence[str]) -> None:
+    for value, name in zip(list(module.graph.inputs())[1:], inputs, strict=False):
+        if name.isidentifier():
+            value.setDebugName(name)
+
+
+def _nodes(module: torch.jit.ScriptModule) -> dict[str, int]:
+    kinds = [node.kind().partition("::")[0] for node in _with_branches(module.inlined_graph.nodes())]
+    return dict(Counter(kind for kind in kinds if kind != "prim"))
+
+
+def _with_branches(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for block in node.blocks():
+            yield from _with_branches(block.nodes())
+
+
+def _first_lines(error: Exception) -> str:
+    """torch's reason and the line of the model that it points at."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    where = [line for line in lines if re.search(r'File "', line) and "/torch/" not in line][:1]
+    pointed = [lines[i - 1] for i, line in enumerate(lines) if "<--- HERE" in line and i > 0][:1]
+    return f"{type(error).__name__}: " + "\n".join(dict.fromkeys([*lines[:2], *where, *pointed]))

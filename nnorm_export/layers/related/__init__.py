@@ -1,0 +1,1 @@
+"""The normalizations that the papers compare normality normalization with."""

@@ -1,0 +1,101 @@
+"""Layers that become standard operators with frozen constants at inference: no operator of ours says them better."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.layers._normalization import Normalization
+from nnorm_export.layers._running import RunningStatistics
+from nnorm_export.layers.frozen_module import arithmetic_of
+
+Kind = Literal["linear", "norm", "activation"]
+
+
+class Freezable(nn.Module):
+    """A layer that says itself what it is at inference, and in place of what it stands in a network.
+
+    Attributes:
+        replaces: the kinds of layers, one after the other, in whose place :func:`nnorm_export.layers.convert_norm`
+            puts this one.
+    """
+
+    replaces: ClassVar[tuple[Kind, ...]] = ("norm",)
+
+    @abstractmethod
+    def frozen(self) -> nn.Module:
+        """The layer in eval mode, out of standard operators: nothing of training is in it, and constants are folded."""
+
+    @classmethod
+    @abstractmethod
+    def counterpart(cls, replaced: Sequence[nn.Module]) -> Freezable:
+        """The layer in place of ``replaced``, which are of the kinds in :attr:`replaces`."""
+
+    @property
+    def _arithmetic(self) -> torch.dtype:
+        """What the frozen layer computes in."""
+        return arithmetic_of((*self.parameters(), *self.buffers()))
+
+    def _double(self, name: str) -> Tensor:
+        """The parameter or buffer ``name`` in float64, where constants are folded."""
+        value: Tensor = getattr(self, name)
+        return value.detach().to(torch.float64)
+
+
+class ChannelNorm(Normalization, Freezable):
+    """A normalization of [N, C, \\*spatial] with an affine per channel.
+
+    Args:
+        num_features: the number C of channels.
+        eps: ε.
+        affine: whether there are ``weight`` and ``bias``.
+
+    Raises:
+        ValueError: fewer than two axes, another number of channels; with running statistics, one value per channel in
+            training.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float,
+        affine: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(eps)
+        self.num_features = num_features
+        self.affine = affine
+        self._init_affine((num_features,), affine, device, dtype)
+
+    @classmethod
+    def counterpart(cls, replaced: Sequence[nn.Module], **options: object) -> ChannelNorm:
+        return cls(channels_of(replaced[0]), **options)  # type: ignore[arg-type]
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() < 2 or x.shape[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__}: expected an input of shape [N, {self.num_features}, *spatial], "
+                f"got {list(x.shape)}"
+            )
+        if self.training and isinstance(self, RunningStatistics) and x.numel() == self.num_features:
+            raise ValueError(f"expected more than 1 value per channel when training, got input size {list(x.shape)}")
+
+    @property
+    def _affine(self) -> dict[str, Tensor | None]:
+        return {"weight": self.weight, "bias": self.bias}
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, affine={self.affine}"
+
+
+def channels_of(norm: nn.Module) -> int:
+    """The number of channels that a normalization of torch.nn, or of this package, works on."""
+    for name in ("num_features", "num_channels"):
+        if isinstance(count := getattr(norm, name, None), int):
+            return count
+    raise ValueError(f"{type(norm).__name__} does not say how many channels it has")

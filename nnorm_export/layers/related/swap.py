@@ -1,0 +1,111 @@
+"""Put a normalization of this package in the place of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from nnorm_export.layers.convert import placement
+from nnorm_export.layers.related._standard import Kind
+
+_POINTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
+    nn.Sigmoid, nn.LogSigmoid, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.Threshold,
+    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink,
+)  # fmt: skip
+_KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
+    "linear": (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    "norm": (_NormBase, nn.LayerNorm, nn.GroupNorm),
+    "activation": _POINTWISE,
+}
+_STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+class Replacement(Protocol):
+    """What :func:`convert_norm` takes: every layer of this package that says what it replaces."""
+
+    replaces: tuple[Kind, ...]
+
+    def counterpart(self, replaced: Sequence[nn.Module], **options: Any) -> nn.Module: ...
+
+
+def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Module:
+    """Replaces torch.nn's layers in ``module``, in place, by the layer ``to``.
+
+    What is replaced depends on the layer: most take the place of a normalization, wherever it is; EvoNormS0,
+    FilterResponseNorm and ProxyNorm that of a normalization and the activation after it, PreLayerNorm that of a linear
+    map and the normalization after it, WeightStandardization that of the weight of every linear map and convolution.
+    Two layers must be neighbours in an nn.Sequential: what a forward of its own does with them cannot be seen. The new
+    layer keeps parameters and running statistics that both have, and dtype, device and mode.
+
+        convert_norm(model, FilterResponseNorm, learnable_eps=True)
+
+    Args:
+        module: the model.
+        to: a layer of this package.
+        options: arguments of its constructor, but for those that the replaced layers determine.
+
+    Returns:
+        ``module``, or its replacement if it is itself what is replaced.
+
+    Raises:
+        ValueError: nothing in ``module`` can be replaced, or ``to`` cannot take a layer's place; the model is then
+            unchanged.
+    """
+    holder = nn.ModuleList([module])  # so that the module itself has a place
+    found = list(_places(holder, to.replaces))
+    if not found:
+        kinds = " followed by ".join(to.replaces)
+        where = "" if len(to.replaces) == 1 else ", next to each other in an nn.Sequential"
+        raise ValueError(f"{type(module).__name__} has no {kinds} of torch.nn{where}; put the layers in by hand")
+    for _, _, replaced in found:
+        for layer in replaced:
+            if isinstance(layer, LazyModuleMixin):
+                name = type(layer).__name__
+                raise ValueError(f"{name} has no shape yet. Run the model once on an example, then convert it.")
+    # All are built before any is placed, so that an error leaves the model as it was. What is shared stays shared.
+    built: dict[tuple[int, ...], nn.Module] = {}
+    for _, _, replaced in found:
+        key = tuple(map(id, replaced))
+        if key not in built:
+            built[key] = _like(replaced, module, to, options)
+    for parent, names, replaced in found:
+        setattr(parent, names[0], built[tuple(map(id, replaced))])
+        for name in names[1:]:
+            setattr(parent, name, nn.Identity())
+    return holder[0]
+
+
+def _places(module: nn.Module, kinds: tuple[Kind, ...]) -> Iterator[tuple[nn.Module, list[str], list[nn.Module]]]:
+    """(parent, names in it, layers) of everything in ``module`` that is of these kinds, one after the other."""
+    for parent in module.modules():
+        names = list(parent._modules)
+        if (len(kinds) > 1 and not isinstance(parent, nn.Sequential)) or parametrize.is_parametrized(parent):
+            continue
+        for first in range(len(names) - len(kinds) + 1):
+            chosen = names[first : first + len(kinds)]
+            layers = [layer for layer in (parent._modules[name] for name in chosen) if layer is not None]
+            if len(layers) == len(kinds) and all(map(_is_of_kind, layers, kinds)):
+                yield parent, chosen, layers
+
+
+def _is_of_kind(layer: nn.Module, kind: Kind) -> bool:
+    return isinstance(layer, _KINDS[kind])
+
+
+def _like(replaced: Sequence[nn.Module], root: nn.Module, to: Replacement, options: dict[str, Any]) -> nn.Module:
+    new = to.counterpart(replaced, **options)
+    old = next((layer for layer in replaced if _is_of_kind(layer, "norm")), None)
+    if old is None or any(layer is new for layer in replaced):
+        return new
+    new = new.to(**placement(old, root))
+    for name in _STATE:
+        mine, value = getattr(new, name, None), getattr(old, name, None)
+        if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
+            setattr(new, name, value)
+    return new.train(old.training)

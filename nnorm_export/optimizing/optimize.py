@@ -1,0 +1,172 @@
+"""optimize(): a file for this machine's processors, whose normalizations work on the layout of its convolutions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from nnorm_export.errors import ModelFileError, ParityError
+from nnorm_export.files.machine import OPTIMIZED, Machine, this_machine
+from nnorm_export.files.model_file import ModelFile, read
+from nnorm_export.files.staging import save, staged
+from nnorm_export.names import DOMAIN, LAYER_PATH
+from nnorm_export.optimizing.agreement import compare
+from nnorm_export.optimizing.nchwc import use_blocks
+from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
+from nnorm_export.optimizing.reorders import count_reorders, has_blocks
+from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.runtimes import load
+from nnorm_export.runtimes.onnxruntime import import_onnxruntime
+
+
+@dataclass(frozen=True)
+class OptimizedLayer:
+    """A normalization of an optimised file.
+
+    Attributes:
+        path: of the layer in the model that was exported; the node's name where the file does not say.
+        op_type: the operator's name in the optimised file.
+        left: why it does not work in blocks; empty where it does.
+    """
+
+    path: str
+    op_type: str
+    left: str
+
+
+@dataclass(frozen=True)
+class OptimizeReport:
+    """An optimised file.
+
+    Attributes:
+        path: the file; its external data, if any, lies beside it as ``<name>.data``.
+        machine: the kind of machine that it is for.
+        size: its bytes, external data included.
+        nodes: nodes of its graph.
+        reorders_before, reorders_after: changes of the layout in ONNX Runtime's own graph, and in the file.
+        layers: its normalizations, in the order of the graph.
+        parity: the comparison with the original file, None where it was not asked for.
+    """
+
+    path: Path
+    machine: Machine
+    size: int
+    nodes: int
+    reorders_before: int
+    reorders_after: int
+    layers: list[OptimizedLayer]
+    parity: ParityReport | None
+
+    @property
+    def in_blocks(self) -> list[OptimizedLayer]:
+        return [layer for layer in self.layers if not layer.left]
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Why normalizations do not work in blocks, and how many of them."""
+        return dict(Counter(layer.left for layer in self.layers if layer.left))
+
+    @property
+    def notices(self) -> list[str]:
+        """What the user should know beyond the numbers."""
+        nothing = "no normalization works in blocks, so this file runs no faster than the one it was made from"
+        return [] if self.in_blocks else [nothing]
+
+    def __str__(self) -> str:
+        left = "".join(f"; {count} not: {reason}" for reason, count in self.left.items())
+        parity = "not verified" if self.parity is None else str(self.parity)
+        return (
+            f"{self.path}: for {self.machine}, {self.reorders_before} reorders before, {self.reorders_after} now, "
+            f"{len(self.in_blocks)} of {len(self.layers)} normalizations in blocks{left}; {parity}"
+        )
+
+
+def optimize(
+    path: str | Path,
+    output: str | Path,
+    *,
+    verify: bool = True,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    external_data: bool | None = None,
+) -> OptimizeReport:
+    """Makes of a portable file one that is faster, and for the processors of this machine only.
+
+    The file holds the graph that ONNX Runtime makes of ``path`` on this machine. Its convolutions work on blocks of
+    channels, and around each normalization it changes the layout twice. BatchNormalNorms, alone or with what is folded
+    into them, have kernels for blocks: with those, most of these reorders go away (:mod:`nnorm_export.optimizing`).
+    Models without convolutions have nothing to gain; their file is written all the same, and the report says so.
+
+    :func:`nnorm_export.load` opens the file where the processor has blocks of the same size, and refuses it elsewhere.
+    Without it, open the file with the kernels registered and the graph optimisations of ONNX Runtime disabled.
+
+    Args:
+        path: a file in the form ``portable`` or ``custom``. Keep it: on another machine it is what to begin with.
+        output: the file to write.
+        verify: run both files and compare them before ``output`` takes its place.
+        inputs: what to compare them on, by position or by name; with a dynamic batch at other sizes too. None takes
+            random inputs of the file's shapes.
+        external_data: True puts the weights into ``<output>.data``; None does where they exceed 2 GiB.
+
+    Raises:
+        ModelFileError: ``path`` has no ``nnorm`` nodes, is optimised already, or ONNX Runtime cannot load it.
+        RuntimeMissingError: there is no ONNX Runtime, or no kernels for it.
+        InputError: ``path`` does not run on the inputs.
+        ParityError: the two files compute different things.
+        ExportError: ``output`` cannot be written.
+        In every case ``output`` is what it was before.
+    """
+    source, target = read(Path(path).expanduser()), Path(output).expanduser()
+    _refuse(source, target)
+    ort = import_onnxruntime()
+    model = optimized_graph(source, ort)
+    machine = this_machine(ort)
+    before = count_reorders(model)
+    left = use_blocks(model, machine.block)
+    if not has_blocks(model):
+        machine = Machine(machine.architecture, None, machine.onnxruntime)
+    carry_over(source, model, machine)
+    with staged(target) as staging:
+        save(model, staging, external_data)
+        runner = load(staging)
+        parity = compare(runner, load(source.path), inputs) if verify else None
+        if parity is not None and not parity:
+            raise ParityError(
+                f"{target} was not written: it would not compute what {path} computes.\n{parity}\n"
+                "This is a defect of nnorm_export; optimize with verify=False (--no-verify) to keep the file for a "
+                "closer look"
+            )
+        size = sum(file.stat().st_size for file in staging.parent.iterdir())
+    after = count_reorders(model)
+    return OptimizeReport(target, machine, size, len(model.graph), before, after, _layers(model, left), parity)
+
+
+def _refuse(source: ModelFile, target: Path) -> None:
+    if source.form == OPTIMIZED:
+        raise ModelFileError(
+            f"{source.path}: the file is optimised already; give the portable file that it was made from"
+        )
+    if not source.normalizations:
+        inlined = ", where the bodies are inlined" if source.form == "primitives" else ""
+        raise ModelFileError(
+            f"{source.path}: the file has no nnorm nodes to make faster (its form is {source.form!r}{inlined}); export "
+            "the form 'portable'. What ONNX Runtime can do for other nodes it does whenever it loads a file"
+        )
+    if target.exists() and target.samefile(source.path):
+        raise ModelFileError(
+            f"{source.path}: the optimised file would take the place of the one that other machines need; give it "
+            f"another name, {source.path.with_suffix('.cpu.onnx')} for example"
+        )
+
+
+def _layers(model: ir.Model, left: Mapping[ir.Node, str]) -> list[OptimizedLayer]:
+    return [
+        OptimizedLayer(node.metadata_props.get(LAYER_PATH) or node.name or "", node.op_type, left.get(node, ""))
+        for node in RecursiveGraphIterator(model.graph)
+        if node.domain == DOMAIN
+    ]

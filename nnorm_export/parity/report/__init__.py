@@ -1,0 +1,1 @@
+"""A comparison to show to others: one HTML page with its figures."""

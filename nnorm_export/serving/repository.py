@@ -1,0 +1,238 @@
+"""A model repository for NVIDIA Triton Inference Server: the file, its config.pbtxt, and where the kernels are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from nnorm_export import library
+from nnorm_export.errors import ExportError
+from nnorm_export.files import model_file
+from nnorm_export.runtimes import load
+from nnorm_export.runtimes.base import TensorInfo
+from nnorm_export.runtimes.reference import info_of
+from nnorm_export.runtimes.tensorrt import is_engine
+
+BACKENDS = ("onnxruntime", "tensorrt", "python")
+_TYPES = {
+    "float32": "TYPE_FP32",
+    "float16": "TYPE_FP16",
+    "bfloat16": "TYPE_BF16",
+    "float64": "TYPE_FP64",
+    "bool": "TYPE_BOOL",
+    **{f"{sign}int{bits}": f"TYPE_{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
+
+_PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """What was written.
+
+    Attributes:
+        folder: of the model in the repository.
+        version: the number of its new version.
+        config: the text of config.pbtxt.
+        notes: what the server needs besides.
+    """
+
+    folder: Path
+    version: int
+    config: str
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "version": self.version, "config": self.config, "notes": self.notes}
+
+
+def write_repository(
+    path: str | Path,
+    repository: str | Path,
+    *,
+    name: str | None = None,
+    backend: str | None = None,
+    version: int | None = None,
+    max_batch_size: int = 32,
+    max_queue_delay_microseconds: int = 1000,
+    instances: int = 1,
+    device: str = "cpu",
+    threads: int = 0,
+    library_path: str | None = None,
+) -> Repository:
+    """Writes ``path`` into ``repository`` as a new version of the model ``name``, with a config.pbtxt.
+
+    Args:
+        path: an ONNX file of any form but ``optimized``, or a TensorRT engine.
+        name: of the model; default the file's name.
+        backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers that have that one only. None
+            takes what fits the file.
+        version: a number that the model does not have yet; default the next.
+        max_batch_size: of dynamic batching, where the first axis of all inputs and outputs is dynamic; else there is no
+            batching and the shapes are taken as they are.
+        max_queue_delay_microseconds: how long a request waits for others.
+        instances: of the model on each device.
+        device: ``cpu`` or ``gpu``.
+        threads: of a session of ONNX Runtime; 0 lets it decide.
+        library_path: where the *server* finds the library of kernels, an absolute path; default where it is here, if it
+            is here. ``none`` serves the bodies.
+
+    Raises:
+        ModelFileError: no model file.
+        ExportError: the version is there already, an option makes no sense, or the folder cannot be written. The
+            repository is then what it was.
+    """
+    path, repository = Path(path), Path(repository)
+    engine = is_engine(path)
+    backend = backend or ("tensorrt" if engine else "onnxruntime")
+    name = name or path.stem
+    _refuse(path, backend, engine, name, max_batch_size, instances, device)
+    inputs, outputs = _tensors(path, engine)
+    batches = max_batch_size > 0 and all(
+        info.shape and not isinstance(info.shape[0], int) for info in (*inputs, *outputs)
+    )
+    kernels = _library(path, backend, library_path)
+    lines = _head(name, backend, inputs, outputs, max_batch_size if batches else 0)
+    lines += [f"instance_group [ {{ kind: KIND_{device.upper()} count: {instances} }} ]"]
+    if batches:
+        lines += [f"dynamic_batching {{ max_queue_delay_microseconds: {max_queue_delay_microseconds} }}"]
+    if kernels:
+        lines += [f"model_operations {{ op_library_filename: {_quoted(kernels)} }}"]
+    if threads and backend != "tensorrt":
+        value = f'{{ string_value: "{threads}" }}'
+        lines += [f'parameters [ {{ key: "intra_op_thread_count" value: {value} }} ]']
+    config = "\n".join(lines) + "\n"
+    folder = repository / name
+    present = [int(entry.name) for entry in folder.glob("[0-9]*") if entry.is_dir() and entry.name.isdigit()]
+    number = version if version is not None else max(present, default=0) + 1
+    if number in present:
+        raise ExportError(f"{folder}: it has a version {number} already; leave --version out for the next")
+    _refuse_other_tensors(folder, config)
+    _write(path, folder, number, config, backend)
+    return Repository(folder, number, config, _notes(path, backend, kernels))
+
+
+def _refuse(
+    path: Path, backend: str, engine: bool, name: str, max_batch_size: int, instances: int, device: str
+) -> None:
+    if backend not in BACKENDS:
+        raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    if engine != (backend == "tensorrt"):
+        raise ExportError(f"{path}: the backend {backend} serves {'ONNX files' if engine else 'engines'}, not this")
+    if not name or Path(name).name != name:
+        raise ExportError(f"{name!r} is no name of a model: it is a folder in the repository")
+    if max_batch_size < 0 or instances < 1:
+        raise ExportError("max_batch_size must not be negative, and there must be an instance")
+    if device not in ("cpu", "gpu"):
+        raise ExportError(f"unknown device {device!r}; choose cpu or gpu")
+    if backend == "tensorrt" and device == "cpu":
+        raise ExportError("an engine runs on a GPU: give --device gpu")
+
+
+def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInfo]]:
+    if engine:
+        runner = load(path)
+        return runner.inputs, runner.outputs
+    file = model_file.read(path)
+    if file.form == "optimized":
+        raise ExportError(f"{path}: it is optimised for this kind of machine; serve the portable file it was made from")
+    graph = file.proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return [info_of(value) for value in graph.input if value.name not in constants], [info_of(v) for v in graph.output]
+
+
+def _library(path: Path, backend: str, given: str | None) -> str | None:
+    """What goes into op_library_filename: Triton passes it on to the loader, which wants an absolute path."""
+    if backend != "onnxruntime" or given == library.WITHOUT or not model_file.read(path).normalizations:
+        return None
+    if given is not None and not given.startswith("/"):
+        raise ExportError(f"--library {given!r}: Triton needs the absolute path that the library has on the server")
+    return given or library.find_library()
+
+
+def _head(
+    name: str, backend: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], max_batch_size: int
+) -> list[str]:
+    """What the model is, and its tensors."""
+    lines = [f"name: {_quoted(name)}"]
+    lines += ['platform: "tensorrt_plan"' if backend == "tensorrt" else f"backend: {_quoted(backend)}"]
+    lines += [f"max_batch_size: {max_batch_size}"]
+    for kind, infos in (("input", inputs), ("output", outputs)):
+        lines += [f"{kind} [", ",\n".join(_tensor(info, batched=max_batch_size > 0) for info in infos), "]"]
+    return lines
+
+
+def _tensor(info: TensorInfo, *, batched: bool) -> str:
+    if info.dtype.name not in _TYPES:
+        raise ExportError(f"{info.name} is {info.dtype.name}, which Triton has no type for")
+    dims = [dim if isinstance(dim, int) else -1 for dim in (info.shape[1:] if batched else info.shape)]
+    shape = f"dims: [ {', '.join(map(str, dims))} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
+    return f"  {{ name: {_quoted(info.name)} data_type: {_TYPES[info.dtype.name]} {shape} }}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _refuse_other_tensors(folder: Path, config: str) -> None:
+    """All versions of a model share one config.pbtxt."""
+    try:
+        old = (folder / "config.pbtxt").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    tensors = [[line for line in text.splitlines() if line.startswith("  {")] for text in (old, config)]
+    if tensors[0] != tensors[1]:
+        raise ExportError(f"{folder}: the versions that it has take or give other tensors; give another --name")
+
+
+def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
+            staged = Path(temporary) / str(number)
+            staged.mkdir()
+            shutil.copyfile(path, staged / _FILES[backend])
+            for location in _external_data(path):
+                shutil.copyfile(path.parent / location, staged / location)
+            if backend == "python":
+                shutil.copyfile(_PYTHON_MODEL, staged / "model.py")
+            (Path(temporary) / "config.pbtxt").write_text(config, encoding="utf-8")
+            os.replace(staged, folder / str(number))
+            os.replace(Path(temporary) / "config.pbtxt", folder / "config.pbtxt")
+    except OSError as error:
+        raise ExportError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+def _external_data(path: Path) -> list[str]:
+    if is_engine(path):
+        return []
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    return sorted({entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"})
+
+
+def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
+    if backend == "tensorrt":
+        return [
+            "the server must have the TensorRT version that built the engine, and load the plugins: "
+            "--backend-config=tensorrt,plugins=…/libnnorm_trt_register_10.so (or _11)"
+        ]
+    if backend == "python":
+        return ["the server's Python must have nnorm_export and onnxruntime"]
+    notes = ["without kernels: the server runs the bodies"]
+    if kernels:
+        notes = [f"the server must find the kernels at {kernels}"]
+    if model_file.read(path).has_float16:
+        notes.append(
+            "a float16 file with attention ends an x86 server that runs it on the CPU by ONNX Runtime 1.24 or newer "
+            "(its issue 28392); serve that one in float32, on a GPU, or with --backend python"
+        )
+    return notes

@@ -1,0 +1,1 @@
+"""From an ONNX file to a TensorRT engine, and what the engine says of itself."""

@@ -1,0 +1,1 @@
+from .assertions import assert_parity as assert_parity

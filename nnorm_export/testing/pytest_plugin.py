@@ -1,0 +1,155 @@
+"""The pytest plugin: ``nnorm_parity`` in every runtime of ``--nnorm-runtimes``, and a gate against drift.
+
+    def test_my_model(nnorm_parity):
+        nnorm_parity("model.onnx", model, images)
+
+Errors are recorded as properties of the test, so that ``--junit-xml`` has them. With ``--nnorm-baseline FILE`` a test
+fails, too, where an error has grown to more than twice what it was when the baseline was recorded, for the same version
+of the runtime: the tolerance would hide that. ``--nnorm-update-baseline`` records it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nnorm_export.errors import RuntimeMissingError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nnorm_export.parity.judgement import ParityReport
+
+DRIFT = 2.0  # how much an error may grow
+# Whose version a runtime's is.
+_DISTRIBUTIONS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "onnxruntime-cuda": ("onnxruntime-gpu",),
+    "reference": ("onnx",),
+    "tensorrt": ("tensorrt",),
+    "torchscript": ("torch",),
+    "pt2": ("torch",),
+    "aoti": ("torch",),
+    "kserve": (),
+}
+_ROUNDINGS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_BASELINE = pytest.StashKey[dict[str, Any]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("nnorm_export", "parity of exported models")
+    group.addoption(
+        "--nnorm-runtimes",
+        default="onnxruntime",
+        metavar="NAMES",
+        help="runtimes for nnorm_parity, separated by commas; what is not installed skips (default onnxruntime)",
+    )
+    group.addoption("--nnorm-baseline", metavar="FILE", help="errors that were recorded, JSON; growth is a failure")
+    group.addoption("--nnorm-update-baseline", action="store_true", help="record them in --nnorm-baseline anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file, update = config.getoption("--nnorm-baseline"), config.getoption("--nnorm-update-baseline")
+    if update and not file:
+        raise pytest.UsageError("--nnorm-update-baseline needs --nnorm-baseline FILE")
+    if update and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--nnorm-update-baseline writes one file: run it without -n")
+    baseline: dict[str, Any] = {}
+    if file and Path(file).is_file():
+        try:
+            baseline = json.loads(Path(file).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise pytest.UsageError(f"{file}: no baseline ({error})") from error
+    elif file and not update:
+        raise pytest.UsageError(f"{file}: no such file; record it with --nnorm-update-baseline")
+    config.stash[_BASELINE] = baseline
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if config.getoption("--nnorm-update-baseline"):
+        text = json.dumps(config.stash[_BASELINE], indent=2, sort_keys=True) + "\n"
+        file = Path(config.getoption("--nnorm-baseline"))
+        staged = file.with_name(file.name + ".new")
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(file)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "nnorm_runtime" in metafunc.fixturenames:
+        names = [name.strip() for name in metafunc.config.getoption("--nnorm-runtimes").split(",") if name.strip()]
+        metafunc.parametrize("nnorm_runtime", names, indirect=True)
+
+
+@pytest.fixture
+def nnorm_runtime(request: pytest.FixtureRequest) -> str:
+    """The name of a runtime, one after the other of ``--nnorm-runtimes``."""
+    return str(request.param)
+
+
+@pytest.fixture
+def nnorm_parity(
+    nnorm_runtime: str, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Callable[..., ParityReport]:
+    """:func:`nnorm_export.testing.assertions.assert_parity` in :func:`nnorm_runtime`, with the gate against drift."""
+    from nnorm_export.parity.comparison import verify  # noqa: PLC0415 - brings torch, which takes seconds
+    from nnorm_export.testing.assertions import require  # noqa: PLC0415 - the same
+
+    calls = 0
+
+    def check(path: str | Path, model: nn.Module, *args: Any, **kwargs: Any) -> ParityReport:
+        nonlocal calls
+        calls += 1
+        ran_by = kwargs.pop("ran_by", None)
+        try:
+            report = verify(path, model, *args, runtime=nnorm_runtime, **kwargs)
+        except RuntimeMissingError as error:
+            pytest.skip(str(error))
+        for output in report.outputs:
+            record_property(f"nnorm.{output.name}.max_abs_diff", output.max_abs_diff)
+            record_property(f"nnorm.{output.name}.budget_share", output.budget_share)
+        require(report, path, model, ran_by)
+        _check_drift(request, f"{request.node.nodeid} #{calls}", report)
+        return report
+
+    return check
+
+
+def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport) -> None:
+    config = request.config
+    if not config.getoption("--nnorm-baseline"):
+        return
+    from nnorm_export.parity.certificates import versions  # noqa: PLC0415 - with the runtimes
+
+    installed = versions()
+    found = next(
+        (f"{name} {installed[name]}" for name in _DISTRIBUTIONS[report.runtime] if name in installed), "unknown"
+    )
+    version = f"{report.runtime}, {found}"
+    baseline = config.stash[_BASELINE]
+    errors = {output.name: output.max_abs_diff for output in report.outputs}
+    if config.getoption("--nnorm-update-baseline"):
+        baseline.setdefault(key, {})[version] = errors
+        return
+    recorded = baseline.get(key, {}).get(version)
+    if recorded is None:
+        message = f"{key}: no baseline for {version}; record it with --nnorm-update-baseline"
+        warnings.warn(message, stacklevel=2)
+        return
+    # An error of 0 may become one rounding on another day.
+    roundings = {output.name: _ROUNDINGS.get(output.dtype, 0.0) for output in report.outputs}
+    grown = [
+        f"{name} from {recorded[name]:.2e} to {error:.2e}"
+        for name, error in errors.items()
+        if name in recorded and error > DRIFT * max(recorded[name], roundings[name])
+    ]
+    if grown:
+        raise AssertionError(
+            f"{version}: errors are within the tolerance, but have drifted: {', '.join(grown)}. If that is meant, "
+            "record it with --nnorm-update-baseline"
+        )
