@@ -30,7 +30,6 @@ from .exporting.onnx import export as export
 from .exporting.programs import export_aoti as export_aoti
 from .exporting.programs import export_program as export_program
 from .exporting.report import ExportReport as ExportReport
-from .exporting.stripping import strip as strip
 from .exporting.torchscript import export_torchscript as export_torchscript
 from .freezing import freeze as freeze
 from .library import (

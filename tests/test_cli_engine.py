@@ -1,4 +1,4 @@
-"""``nnorm-export engine`` and ``strip`` as a user meets them; tensorrt_standin.py says what that proves."""
+"""``nnorm-export engine`` as a user meets it; tensorrt_standin.py says what that proves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRT:
     ("command", "expected"),
     [
         ("engine", "nnorm-export engine net.onnx -o net.plan --min x:1,3,32,32"),
-        ("strip", "nnorm-export strip net.onnx -o net.custom.onnx"),
         ("verify", "tensorrt"),
     ],
 )
@@ -126,18 +125,3 @@ def test_json_and_quiet(tensorrt: TensorRT, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_engine_refuses(arguments: tuple[str, ...], message: str, tensorrt: TensorRT) -> None:
     assert message in fails("engine", *arguments)
-
-
-def test_strip(tmp_path: Path) -> None:
-    target = tmp_path / "net.custom.onnx"
-    shown = run("strip", "net.onnx", "-o", target, "-v").stdout
-    for expected in ("custom", "without body", "1/BatchNormalNorm, 2/LayerNormalNorm"):
-        assert expected in shown
-    assert "custom" in run("inspect", target, "--no-run").stdout
-    report = json.loads(run("strip", "net.onnx", "--json").stdout)
-    assert report["path"] == "net.custom.onnx"
-    assert report["files"] == {"net.custom.onnx": Path("net.custom.onnx").stat().st_size}
-    assert report["nodes"] == ["1/BatchNormalNorm", "2/LayerNormalNorm"]
-    assert run("strip", "net.onnx", "-q").stdout == ""
-    assert "nothing to strip" in fails("strip", "net.custom.onnx")
-    assert "give it another name, net.custom.onnx for example" in fails("strip", "net.onnx", "-o", "net.onnx")

@@ -1,4 +1,4 @@
-"""TensorRT engines without TensorRT: shapes, files for its parser, and what is made of its answers; and strip().
+"""TensorRT engines without TensorRT: shapes, files for its parser, and what is made of its answers.
 
 What the stand-in for TensorRT proves, and what only a GPU can, is said in tensorrt_standin.py.
 """
@@ -18,19 +18,16 @@ from small_network import Network, randomized
 from tensorrt_standin import VERSION, TensorRT, hide_tensorrt
 from torch import nn
 
-import nnorm_export
 from nnorm_export import (
     ExportError,
     InputError,
     ModelFileError,
-    NnormExportError,
     RuntimeMissingError,
     build_engine,
     export,
     layers,
     library,
     load,
-    strip,
     verify,
 )
 from nnorm_export.files import model_file
@@ -122,44 +119,25 @@ def test_inputs_that_have_no_shapes_or_are_unknown() -> None:
         default_profiles(TWO)
 
 
-# strip()
+# The form custom
 
 
-@pytest.mark.parametrize("external_data", [False, True])
-def test_a_stripped_file_is_run_by_kernels_alone(
-    external_data: bool, network: nn.Module, portable: Path, tmp_path: Path
-) -> None:
-    source = export(network, (IMAGE,), tmp_path / "net.onnx", input_names=["x"], external_data=external_data).path
-    path = strip(source, tmp_path / "stripped.onnx", external_data=external_data)
-    assert (tmp_path / "stripped.onnx.data").exists() == external_data
-    old, new = model_file.read(portable), model_file.read(path)
-    assert new.metadata == {**old.metadata, "form": "custom"}
-    assert not new.proto.functions
-    onnx.checker.check_model(path)
-    assert set(load(path).implementations.values()) == {"kernel"}
-    for stripped, original in zip(run(path), run(portable), strict=True):
-        np.testing.assert_array_equal(stripped, original)
+@pytest.fixture(scope="module")
+def custom(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("files") / "net.custom.onnx"
+    return export(network, (IMAGE,), path, input_names=["x"], form="custom").path
+
+
+def test_a_file_without_bodies_is_run_by_kernels_alone(portable: Path, custom: Path) -> None:
+    with_bodies, without = model_file.read(portable), model_file.read(custom)
+    assert without.metadata == {**with_bodies.metadata, "form": "custom"}
+    assert not without.proto.functions
+    onnx.checker.check_model(custom)
+    assert set(load(custom).implementations.values()) == {"kernel"}
+    for value, expected in zip(run(custom), run(portable), strict=True):
+        np.testing.assert_array_equal(value, expected)
     with pytest.raises(ModelFileError, match=r"form 'custom'.*no bodies"):
-        load(path, kernels=False)
-
-
-def test_what_cannot_be_stripped(network: nn.Module, portable: Path, tmp_path: Path) -> None:
-    def refused(source: Path, message: str, output: str = "out.onnx") -> None:
-        with pytest.raises(NnormExportError, match=message):
-            strip(source, tmp_path / output)
-
-    primitives = export(network, (IMAGE,), tmp_path / "p.onnx", form="primitives", verify=False).path
-    external = export(network, (IMAGE,), tmp_path / "e.onnx", external_data=True, verify=False).path
-    (tmp_path / "e.onnx.data").unlink()
-    refused(primitives, "no nnorm nodes, so there is nothing to strip .*the bodies are inlined")
-    refused(strip(portable, tmp_path / "c.onnx"), "have no bodies, so there is nothing to strip")
-    refused(external, r"e\.onnx: its weights lie in other files, which cannot be read .*e\.onnx\.data")
-    refused(tmp_path / "nothing.onnx", "no such file")
-    refused(portable, "cannot write", "nowhere/out.onnx")
-    with pytest.raises(ModelFileError, match=r"give it another name, .*net\.custom\.onnx"):
-        strip(portable, portable)
-    assert not (tmp_path / "out.onnx").exists()
-    assert callable(nnorm_export.strip)  # no module has its name
+        load(custom, kernels=False)
 
 
 # Engines
@@ -213,7 +191,7 @@ def test_the_parser_gets_plugin_nodes_without_bodies_and_the_rest_inlined(
 
 
 def test_an_onnx_file_is_run_by_an_engine_built_on_the_spot(
-    portable: Path, nodes: dict[str, str], tensorrt: TensorRT, tmp_path: Path
+    portable: Path, custom: Path, nodes: dict[str, str], tensorrt: TensorRT
 ) -> None:
     runner = load(portable, "tensorrt", plugins=True)
     assert runner.implementations == dict.fromkeys(nodes, "plugin")
@@ -223,7 +201,6 @@ def test_an_onnx_file_is_run_by_an_engine_built_on_the_spot(
         InputError, match=r"x has shape \[65, 3, 8, 6\], the engine is built for \[1, 3, 8, 6\] to \[64"
     ):
         runner(np.zeros((65, 3, 8, 6), np.float32))
-    custom = strip(portable, tmp_path / "custom.onnx")
     assert load(custom, "tensorrt").implementations == dict.fromkeys(nodes, "plugin")
 
 
@@ -306,9 +283,13 @@ def test_timing_cache_and_files_that_a_failure_leaves_whole(
 
 
 def test_what_no_engine_is_built_of(
-    portable: Path, network: nn.Module, tensorrt: TensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    portable: Path,
+    custom: Path,
+    network: nn.Module,
+    tensorrt: TensorRT,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    custom = strip(portable, tmp_path / "custom.onnx")
     primitives = export(network, (IMAGE,), tmp_path / "p.onnx", form="primitives", verify=False).path
     optimized = onnx.load(portable)
     next(prop for prop in optimized.metadata_props if prop.key == "nnorm_export.form").value = "optimized"

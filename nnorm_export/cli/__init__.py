@@ -15,7 +15,6 @@ from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
 from nnorm_export.cli.serve_repo import serve_repo
-from nnorm_export.cli.strip import strip
 from nnorm_export.cli.verify import verify
 
 app = typer.Typer(
@@ -25,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, bisect, doctor, inspect, optimize, engine, strip, serve_repo):
+for command in (export, verify, bisect, doctor, inspect, optimize, engine, serve_repo):
     app.command(cls=Command)(command)
 
 
