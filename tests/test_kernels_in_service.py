@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 from test_operators import ATTRIBUTES, ELEMENTS, make_values
 
 import nnorm_export
+from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
-from nnorm_export.operators import OPERATORS
 
 KERNELS = [*OPERATORS, "NchwcBatchNormalNorm", "NchwcBatchNormalNormRelu", "NchwcBatchNormalNormAddRelu"]
 # More than enough elements to be spread over threads; a whole number of blocks of channels.

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 from test_operators import ATTRIBUTES, BATCH_OPERATORS, BOUNDS, ELEMENTS, expected_output, make_values
 
 from nnorm_export import get_library_path, library
+from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
-from nnorm_export.operators import OPERATORS
 
 PROGRAM = Path(__file__).parent / "kernels_in_onnxruntime.py"
 # Interpreters of other environments, and the sanitized build, as the Makefile makes and names them.

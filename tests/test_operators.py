@@ -13,10 +13,11 @@ import torch
 from onnx import TensorProto, helper
 from ways import WAYS, open_with
 
+from nnorm_export.domain import OPERATORS
+from nnorm_export.domain.bodies import NAME_PREFIX
 from nnorm_export.mathematics import resolve_exponents
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
-from nnorm_export.operators import NORMALIZATIONS, OPERATORS
-from nnorm_export.operators.onnx_body import NAME_PREFIX
+from nnorm_export.operators import NORMALIZATIONS
 
 NEWEST = onnx.defs.onnx_opset_version()
 NEWEST_OF_ONNXRUNTIME = 26  # of 1.31

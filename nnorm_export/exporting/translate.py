@@ -100,7 +100,7 @@ def _registered_schemas() -> Iterator[None]:
     registered = []
     for operator in NORMALIZATIONS.values():
         if not onnx.defs.has(operator.op_type, DOMAIN_VERSION, DOMAIN):
-            onnx.defs.register_schema(operator.schema())
+            onnx.defs.register_schema(operator.declaration.schema())
             registered.append(operator.op_type)
     try:
         yield

@@ -20,9 +20,9 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
+from nnorm_export.domain import OPERATORS
 from nnorm_export.errors import ExportError
 from nnorm_export.names import DOMAIN
-from nnorm_export.operators import OPERATORS
 
 FORMS = ("portable", "primitives", "custom")
 

@@ -1,31 +1,24 @@
-"""The eval-mode operators of the ONNX domain ``nnorm``, by node name.
+"""The operators of :mod:`nnorm_export.domain` in PyTorch; importing this registers them as ``torch.ops.nnorm``.
 
-``NORMALIZATIONS`` are those that a traced model calls; ``OPERATORS`` are all that a file may hold.
+:data:`NORMALIZATIONS` has those that a traced model calls, by the name of their ONNX node. Operators with an epilogue
+are not among them: a traced model has the norm and the operators after it apart.
 """
 
 from nnorm_export.operators.batch_normal_norm import FrozenBatchNormalNorm
-from nnorm_export.operators.batch_normal_norm_epilogues import BATCH_NORMAL_NORM_ADD_RELU, BATCH_NORMAL_NORM_RELU
 from nnorm_export.operators.group_normal_norm import FrozenGroupNormalNorm
 from nnorm_export.operators.layer_normal_norm import FrozenLayerNormalNorm
-from nnorm_export.operators.spec import FrozenOperator, Operator, TracedOperator
+from nnorm_export.operators.spec import FrozenOperator, TracedOperator
 
 NORMALIZATIONS: dict[str, TracedOperator] = {
     frozen.operator.op_type: frozen.operator
     for frozen in (FrozenBatchNormalNorm, FrozenLayerNormalNorm, FrozenGroupNormalNorm)
 }
 
-OPERATORS: dict[str, Operator] = {
-    **NORMALIZATIONS,
-    **{operator.op_type: operator for operator in (BATCH_NORMAL_NORM_RELU, BATCH_NORMAL_NORM_ADD_RELU)},
-}
-
 __all__ = [
     "NORMALIZATIONS",
-    "OPERATORS",
     "FrozenBatchNormalNorm",
     "FrozenGroupNormalNorm",
     "FrozenLayerNormalNorm",
     "FrozenOperator",
-    "Operator",
     "TracedOperator",
 ]

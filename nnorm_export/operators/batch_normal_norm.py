@@ -7,32 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM
 from nnorm_export.mathematics import in_dtype, per_channel
 from nnorm_export.operators import inductor
 from nnorm_export.operators.aten import mean_and_half_difference, power_transform_
-from nnorm_export.operators.onnx_body import (
-    HALF_EXPONENTS,
-    MAGNITUDE,
-    POWER_TRANSFORM,
-    UNIT_STATISTICS,
-    per_channel_affine,
-)
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
-
-# The standardization is one BatchNormalization, which runtimes fold into a convolution before it.
-NORMALIZE = f"""
-    # X and the parameters -> y, not yet rounded to the dtype of X
-    x = CastLike (X, scale)
-{UNIT_STATISTICS}
-{per_channel_affine("h", "x", "scale", "shift")}
-    eta_pos = Identity (exponent_pos)
-    eta_neg = Identity (exponent_neg)
-{MAGNITUDE}{HALF_EXPONENTS}
-{per_channel_affine("half_exponent", "is_positive", "half_difference", "half_neg")}
-{POWER_TRANSFORM}
-    half_weight = Mul (weight, half)
-{per_channel_affine("y", "twice_psi", "half_weight", "bias")}
-"""
 
 
 def batch_normal_norm(
@@ -97,12 +76,10 @@ class FrozenBatchNormalNorm(FrozenOperator):
         exponent_neg: Tensor
 
     operator = TracedOperator(
-        op_type="BatchNormalNorm",
+        declaration=BATCH_NORMAL_NORM,
         torch_op=torch.ops.nnorm.batch_normal_norm.default,
         aten_function=batch_normal_norm,
         inductor_function=_for_inductor,
-        parameters=("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias"),
-        body=NORMALIZE + "    Y = CastLike (y, X)",
         translate=_translate,
     )
 

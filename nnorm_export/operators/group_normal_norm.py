@@ -10,32 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.domain.group_normal_norm import GROUP_NORMAL_NORM
 from nnorm_export.mathematics import in_dtype, per_channel
 from nnorm_export.operators import inductor
 from nnorm_export.operators.aten import normal_norm_over
-from nnorm_export.operators.onnx_body import UNIT_STATISTICS, per_channel_affine
-from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
-
-_BODY = f"""
-    x = CastLike (X, weight)
-    shape = Shape (x)
-    batch = Shape <start = 0, end = 1> (x)
-    one_axis = Constant <value_ints = [1]> ()
-    channels_and_spatial = Shape <start = 1> (x)
-    sample_extent = ReduceProd <keepdims = 1> (channels_and_spatial)
-    num_groups_scalar = Constant <value_int: int = @num_groups> ()
-    groups = Reshape (num_groups_scalar, one_axis)
-    group_extent = Div (sample_extent, groups)
-    rows_shape = Concat <axis = 0> (batch, groups, group_extent)
-    rows = Reshape <allowzero = 1> (x, rows_shape)
-{NORMAL_NORM_ROWS}
-    twice_psi_of_x = Reshape <allowzero = 1> (twice_psi, shape)
-    half_weight = Mul (weight, half)
-{UNIT_STATISTICS}
-{per_channel_affine("y", "twice_psi_of_x", "half_weight", "bias")}
-    Y = CastLike (y, X)
-"""
 
 
 def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
@@ -90,14 +69,11 @@ class FrozenGroupNormalNorm(FrozenOperator):
     """
 
     operator = TracedOperator(
-        op_type="GroupNormalNorm",
+        declaration=GROUP_NORMAL_NORM,
         torch_op=torch.ops.nnorm.group_normal_norm.default,
         aten_function=group_normal_norm,
         inductor_function=_for_inductor,
-        parameters=("weight", "bias"),
-        body=_BODY,
         translate=_translate,
-        attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
     )
 
     def __init__(

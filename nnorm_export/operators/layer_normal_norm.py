@@ -7,35 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.mathematics import in_dtype
 from nnorm_export.operators import inductor
 from nnorm_export.operators.aten import normal_norm_over
-from nnorm_export.operators.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
 from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
-
-# The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight]. (Only a
-# Constant may refer to an attribute: onnx's reference evaluator cannot pass one on to other operators.)
-_BODY = f"""
-    x = CastLike (X, weight)
-    shape = Shape (x)
-    one_axis = Constant <value_ints = [1]> ()
-    flat = Constant <value_ints = [1, -1]> ()
-    width_scalar = Size (weight)
-    width = Reshape (width_scalar, one_axis)
-    size_scalar = Size (x)
-    size = Reshape (size_scalar, one_axis)
-    num_rows = Div (size, width)
-    rows_shape = Concat <axis = 0> (num_rows, width)
-    rows = Reshape <allowzero = 1> (x, rows_shape)
-    weight_row = Reshape (weight, flat)
-    half_weight = Mul (weight_row, half)
-    bias_row = Reshape (bias, flat)
-{NORMAL_NORM_ROWS}
-    weighted = Mul (twice_psi, half_weight)
-    y_rows = Add (weighted, bias_row)
-    y = Reshape <allowzero = 1> (y_rows, shape)
-    Y = CastLike (y, X)
-"""
 
 
 def layer_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, delta: float) -> Tensor:
@@ -83,14 +59,11 @@ class FrozenLayerNormalNorm(FrozenOperator):
     """LayerNormalNorm without its noise; see :func:`layer_normal_norm` for the parameters."""
 
     operator = TracedOperator(
-        op_type="LayerNormalNorm",
+        declaration=LAYER_NORMAL_NORM,
         torch_op=torch.ops.nnorm.layer_normal_norm.default,
         aten_function=layer_normal_norm,
         inductor_function=_for_inductor,
-        parameters=("weight", "bias"),
-        body=_BODY,
         translate=_translate,
-        attributes={"axis": ("int", -1), **EPSILON_AND_DELTA},
     )
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], epsilon: float, delta: float) -> None:

@@ -1,88 +1,44 @@
-"""What an operator is: its ONNX node, its body and its torch op. One instance stands beside each operator."""
+"""An operator in PyTorch: its torch op, its functions, and the module that holds its frozen parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import onnx
-import onnx.defs
 import onnxscript
 import torch
 from torch import Tensor
 
+from nnorm_export.domain import Operator
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
-from nnorm_export.operators.onnx_body import function_proto
 
 OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 
-_FLOAT_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
-_ARITHMETIC_TYPES = ["tensor(float)", "tensor(double)"]
-_ATTRIBUTE_TYPES = {"int": onnx.defs.OpSchema.AttrType.INT, "float": onnx.defs.OpSchema.AttrType.FLOAT}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Operator:
-    """An operator of the ONNX domain ``nnorm``, version 1.
+class TracedOperator:
+    """An operator of :mod:`nnorm_export.domain` in PyTorch, as a traced model calls it.
 
     Attributes:
-        op_type: name of the ONNX node.
-        parameters: inputs after X, float32 (float64 in a float64 model).
-        body: ONNX statements that compute Y (see :mod:`nnorm_export.operators.onnx_body`).
-        operands: inputs after the parameters, of the dtype and shape of X; nothing broadcasts.
-        attributes: name -> (``int`` or ``float``, default). The default is what a missing attribute means in every
-            implementation: body, kernel and plugin.
-    """
-
-    op_type: str
-    parameters: tuple[str, ...]
-    body: str
-    operands: tuple[str, ...] = ()
-    attributes: dict[str, tuple[str, float]] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("X", *self.parameters, *self.operands)
-
-    def function(self, opset: int, arithmetic: str = "float") -> onnx.FunctionProto:
-        """The body as a model-local function for a model at ``opset``; ``arithmetic`` is ``float`` or ``double``."""
-        declarations = [f"{name}: {kind} = {default!r}" for name, (kind, default) in self.attributes.items()]
-        return function_proto(self.op_type, self.inputs, declarations, self.body, opset, arithmetic)
-
-    def schema(self) -> onnx.defs.OpSchema:
-        """The ONNX schema, which torch's exporter needs registered while it translates."""
-        parameter = onnx.defs.OpSchema.FormalParameter
-        attribute = onnx.defs.OpSchema.Attribute
-        return onnx.defs.OpSchema(
-            self.op_type,
-            DOMAIN,
-            DOMAIN_VERSION,
-            inputs=[parameter(name, "U" if name in self.parameters else "T") for name in self.inputs],
-            outputs=[parameter("Y", "T")],
-            type_constraints=[("T", _FLOAT_TYPES, "values"), ("U", _ARITHMETIC_TYPES, "parameters")],
-            attributes=[
-                attribute(name, _ATTRIBUTE_TYPES[kind], required=False) for name, (kind, _) in self.attributes.items()
-            ],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TracedOperator(Operator):
-    """An operator that a traced model calls.
-
-    Attributes:
-        torch_op: the ``torch.library`` op that stands for it there.
+        declaration: the operator in ONNX.
+        torch_op: the ``torch.library`` op that a traced model calls.
         aten_function: what ``torch_op`` computes, in ATen's operators alone; TorchScript compiles it.
         inductor_function: the same for Inductor (:mod:`nnorm_export.operators.inductor`).
         translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
     """
 
+    declaration: Operator
     torch_op: torch._ops.OpOverload
     aten_function: Callable[..., Tensor]
     inductor_function: Callable[..., Tensor]
     translate: Callable[..., Any]
+
+    @property
+    def op_type(self) -> str:
+        """The name of the ONNX node."""
+        return self.declaration.op_type
 
 
 class FrozenOperator(FrozenModule):

@@ -21,11 +21,11 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
+from nnorm_export.domain import OPERATORS
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import model_file
 from nnorm_export.files.parts import Part, alone, parts_of
 from nnorm_export.mathematics import estimate_lmbda, resolve_exponents, standardize_over
-from nnorm_export.operators import OPERATORS
 from nnorm_export.operators.batch_normal_norm import batch_normal_norm
 from nnorm_export.operators.group_normal_norm import group_normal_norm
 from nnorm_export.operators.layer_normal_norm import layer_normal_norm

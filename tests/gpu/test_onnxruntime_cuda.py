@@ -19,8 +19,8 @@ from test_operators import ATTRIBUTES, BOUNDS, CASES, ELEMENTS, expected_output,
 from torch import Tensor
 
 import nnorm_export
+from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN
-from nnorm_export.operators import OPERATORS
 
 pytestmark = pytest.mark.usefixtures("onnxruntime_cuda")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnorm_export.operators.onnx_body import (
+from nnorm_export.domain.bodies import (
     ESTIMATE_LMBDA,
     HALF_EXPONENTS,
     MAGNITUDE,

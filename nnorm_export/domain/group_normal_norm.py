@@ -1,0 +1,36 @@
+"""GroupNormalNorm: y = weight·ψ(h; λ̂) + bias, h and λ̂ from groups of channels of each sample (NN eq. 3, 5–15).
+
+InstanceNormalNorm is GroupNormalNorm with one channel a group.
+"""
+
+from __future__ import annotations
+
+from nnorm_export.domain.bodies import UNIT_STATISTICS, per_channel_affine
+from nnorm_export.domain.operator import Operator
+from nnorm_export.domain.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
+
+GROUP_NORMAL_NORM = Operator(
+    op_type="GroupNormalNorm",
+    parameters=("weight", "bias"),
+    is_frozen=False,
+    is_per_channel=True,
+    attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
+    statement=f"""
+    x = CastLike (X, weight)
+    shape = Shape (x)
+    batch = Shape <start = 0, end = 1> (x)
+    one_axis = Constant <value_ints = [1]> ()
+    channels_and_spatial = Shape <start = 1> (x)
+    sample_extent = ReduceProd <keepdims = 1> (channels_and_spatial)
+    num_groups_scalar = Constant <value_int: int = @num_groups> ()
+    groups = Reshape (num_groups_scalar, one_axis)
+    group_extent = Div (sample_extent, groups)
+    rows_shape = Concat <axis = 0> (batch, groups, group_extent)
+    rows = Reshape <allowzero = 1> (x, rows_shape)
+{NORMAL_NORM_ROWS}
+    twice_psi_of_x = Reshape <allowzero = 1> (twice_psi, shape)
+    half_weight = Mul (weight, half)
+{UNIT_STATISTICS}
+{per_channel_affine("y", "twice_psi_of_x", "half_weight", "bias")}
+""",
+)
