@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import onnx
 import pytest
 import torch
 import yaml
+from onnx import numpy_helper
 from torch import nn
 
 from nnorm_export import export, layers
-from nnorm_export.testing import assert_parity
+from nnorm_export.testing import assert_parity, pytest_plugin
 
 SUITE = """
 import torch
@@ -87,7 +89,18 @@ def test_junit_has_the_errors(suite: Suite) -> None:
     assert 0 <= values["nnorm.output.budget_share"] < 1
 
 
+def plant_an_error(path: Path, error: float) -> None:
+    """Add ``error`` to the bias of the normalization, and so to every element of the output."""
+    model = onnx.load(path)
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "1.bias")
+    bias.CopyFrom(numpy_helper.from_array((numpy_helper.to_array(bias) + error).astype("float32"), bias.name))
+    onnx.save(model, path)
+
+
 def test_the_gate_against_drift(suite: Suite) -> None:
+    """The planted error is far above float32's rounding and far below the tolerance, so rounding decides nothing."""
+    test = suite.path / "test_mine.py"
+    test.write_text(test.read_text().replace("reshape(4, 6))", "reshape(4, 6), rtol=0, atol=1e-2)"))
     baseline = suite.path / "baseline.json"
     gate = ("--nnorm-baseline", str(baseline))
     suite.run(*gate, "--nnorm-update-baseline", outcome="1 passed")
@@ -95,11 +108,11 @@ def test_the_gate_against_drift(suite: Suite) -> None:
     (key,) = recorded
     (version,) = recorded[key]
     assert re.fullmatch(r"onnxruntime, onnxruntime \d+\.\d+.*", version)
+    assert recorded[key][version]["output"] < 1e-5
     assert "no baseline" not in suite.run(*gate, outcome="1 passed")
-    recorded[key][version]["output"] = 1e-12
-    baseline.write_text(json.dumps(recorded))
+    plant_an_error(suite.path / "m.onnx", 1e-3)
     drifted = suite.run(*gate, outcome="1 failed")
-    assert "within the tolerance, but have drifted: output from 1.00e-12 to" in drifted
+    assert re.search(r"within the tolerance, but have drifted: output from \S+ to (1\.0\de-03|9\.9\de-04)", drifted)
     recorded[key] = {"onnxruntime, onnxruntime 0.1": {"output": 1e-12}}
     baseline.write_text(json.dumps(recorded))
     other = suite.run(*gate, outcome="1 passed")
@@ -132,7 +145,7 @@ def test_the_workflow() -> None:
     workflow = yaml.safe_load((Path(__file__).parents[1] / "samples" / "ci" / "parity.yml").read_text())
     runs = [step["run"] for step in workflow["jobs"]["parity"]["steps"] if "run" in step]
     assert "nnorm-export doctor" in runs
-    source = (Path(__file__).parents[1] / "nnorm_export" / "pytest_plugin.py").read_text()
+    source = Path(pytest_plugin.__file__).read_text()
     options = re.findall(r"--nnorm-[a-z-]+", " ".join(runs))
     assert options
     assert all(f'"{option}"' in source for option in options)
