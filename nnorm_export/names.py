@@ -4,6 +4,12 @@ DOMAIN = "nnorm"
 DOMAIN_VERSION = 1
 PRODUCER = "nnorm_export"
 
+# Choices of export(), export_torchscript(), export_program() and of the command line.
+FORMS = ("portable", "primitives", "custom")
+TORCHSCRIPT_METHODS = ("trace", "script")
+PT2_OPERATORS = ("decomposed", "kept")
+DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
 # Metadata of a node: the path of the layer that it came from.

@@ -18,9 +18,7 @@ from nnorm_export.exporting.trace import exporting_state
 from nnorm_export.files.archive import AOTI, PT2
 from nnorm_export.files.note import Note
 from nnorm_export.files.staging import staged, writing
-from nnorm_export.names import NOTE_FILE
-
-OPERATORS = ("decomposed", "kept")
+from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 
 # As many threads as the process has that loads the package, not this one; weights folded and packed; and where a caller
 # has the package check its inputs (AOTI_RUNTIME_CHECK_INPUTS), a batch of one passes.
@@ -59,8 +57,8 @@ def export_program(
     then lose their digits. ``export_aoti`` knows a way around; operators that are kept are not touched by it.
     """
     path = _pt2(f)
-    if operators not in OPERATORS:
-        raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(OPERATORS)}")
+    if operators not in PT2_OPERATORS:
+        raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(PT2_OPERATORS)}")
     source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
     program = decomposed(source.program, FOR_ATEN) if operators == "decomposed" else source.program
     note = _note(source, program, PT2, operators, input_names, output_names)

@@ -22,9 +22,8 @@ from nnorm_export.files.archive import TORCHSCRIPT
 from nnorm_export.files.note import Entry
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.models import arguments
-from nnorm_export.names import NOTE_FILE
+from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
 
-METHODS = ("trace", "script")
 _UNSUPPORTED_PYTHON = (3, 14)
 
 
@@ -70,8 +69,8 @@ def export_torchscript(
         In every case ``f`` is what it was before.
     """
     path = Path(f).expanduser()
-    if method not in METHODS:
-        raise ExportError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if method not in TORCHSCRIPT_METHODS:
+        raise ExportError(f"unknown method {method!r}; choose one of {', '.join(TORCHSCRIPT_METHODS)}")
     if isinstance(model, torch.export.ExportedProgram):
         raise ExportError(
             "TorchScript is made from a module, and this is an exported program, which has lost the model's own code; "

@@ -22,9 +22,7 @@ from onnxscript.rewriter.rules.common import (
 
 from nnorm_export.domain import OPERATORS
 from nnorm_export.errors import ExportError
-from nnorm_export.names import DOMAIN
-
-FORMS = ("portable", "primitives", "custom")
+from nnorm_export.names import DOMAIN, FORMS
 
 
 def check_form(form: str) -> None:

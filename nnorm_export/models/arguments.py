@@ -12,18 +12,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError, InputError
+from nnorm_export.names import DTYPE_NAMES
 
 BATCH = "batch"
 
-DTYPES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp64": torch.float64,
-    "float64": torch.float64,
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, long) for short, long in DTYPE_NAMES.items() for name in (short, long)
 }
 
 
@@ -33,7 +27,7 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         return dtype  # type: ignore[return-value]
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
-    raise ExportError(f"unknown dtype {dtype!r}; choose one of fp32, fp16, bf16, fp64 (or the torch dtype)")
+    raise ExportError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPE_NAMES)} (or the torch dtype)")
 
 
 def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
