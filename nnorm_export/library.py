@@ -1,19 +1,23 @@
-"""The libraries of kernels: where they are, and how a session of ONNX Runtime comes to use them.
+"""The libraries of kernels: where they are, and how a session of ONNX Runtime uses them.
 
-The environment variable ``NNORM_EXPORT_LIBRARY`` names another library than the package's own, for trying a build of
-custom_ops/ without installing it; ``none`` runs without kernels, as an installation without the library does. The
-libraries for GPUs are looked for beside it.
+:func:`find_library` looks in the environment variable ``NNORM_EXPORT_LIBRARY``, in the imported package, and in the
+installed distribution, in this order. The variable names a build of custom_ops/ that is not installed, or ``none`` to
+run without kernels. The distribution is another folder than the package where Python runs inside a clone: the clone's
+nnorm_export/ is imported and has no kernels. The libraries for GPUs are in the same folder as the one for processors.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
+import warnings
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nnorm_export
+from nnorm_export._version import __version__
 from nnorm_export.errors import RuntimeMissingError
 
 if TYPE_CHECKING:
@@ -28,33 +32,36 @@ CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
 PLUGIN_FILE_NAME = "libnnorm_trt.so"
 REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_*.so"  # the major version of TensorRT
 
-# The session options that have the library. Weak, so that they do not live on in here.
+# The session options that have the library. The references are weak, so that the options can be freed.
 _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
 
 
 def get_library_path() -> str:
-    """The absolute path of the library of kernels, for ``SessionOptions.register_custom_ops_library`` and its like.
+    """Return the absolute path of the library of kernels, for ``SessionOptions.register_custom_ops_library``.
 
     Raises:
-        RuntimeMissingError: this installation has no library, or ``NNORM_EXPORT_LIBRARY`` names none.
+        RuntimeMissingError: no library is installed, or ``NNORM_EXPORT_LIBRARY`` does not name a file.
     """
     path = find_library()
     if path is not None:
         return path
     if os.environ.get(OVERRIDE) == WITHOUT:
-        raise RuntimeMissingError(f"the kernels for ONNX Runtime are switched off: {OVERRIDE}={WITHOUT}")
+        raise RuntimeMissingError(
+            f"the kernels for ONNX Runtime are switched off: {OVERRIDE}={WITHOUT}; unset {OVERRIDE} to use them"
+        )
     raise RuntimeMissingError(
-        "this installation of nnorm_export has no kernels for ONNX Runtime: it was installed without them "
+        _why_unused()
+        or "this installation of nnorm_export has no kernels for ONNX Runtime: it was installed without them "
         "(NNORM_EXPORT_BUILD_LIBRARY=0), or is a source tree. Install it again on a machine with a C++ compiler, "
         f"or name a built {FILE_NAME} in the environment variable {OVERRIDE}"
     )
 
 
 def find_library() -> str | None:
-    """:func:`get_library_path`, but None where it says there is no library: installed without, or switched off.
+    """Return what :func:`get_library_path` returns, or None where no library is installed or it is switched off.
 
     Raises:
-        RuntimeMissingError: ``NNORM_EXPORT_LIBRARY`` names something else than a file.
+        RuntimeMissingError: ``NNORM_EXPORT_LIBRARY`` does not name a file.
     """
     override = os.environ.get(OVERRIDE)
     if override == WITHOUT:
@@ -71,21 +78,57 @@ def find_library() -> str | None:
         path = Path(folder).absolute() / "lib" / FILE_NAME
         if path.is_file():
             return str(path)
+    installed = _installed_library()
+    return installed[0] if installed is not None and installed[1] == __version__ else None
+
+
+def warn_of_unused_kernels() -> None:
+    """Warn where kernels are installed but cannot be used, because they are of another version than this package."""
+    if os.environ.get(OVERRIDE) or find_library() is not None:
+        return
+    reason = _why_unused()
+    if reason is not None:
+        # The same place each time: Python shows a warning once for each place.
+        warnings.warn(f"ONNX Runtime runs the bodies of the normalizations, which are slower: {reason}", stacklevel=1)
+
+
+def _why_unused() -> str | None:
+    installed = _installed_library()
+    if installed is None:
+        return None
+    path, version = installed
+    return (
+        f"the installed kernels, {path}, are of nnorm_export {version}, but the imported package, "
+        f"{Path(nnorm_export.__path__[0]).absolute()}, is {__version__}. Start Python in another folder, or install "
+        "the imported package: pip install ."
+    )
+
+
+def _installed_library() -> tuple[str, str] | None:
+    """Return the library that pip installed for this interpreter, and its version."""
+    try:
+        distribution = importlib.metadata.distribution("nnorm_export")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in distribution.files or []:
+        path = Path(str(file.locate())).absolute()
+        if file.name == FILE_NAME and path.is_file():
+            return str(path), distribution.version
     return None
 
 
 def find_cuda_library() -> str | None:
-    """The library of kernels for ONNX Runtime's CUDA provider, which the one for processors loads by itself."""
+    """Return the library of kernels for ONNX Runtime's CUDA provider; the library for processors loads it."""
     return _beside(CUDA_FILE_NAME)
 
 
 def get_plugin_path(*, registering: bool = False) -> str:
-    """The absolute path of the TensorRT plugins, for ``IPluginRegistry.load_library`` or ``trtexec --dynamicPlugins``.
+    """Return the path of the TensorRT plugins, for ``IPluginRegistry.load_library`` or ``trtexec --dynamicPlugins``.
 
     Args:
-        registering: the companion that registers the plugins on being loaded, for hosts that do no more than load it:
-            Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's ``trt_extra_plugin_lib_paths``,
-            Triton. It is for the major version of TensorRT that is in its name.
+        registering: return the companion library, which registers the plugins when it is loaded, for hosts that only
+            load it: Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's
+            ``trt_extra_plugin_lib_paths``, Triton. Its name states the major version of TensorRT that it is for.
 
     Raises:
         RuntimeMissingError: this installation has no plugins.
@@ -101,19 +144,19 @@ def get_plugin_path(*, registering: bool = False) -> str:
 
 
 def _beside(pattern: str) -> str | None:
-    """A library that is installed in the same folder as the kernels for processors."""
+    """Return a library that is installed in the same folder as the kernels for processors."""
     library = find_library()
     found = sorted(Path(library).parent.glob(pattern)) if library is not None else []
     return str(found[-1]) if found else None
 
 
 def register(session_options: onnxruntime.SessionOptions) -> None:
-    """Sessions made with these options run the normalizations of a file with the kernels, not with their bodies.
+    """Make sessions with these options run the normalizations of a file with the kernels, not with their bodies.
 
-    ONNX Runtime refuses a library that it is given twice for one session, so a second call does nothing.
+    A second call with the same options does nothing, because ONNX Runtime refuses a library that is registered twice.
 
     Raises:
-        RuntimeMissingError: there is no library, see :func:`get_library_path`, or ONNX Runtime cannot load it.
+        RuntimeMissingError: no library is found, see :func:`get_library_path`, or ONNX Runtime cannot load it.
     """
     if session_options in _registered:
         return
@@ -121,5 +164,8 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
     try:
         session_options.register_custom_ops_library(path)
     except Exception as error:  # ONNX Runtime's errors have no base class of their own
-        raise RuntimeMissingError(f"ONNX Runtime cannot load the kernels in {path}: {error}") from error
+        raise RuntimeMissingError(
+            f"ONNX Runtime cannot load the kernels in {path}: {error}. Install nnorm_export again on this machine, or "
+            f"run without kernels: {OVERRIDE}={WITHOUT}"
+        ) from error
     _registered.add(session_options)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import warnings
 from pathlib import Path
 
 import onnxruntime
 import pytest
+import torch
 
 import nnorm_export
-from nnorm_export import library
+from nnorm_export import layers, library
+from nnorm_export._version import __version__
 from nnorm_export.errors import RuntimeMissingError
 
 
@@ -50,9 +54,69 @@ def test_the_library_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_installation_without_the_library_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(library.OVERRIDE, raising=False)
     monkeypatch.setattr(nnorm_export, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
     assert library.find_library() is None
     with pytest.raises(RuntimeMissingError, match=r"installed without them .* Install it again"):
         library.get_library_path()
+
+
+def not_installed(name: str) -> importlib.metadata.Distribution:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def install(site: Path, version: str) -> Path:
+    """Lay out nnorm_export's files in ``site`` as pip does, with an empty library."""
+    kernels = site / "nnorm_export" / "lib" / library.FILE_NAME
+    kernels.parent.mkdir(parents=True)
+    kernels.touch()
+    information = site / f"nnorm_export-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nnorm_export\nVersion: {version}\n")
+    (information / "RECORD").write_text(f"nnorm_export/lib/{library.FILE_NAME},,\n")
+    return kernels
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A file that is opened before ``clone`` changes where the package's modules are found."""
+    path = nnorm_export.export(layers.LayerNormalNorm(4), torch.randn(3, 4), tmp_path / "m.onnx").path
+    nnorm_export.load(path)
+    return path
+
+
+@pytest.fixture
+def clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder without kernels, from which nnorm_export is imported."""
+    monkeypatch.delenv(library.OVERRIDE, raising=False)
+    folder = tmp_path / "clone" / "nnorm_export"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(nnorm_export, "__path__", [str(folder)])
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    return folder
+
+
+def test_a_clone_uses_the_kernels_of_the_installed_package(clone: Path, tmp_path: Path) -> None:
+    kernels = install(tmp_path / "site-packages", __version__)
+    assert library.find_library() == str(kernels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library.warn_of_unused_kernels()
+
+
+def test_load_warns_where_the_installed_kernels_are_of_another_version(
+    exported: Path, clone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernels = install(tmp_path / "site-packages", "0.0.7")
+    assert library.find_library() is None
+    versions = rf"{kernels}, are of nnorm_export 0\.0\.7, .* {clone}, is {__version__}.* pip install \."
+    with pytest.raises(RuntimeMissingError, match=versions):
+        library.get_library_path()
+    with pytest.warns(UserWarning, match=f"runs the bodies of the normalizations, which are slower: .*{versions}"):
+        assert set(nnorm_export.load(exported).implementations.values()) == {"body"}
+    monkeypatch.setenv(library.OVERRIDE, library.WITHOUT)  # the user chose the bodies
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        nnorm_export.load(exported)
 
 
 def test_registering_twice_is_registering_once(installed: str) -> None:

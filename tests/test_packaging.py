@@ -15,7 +15,10 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+import torch
 from filelock import FileLock
+
+from nnorm_export import export, layers
 
 ROOT = Path(__file__).parents[1]
 # Kept between runs, so that only what changed is compiled again.
@@ -175,14 +178,30 @@ def test_a_folder_without_tensorrts_headers_is_refused(tmp_path: Path) -> None:
     assert "are of TensorRT 8; 10 or 11 is needed" in said(done)
 
 
+def python_without_site(*paths: str | Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in the clone with the packages of ``paths``, then the environment's.
+
+    -S leaves out .pth files, and so the environment's editable nnorm_export.
+    """
+    paths = (*paths, sysconfig.get_path("purelib"))
+    path = f"import sys; sys.path[1:1] = {[str(path) for path in paths]!r}; "
+    return run(sys.executable, "-S", "-c", path + code, NNORM_EXPORT_LIBRARY="")
+
+
 def test_an_installed_wheel_finds_its_library(wheel: Path, tmp_path: Path) -> None:
     ZipFile(wheel).extractall(tmp_path)
-    # -S: without the environment's own packages, an editable nnorm_export among them.
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import nnorm_export.library as l; print(l.find_library())"
-    )
-    done = run(sys.executable, "-S", "-c", code, NNORM_EXPORT_LIBRARY="")
+    code = "del sys.path[0]; import nnorm_export.library as library; print(library.find_library())"
+    done = python_without_site(tmp_path, code=code)
     assert done.stdout.strip() == str(tmp_path / LIBRARY), done.stderr
+
+
+def test_in_the_clone_load_runs_the_kernels_of_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    """`python -c` imports nnorm_export from the clone's folder, which has no kernels."""
+    path = export(layers.LayerNormalNorm(4), torch.randn(3, 4), tmp_path / "m.onnx").path
+    ZipFile(wheel).extractall(tmp_path / "site-packages")
+    code = f"import nnorm_export as n; print(*n.__path__, *n.load({str(path)!r}).implementations.values())"
+    done = python_without_site(tmp_path / "site-packages", code=code)
+    assert done.stdout.split() == [str(ROOT / "nnorm_export"), "kernel"], done.stderr
 
 
 def test_without_the_library_the_wheel_is_pure_python(tmp_path: Path) -> None:

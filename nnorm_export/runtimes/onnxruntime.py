@@ -165,6 +165,8 @@ class OnnxRuntimeRunner(Runner):
             avoid_crash(options, self._file)
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
+            if not kernels and self._file.normalizations:
+                library.warn_of_unused_kernels()
         if kernels:
             library.register(options)
         return options
