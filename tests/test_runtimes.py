@@ -29,6 +29,7 @@ from nnorm_export import (
     register,
     verify,
 )
+from nnorm_export.dtypes import DTYPES
 from nnorm_export.parity.judgement import _budget_share, judge
 from nnorm_export.runtimes.onnxruntime import providers_with_kernels, ran_by
 
@@ -96,6 +97,18 @@ def test_a_node_that_the_optimized_graph_still_holds_was_run_by_a_kernel(portabl
 def test_inputs_that_do_not_fit(arrays: list[object], named: dict[str, object], message: str, portable: Path) -> None:
     with pytest.raises(InputError, match=message):
         load(portable)(*arrays, **named)
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_scalar_stays_a_scalar(dtype: str, runtime: str, tmp_path: Path) -> None:
+    kind = DTYPES[dtype]
+    x, y = (onnx.helper.make_tensor_value_info(name, kind.onnx_type, []) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "scalar", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    (result,) = load(tmp_path / "m.onnx", runtime)(np.array(-3, kind.numpy))
+    assert (result.shape, result.dtype, float(result)) == ((), kind.numpy, -3.0)
 
 
 def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module, tmp_path: Path) -> None:

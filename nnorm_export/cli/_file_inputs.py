@@ -8,9 +8,10 @@ from typing import Any
 from nnorm_export.cli._inputs import EXAMPLES, Inputs, read_inputs
 from nnorm_export.cli._source import Source
 from nnorm_export.errors import NnormExportError
-from nnorm_export.files.inspection import TensorDescription, describe
+from nnorm_export.files.inspection import describe
+from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import bind
-from nnorm_export.runtimes import TensorInfo, load
+from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
@@ -37,6 +38,6 @@ def inputs_of(source: Source, specs: list[str] | None, path: str, runtime: str |
     return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
 
 
-def _infos(path: str, runtime: str | None) -> Sequence[TensorDescription | TensorInfo]:
+def _infos(path: str, runtime: str | None) -> Sequence[TensorInfo]:
     """The inputs of the file; an engine's are known to TensorRT alone, a server's to the server."""
     return load(path, runtime).inputs if is_engine(path) or is_url(path) else describe(path, run=False).inputs

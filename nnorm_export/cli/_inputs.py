@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import NnormExportError
-from nnorm_export.files.inspection import TensorDescription
+from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import DTYPES
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
@@ -49,9 +49,9 @@ def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str
     return _read_all(specs, forward_parameters(model), _floating_dtype(model), aliases)
 
 
-def read_inputs_of_file(specs: Sequence[str], infos: Sequence[TensorDescription]) -> Inputs:
+def read_inputs_of_file(specs: Sequence[str], infos: Sequence[TensorInfo]) -> Inputs:
     """As :func:`read_inputs`, for a file without its model: the inputs that it takes stand for forward's parameters."""
-    dtypes = (_DTYPES.get(info.dtype) for info in infos)
+    dtypes = (_DTYPES.get(info.dtype.name) for info in infos)
     floating = next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
     return _read_all(specs, [info.name for info in infos], floating, ())
 

@@ -8,29 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.archive import Archive, is_archive, read_archive
 from nnorm_export.files.machine import Machine, machine_of
 from nnorm_export.files.model_file import ModelFile, read
+from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import PRODUCER
 from nnorm_export.runtimes import load
 
 STANDARD_DOMAIN = "ai.onnx"
-
-
-@dataclass(frozen=True)
-class TensorDescription:
-    """An input or output; an axis is a length, a name, or None."""
-
-    name: str
-    dtype: str
-    shape: list[int | str | None]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -87,15 +75,16 @@ class ModelDescription:
     versions: dict[str, str]
     weights_sha256: str | None
     nodes: dict[str, int]
-    inputs: list[TensorDescription]
-    outputs: list[TensorDescription]
+    inputs: list[TensorInfo]
+    outputs: list[TensorInfo]
     files: dict[str, int | None]
     runtime: str | None
     runtime_problem: str | None
     layers: list[LayerDescription]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        tensors = {key: [info.to_json() for info in getattr(self, key)] for key in ("inputs", "outputs")}
+        return asdict(self) | tensors
 
 
 def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
@@ -129,8 +118,8 @@ def _describe_archive(archive: Archive, run: bool) -> ModelDescription:
         versions={"version": note.version, "torch": note.torch} if note else {},
         weights_sha256=note.weights_sha256 if note else None,
         nodes=note.nodes if note else {},
-        inputs=[TensorDescription(**entry) for entry in note.inputs] if note else [],
-        outputs=[TensorDescription(**entry) for entry in note.outputs] if note else [],
+        inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
+        outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
         files={archive.path.name: archive.path.stat().st_size},
         runtime=runtime,
         runtime_problem=problem,
@@ -153,7 +142,6 @@ def _describe_onnx(file: ModelFile, run: bool) -> ModelDescription:
     implementations, runtime, problem = _opened(file.path, run)
     graph = file.proto.graph
     opsets = {entry.domain or STANDARD_DOMAIN: entry.version for entry in file.proto.opset_import}
-    initializers = {initializer.name for initializer in graph.initializer}
     return ModelDescription(
         path=str(file.path),
         format="onnx",
@@ -167,8 +155,8 @@ def _describe_onnx(file: ModelFile, run: bool) -> ModelDescription:
         versions={key: file.metadata[key] for key in ("version", "torch") if key in file.metadata},
         weights_sha256=file.metadata.get("weights_sha256"),
         nodes=dict(Counter(node.domain or STANDARD_DOMAIN for node in graph.node)),
-        inputs=[_tensor(value) for value in graph.input if value.name not in initializers],
-        outputs=[_tensor(value) for value in graph.output],
+        inputs=inputs_of(file.proto),
+        outputs=outputs_of(file.proto),
         files=_files(file),
         runtime=runtime,
         runtime_problem=problem,
@@ -221,13 +209,3 @@ def _files(file: ModelFile) -> dict[str, int | None]:
             companion = file.path.parent / location
             sizes[location] = companion.stat().st_size if companion.is_file() else None
     return sizes
-
-
-def _tensor(value: onnx.ValueInfoProto) -> TensorDescription:
-    kind = value.type.WhichOneof("value")
-    if kind != "tensor_type":
-        return TensorDescription(value.name, (kind or "unknown").removesuffix("_type"), [])
-    tensor = value.type.tensor_type
-    shape = [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim]
-    name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
-    return TensorDescription(value.name, {"float": "float32", "double": "float64"}.get(name, name), shape)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import onnx
 from numpy.typing import NDArray
 
+from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.dtypes import DTYPES
 from nnorm_export.names import DOMAIN, LAYER_PATH, NAME_SCOPES
 
 MODULE = "(module)"  # the op_type of a part that is no normalization
@@ -24,11 +25,11 @@ class Part:
     Attributes:
         name: of its node; of a module its path.
         path, call: of the layer in the PyTorch model, and which of its calls this is, from 1.
-        op_type: of its node; ``(module)`` for a layer that is no normalization.
+        op_type: of its node; ``(module)`` for a layer that is not a normalization.
         nodes: indices in the graph.
-        x, y: the values that it reads and gives.
-        residual: the value that it adds before a ReLU.
-        is_cut: whether it can run alone: it reads nothing else but constants.
+        x, y: the names of the values that it reads and returns.
+        operands: the names of the values that its epilogue reads, in the order of :attr:`.Operator.operands`.
+        is_cut: whether it can run alone: it reads constants besides, and nothing else.
     """
 
     name: str
@@ -38,12 +39,21 @@ class Part:
     nodes: tuple[int, ...]
     x: str
     y: str
-    residual: str | None = None
+    operands: tuple[str, ...] = ()
     is_cut: bool = True
 
     @property
+    def operator(self) -> Operator | None:
+        """Its operator; None for a layer that is not a normalization, or an operator that this version lacks."""
+        return OPERATORS.get(self.op_type)
+
+    @property
+    def residual(self) -> str | None:
+        return self.operands[0] if self.operands else None
+
+    @property
     def has_relu(self) -> bool:
-        return self.op_type.endswith("Relu")
+        return self.operator is not None and any(step.op_type == "Relu" for step in self.operator.epilogue)
 
 
 def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
@@ -61,12 +71,12 @@ def _normalizations(proto: onnx.ModelProto) -> list[Part]:
         if node.domain == DOMAIN:
             path = _metadata(node).get(LAYER_PATH, "")
             calls[path] += 1
-            residual = node.input[-1] if node.op_type.endswith("AddRelu") else None
+            operator = OPERATORS.get(node.op_type)
+            operands = tuple(node.input[len(node.input) - len(operator.operands) :]) if operator else ()
             x, y = node.input[0], node.output[0]
-            # One that adds its own input cannot be fed with two things.
-            parts.append(
-                Part(node.name, path, calls[path], node.op_type, (index,), x, y, residual, is_cut=residual != x)
-            )
+            # A value that is read twice cannot be fed with two arrays.
+            is_cut = len({x, *operands}) == 1 + len(operands)
+            parts.append(Part(node.name, path, calls[path], node.op_type, (index,), x, y, operands, is_cut))
     return parts
 
 
@@ -117,7 +127,7 @@ def with_outputs(proto: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
 def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequence[NDArray[Any]]]) -> onnx.ModelProto:
     """A model in which each part stands by itself, one output each, with the inputs that ``feeds`` has for it in order.
 
-    Those are x and, if it has one, the residual.
+    Those are x and the operands.
     """
     nodes, inputs, outputs = [], [], []
     used: set[str] = set()
@@ -125,9 +135,10 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
     for number, (part, arrays) in enumerate(zip(parts, feeds, strict=True)):
         own = [proto.graph.node[index] for index in part.nodes]
         renamed = {name: f"{number}/{name}" for node in own for name in node.output}
-        for role, name, array in zip(("x", "residual"), (part.x, part.residual), arrays, strict=False):
-            renamed[str(name)] = f"{number}/{role}"
-            inputs.append(_value_info(renamed[str(name)], array, list(array.shape)))
+        roles = ("x", *(part.operator.operands if part.operator else ()))
+        for role, name, array in zip(roles, (part.x, *part.operands), arrays, strict=True):
+            renamed[name] = f"{number}/{role}"
+            inputs.append(_value_info(renamed[name], array, list(array.shape)))
         for node in own:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
@@ -147,6 +158,4 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
 
 
 def _value_info(name: str, array: NDArray[Any], shape: list[int] | None) -> onnx.ValueInfoProto:
-    is_bfloat16 = array.dtype == ml_dtypes.bfloat16
-    kind = onnx.TensorProto.BFLOAT16 if is_bfloat16 else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    return onnx.helper.make_tensor_value_info(name, int(kind), shape)
+    return onnx.helper.make_tensor_value_info(name, DTYPES[array.dtype.name].onnx_type, shape)

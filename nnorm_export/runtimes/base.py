@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """An input or output: its name, NumPy dtype (``ml_dtypes.bfloat16`` for bfloat16), and axes (int, name or None)."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | str | None, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.shape)}]"
+from nnorm_export.files.tensors import TensorInfo
 
 
 class Runner(ABC):

@@ -9,25 +9,13 @@ from urllib.parse import urlsplit
 import ml_dtypes
 import numpy as np
 
+from nnorm_export.dtypes import DTYPES, Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
-from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.runtimes.base import Runner
 
 SCHEMES = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
-_DTYPES: dict[str, Any] = {
-    "FP64": np.float64,
-    "FP32": np.float32,
-    "FP16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "INT64": np.int64,
-    "INT32": np.int32,
-    "INT16": np.int16,
-    "INT8": np.int8,
-    "UINT64": np.uint64,
-    "UINT32": np.uint32,
-    "UINT16": np.uint16,
-    "UINT8": np.uint8,
-    "BOOL": np.bool_,
-}
+_DTYPES = {dtype.kserve: dtype.numpy for dtype in DTYPES.values()}
 
 
 def is_url(path: object) -> bool:
@@ -97,18 +85,21 @@ class KServeRunner(Runner):
 
     def _info(self, entry: dict[str, Any]) -> TensorInfo:
         if entry["datatype"] not in _DTYPES:
-            raise ModelFileError(f"{self._url}: {entry['name']} is {entry['datatype']}, which is not sent")
+            raise ModelFileError(
+                f"{self._url}: {entry['name']} is {entry['datatype']}, for which nnorm_export has no NumPy dtype; ask "
+                "this server by tritonclient"
+            )
         shape = tuple(None if int(dim) < 0 else int(dim) for dim in entry["shape"])
         shape = shape[:-1] if entry["name"] in self._scalars else shape
-        return TensorInfo(entry["name"], np.dtype(_DTYPES[entry["datatype"]]), shape)
+        return TensorInfo(entry["name"], _DTYPES[entry["datatype"]], shape)
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         inputs = []
         for info in self.inputs:
-            array = np.ascontiguousarray(feed[info.name])
+            array = np.asarray(feed[info.name], order="C")
             array = array[:, None] if info.name in self._scalars else array
             is_bfloat16 = info.dtype == ml_dtypes.bfloat16  # tritonclient takes float32 for it, and gives it too
-            kind = next(name for name, dtype in _DTYPES.items() if np.dtype(dtype) == info.dtype)
+            kind = DTYPES[info.dtype.name].kserve
             value = self._client_module.InferInput(info.name, list(array.shape), kind)
             value.set_data_from_numpy(array.astype(np.float32) if is_bfloat16 else array)
             inputs.append(value)

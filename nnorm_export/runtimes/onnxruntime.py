@@ -14,28 +14,15 @@ import numpy as np
 import onnx
 
 from nnorm_export import library
+from nnorm_export.dtypes import DTYPES, Array, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files import machine, model_file
 from nnorm_export.files.model_file import ModelFile
+from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN
-from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+from nnorm_export.runtimes.base import Runner
 
-_DTYPES: dict[str, Any] = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(bfloat16)": ml_dtypes.bfloat16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(int16)": np.int16,
-    "tensor(int8)": np.int8,
-    "tensor(uint64)": np.uint64,
-    "tensor(uint32)": np.uint32,
-    "tensor(uint16)": np.uint16,
-    "tensor(uint8)": np.uint8,
-    "tensor(bool)": np.bool_,
-}
-
+_DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
@@ -206,23 +193,25 @@ class OnnxRuntimeRunner(Runner):
         return [self._to_numpy(info, value) for info, value in zip(self.outputs, results, strict=True)]
 
     def _to_ort(self, array: Array) -> Any:
-        if array.dtype == ml_dtypes.bfloat16:  # NumPy has no bfloat16, so its bits travel as uint16
-            bits = np.ascontiguousarray(array).view(np.uint16)
-            return self._ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
-        return self._ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        if array.dtype == ml_dtypes.bfloat16:
+            return self._ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits(array), onnx.TensorProto.BFLOAT16)
+        return self._ort.OrtValue.ortvalue_from_numpy(bits(array))
 
     def _to_numpy(self, info: TensorInfo, value: Any) -> Array:
         if info.dtype != ml_dtypes.bfloat16:
             array: Array = value.numpy()
             return array
-        result = np.empty(value.shape(), np.uint16)
+        result = np.empty(value.shape(), info.dtype)
         ctypes.memmove(result.ctypes.data, value.data_ptr(), result.nbytes)
-        return result.view(ml_dtypes.bfloat16)
+        return result
 
     def _info(self, arg: Any) -> TensorInfo:
         if arg.type not in _DTYPES:
-            raise ModelFileError(f"{self._file.path}: {arg.name} is {arg.type}, which nnorm_export does not pass on")
-        return TensorInfo(arg.name, np.dtype(_DTYPES[arg.type]), tuple(arg.shape))
+            raise ModelFileError(
+                f"{self._file.path}: {arg.name} is {arg.type}, for which nnorm_export has no NumPy dtype; run the file "
+                "with an onnxruntime.InferenceSession"
+            )
+        return TensorInfo(arg.name, _DTYPES[arg.type], tuple(arg.shape))
 
 
 class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):

@@ -9,16 +9,15 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from nnorm_export.dtypes import DTYPES, Array, bits
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files import archive
-from nnorm_export.files.note import Entry
-from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.runtimes.base import Runner
 
 
 class _PyTorchRunner(Runner):
@@ -44,8 +43,8 @@ class _PyTorchRunner(Runner):
         self._device = torch.device(file.note.device)
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeMissingError(f"{path} is for {self._device.type}, and this PyTorch has none here")
-        self.inputs = [_info(entry) for entry in file.note.inputs]
-        self.outputs = [_info(entry) for entry in file.note.outputs]
+        self.inputs = [TensorInfo.from_json(entry) for entry in file.note.inputs]
+        self.outputs = [TensorInfo.from_json(entry) for entry in file.note.outputs]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own internals, and that TorchScript is deprecated
@@ -169,22 +168,13 @@ class AotiRunner(_PyTorchRunner):
         return self._loader.boxed_run([tensor.contiguous() for tensor in tensors])
 
 
-def _info(entry: Entry) -> TensorInfo:
-    name = entry["dtype"]
-    dtype = ml_dtypes.bfloat16 if name == "bfloat16" else name
-    return TensorInfo(entry["name"], np.dtype(dtype), tuple(entry["shape"]))
-
-
 def to_tensor(array: Array) -> Tensor:
     """A copy: a model may begin in place."""
-    plain = np.array(array, order="C")
-    if plain.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(plain)
+    return torch.from_numpy(bits(array).copy()).view(getattr(torch, array.dtype.name))
 
 
 def to_numpy(tensor: Tensor) -> Array:
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.view(torch.uint16).numpy().view(DTYPES["bfloat16"].numpy)
     return tensor.numpy()

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import model_file
-from nnorm_export.runtimes.base import Array, Runner, TensorInfo
+from nnorm_export.files.tensors import inputs_of, outputs_of
+from nnorm_export.runtimes.base import Runner
 
 
 class ReferenceRunner(Runner):
@@ -30,10 +32,7 @@ class ReferenceRunner(Runner):
             self._evaluator = ReferenceEvaluator(str(path))
         except (onnx.checker.ValidationError, OSError) as error:  # external data that is not there
             raise ModelFileError(f"{path}: the reference evaluator cannot load it: {error}") from error
-        graph = self._file.proto.graph
-        initializers = {initializer.name for initializer in graph.initializer}
-        self.inputs = [info_of(value) for value in graph.input if value.name not in initializers]
-        self.outputs = [info_of(value) for value in graph.output]
+        self.inputs, self.outputs = inputs_of(self._file.proto), outputs_of(self._file.proto)
 
     @cached_property
     def implementations(self) -> dict[str, str]:
@@ -44,9 +43,3 @@ class ReferenceRunner(Runner):
             results = self._evaluator.run(None, feed)
         # The evaluator computes some operators in a wider type than the graph says (float16 in onnx 1.2x).
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
-
-
-def info_of(value: onnx.ValueInfoProto) -> TensorInfo:
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim)
-    return TensorInfo(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape)

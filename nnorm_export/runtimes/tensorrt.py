@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from nnorm_export.dtypes import Array, bits
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import model_file
-from nnorm_export.runtimes.base import Array, Runner
+from nnorm_export.runtimes.base import Runner
 from nnorm_export.tensorrt import parser_input as engines
 from nnorm_export.tensorrt.inspector import plugin_nodes, tensors_of
 from nnorm_export.tensorrt.profiles import Given, check_profiles, default_profiles, input_axes
@@ -95,10 +95,10 @@ class TensorRTRunner(Runner):
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         self._refuse_shapes(feed)
-        bits = {name: _bits(array) for name, array in feed.items()}
+        plain = {name: bits(array) for name, array in feed.items()}
         # Bytes in and bytes out, because Polygraphy's arrays are NumPy's, which has no bfloat16. Its own checks would
         # refuse such inputs; __call__ and _refuse_shapes have made them.
-        results = self._runner.infer(bits, check_inputs=False, return_raw_buffers=True)
+        results = self._runner.infer(plain, check_inputs=False, return_raw_buffers=True)
         # The buffers are used again in the next run, so they are copied.
         return [
             np.array(results[info.name].array).view(info.dtype).reshape(results[info.name].shape)
@@ -114,8 +114,3 @@ class TensorRTRunner(Runner):
                     f"input {info.name} has shape {list(shape)}, the engine is built for {list(least)} to "
                     f"{list(greatest)}; build another with other profiles"
                 )
-
-
-def _bits(array: Array) -> Array:
-    plain = np.asarray(array, order="C")
-    return plain.view(np.uint16) if plain.dtype == ml_dtypes.bfloat16 else plain

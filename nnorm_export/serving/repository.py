@@ -14,22 +14,14 @@ from typing import Any
 import onnx
 
 from nnorm_export import library
+from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
 from nnorm_export.files import model_file
+from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
-from nnorm_export.runtimes.base import TensorInfo
-from nnorm_export.runtimes.reference import info_of
 from nnorm_export.runtimes.tensorrt import is_engine
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
-_TYPES = {
-    "float32": "TYPE_FP32",
-    "float16": "TYPE_FP16",
-    "bfloat16": "TYPE_BF16",
-    "float64": "TYPE_FP64",
-    "bool": "TYPE_BOOL",
-    **{f"{sign}int{bits}": f"TYPE_{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
 
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
@@ -145,9 +137,7 @@ def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInf
     file = model_file.read(path)
     if file.form == "optimized":
         raise ExportError(f"{path}: it is optimised for this kind of machine; serve the portable file it was made from")
-    graph = file.proto.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    return [info_of(value) for value in graph.input if value.name not in constants], [info_of(v) for v in graph.output]
+    return inputs_of(file.proto), outputs_of(file.proto)
 
 
 def _library(path: Path, backend: str, given: str | None) -> str | None:
@@ -172,11 +162,11 @@ def _head(
 
 
 def _tensor(info: TensorInfo, *, batched: bool) -> str:
-    if info.dtype.name not in _TYPES:
-        raise ExportError(f"{info.name} is {info.dtype.name}, which Triton has no type for")
+    if info.dtype.name not in DTYPES:
+        raise ExportError(f"{info.name} is {info.dtype.name}, which Triton cannot serve; export the model without it")
     dims = [dim if isinstance(dim, int) else -1 for dim in (info.shape[1:] if batched else info.shape)]
     shape = f"dims: [ {', '.join(map(str, dims))} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
-    return f"  {{ name: {_quoted(info.name)} data_type: {_TYPES[info.dtype.name]} {shape} }}"
+    return f"  {{ name: {_quoted(info.name)} data_type: {DTYPES[info.dtype.name].triton} {shape} }}"
 
 
 def _quoted(text: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import onnx
 
 from nnorm_export.errors import InputError
+from nnorm_export.files.tensors import Axes, inputs_of
 
-Axes = tuple[int | str | None, ...]
 Given = Mapping[str, Sequence[Sequence[int]]]
 
 DEFAULT_BATCH = (1, 8, 64)  # least, best, greatest
@@ -36,15 +36,7 @@ Profiles = dict[str, ShapeRange]
 
 def input_axes(model: onnx.ModelProto) -> dict[str, Axes]:
     """Input name -> its axes: lengths, or names (None if it has none) where they are dynamic."""
-    initializers = {initializer.name for initializer in model.graph.initializer}
-    return {
-        value.name: tuple(
-            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
-            for dim in value.type.tensor_type.shape.dim
-        )
-        for value in model.graph.input
-        if value.name not in initializers
-    }
+    return {info.name: info.shape for info in inputs_of(model)}
 
 
 def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:

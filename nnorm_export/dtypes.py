@@ -1,0 +1,89 @@
+"""The dtypes of tensors that enter and leave a model, with the name that each runtime and format has for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A dtype by its names.
+
+    Attributes:
+        name: NumPy's name, which PyTorch shares: ``getattr(torch, name)``.
+        onnx: its name in ``onnx.TensorProto``.
+        kserve: its name in the KServe v2 protocol.
+        tensorrt: its name in ``tensorrt.DataType``; None if TensorRT does not have it.
+    """
+
+    name: str
+    onnx: str
+    kserve: str
+    tensorrt: str | None = None
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype, which for bfloat16 is that of ``ml_dtypes``."""
+        return np.dtype(ml_dtypes.bfloat16 if self.name == "bfloat16" else self.name)
+
+    @property
+    def onnx_type(self) -> int:
+        """Its number in ``onnx.TensorProto``."""
+        return int(onnx.TensorProto.DataType.Value(self.onnx))
+
+    @property
+    def onnxruntime(self) -> str:
+        """The type of an ONNX Runtime tensor: ``tensor(float)``."""
+        return f"tensor({self.onnx.lower()})"
+
+    @property
+    def triton(self) -> str:
+        """Its name in Triton's ``config.pbtxt``."""
+        return f"TYPE_{self.kserve}"
+
+
+FLOATS = (
+    Dtype("float32", "FLOAT", "FP32", "FLOAT"),
+    Dtype("float16", "FLOAT16", "FP16", "HALF"),
+    Dtype("bfloat16", "BFLOAT16", "BF16", "BF16"),
+    Dtype("float64", "DOUBLE", "FP64"),
+)
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        *FLOATS,
+        Dtype("int64", "INT64", "INT64", "INT64"),
+        Dtype("int32", "INT32", "INT32", "INT32"),
+        Dtype("int16", "INT16", "INT16"),
+        Dtype("int8", "INT8", "INT8", "INT8"),
+        Dtype("uint64", "UINT64", "UINT64"),
+        Dtype("uint32", "UINT32", "UINT32"),
+        Dtype("uint16", "UINT16", "UINT16"),
+        Dtype("uint8", "UINT8", "UINT8", "UINT8"),
+        Dtype("bool", "BOOL", "BOOL", "BOOL"),
+    )
+}
+
+
+_BY_ONNX_TYPE = {dtype.onnx_type: dtype for dtype in DTYPES.values()}
+
+
+def numpy_of_onnx(onnx_type: int) -> np.dtype[Any]:
+    """The NumPy dtype of a dtype of ``onnx.TensorProto``; ``object`` for strings and for no tensor at all."""
+    if onnx_type in _BY_ONNX_TYPE:
+        return _BY_ONNX_TYPE[onnx_type].numpy
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type) if onnx_type else object)
+
+
+def bits(array: Array) -> Array:
+    """``array``, contiguous, bfloat16 as uint16: for interfaces that have no bfloat16. ``view`` is the way back."""
+    plain = np.asarray(array, order="C")
+    return plain.view(np.uint16) if plain.dtype == ml_dtypes.bfloat16 else plain

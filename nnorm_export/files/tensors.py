@@ -1,0 +1,56 @@
+"""The inputs and outputs of a model: name, dtype and shape of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from nnorm_export.dtypes import DTYPES, numpy_of_onnx
+
+Axes = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output.
+
+    Attributes:
+        dtype: a NumPy dtype, ``ml_dtypes.bfloat16`` for bfloat16; ``object`` if NumPy has no dtype for its elements, or
+            if it is not a tensor.
+        shape: the axes: a length, the name of a dynamic axis, or None for a dynamic axis without a name.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: Axes
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.shape)}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "dtype": self.dtype.name, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> TensorInfo:
+        known = DTYPES.get(entry["dtype"])
+        return cls(entry["name"], known.numpy if known else np.dtype(entry["dtype"]), tuple(entry["shape"]))
+
+
+def inputs_of(model: onnx.ModelProto) -> list[TensorInfo]:
+    """The inputs of ``model``. In old files weights are inputs with a default value; those are left out."""
+    initializers = {initializer.name for initializer in model.graph.initializer}
+    return [info_of(value) for value in model.graph.input if value.name not in initializers]
+
+
+def outputs_of(model: onnx.ModelProto) -> list[TensorInfo]:
+    return [info_of(value) for value in model.graph.output]
+
+
+def info_of(value: onnx.ValueInfoProto) -> TensorInfo:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim)
+    return TensorInfo(value.name, numpy_of_onnx(tensor.elem_type), shape)
