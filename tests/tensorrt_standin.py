@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from polygraphy.backend import trt as real
-from polygraphy.common import FormattedArray
-from polygraphy.logger import G_LOGGER
 
 from nnorm_export import library
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.runtimes import OnnxRuntimeRunner
 from nnorm_export.tensorrt import parser_input as engines
 from nnorm_export.tensorrt.profiles import input_axes
+
+WITHOUT_POLYGRAPHY = "Polygraphy is not installed: pip install polygraphy"
+real = pytest.importorskip("polygraphy.backend.trt", reason=WITHOUT_POLYGRAPHY)
+FormattedArray = pytest.importorskip("polygraphy.common", reason=WITHOUT_POLYGRAPHY).FormattedArray
+G_LOGGER = pytest.importorskip("polygraphy.logger", reason=WITHOUT_POLYGRAPHY).G_LOGGER
 
 VERSION = "11.1.0.5"
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64"}

@@ -258,6 +258,7 @@ def test_optimized_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'nnorm_export[report]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(
         "import torch\nfrom torch import nn\nfrom nnorm_export import layers\n"

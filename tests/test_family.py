@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import openvino
 import pytest
 import torch
 from family import CASES, convolutional, grouped, make, nodes, state_of
@@ -107,9 +106,8 @@ def test_halves_are_computed_in_float32(name: str, dtype: torch.dtype) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - a second
-
-    data = load_digits()
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
+    data = datasets.load_digits()
     return torch.from_numpy(data.images / 16.0).float()[:, None], torch.from_numpy(data.target)
 
 
@@ -170,6 +168,7 @@ def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[T
 
 
 def test_openvino(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
     model = AllNetworks(trained)
     path = export(model, digits[0][:3], tmp_path / "m.onnx", form="primitives", verify=False).path
     compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -23,6 +23,8 @@ from nnorm_export.cli import app
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.parity.report.lambdas import lambdas
 
+pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'nnorm_export[report]'")
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import openvino
 import pytest
 import torch
 from test_golden import CHECKPOINTS, STANDINS, trained_network
@@ -282,6 +281,7 @@ def test_onnxruntime_1_18_loads_and_matches(name: str, form: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_openvino_runs_the_primitives_form(name: str, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
     recorded = np.load(Path(__file__).parent / "golden" / "checkpoints" / f"{name}.npz")
     example = torch.from_numpy(recorded["input"][:2])
     path = export(trained_network(name, STANDINS), example, tmp_path / "m.onnx", form="primitives", verify=False).path

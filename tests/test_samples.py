@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 pytest.importorskip("onnxruntime")
-pytest.importorskip("sklearn")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'nnorm_export[samples]'")
 
 ROOT = Path(__file__).parents[1]
 

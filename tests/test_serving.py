@@ -15,7 +15,6 @@ from google.protobuf import text_format
 from small_network import Network, randomized
 from torch import Tensor, nn
 from triton_server import Server, serving
-from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
 import nnorm_export
@@ -32,6 +31,10 @@ from nnorm_export import (
     write_repository,
 )
 from nnorm_export.cli import app
+
+model_config_pb2 = pytest.importorskip(
+    "tritonclient.grpc.model_config_pb2", reason="Triton's client is not installed: pip install 'nnorm_export[serve]'"
+)
 
 ROOT = Path(__file__).parents[1]
 

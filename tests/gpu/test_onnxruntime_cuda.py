@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from golden_data import GOLDEN
@@ -19,10 +18,26 @@ from test_operators import ATTRIBUTES, BOUNDS, CASES, ELEMENTS, expected_output,
 from torch import Tensor
 
 import nnorm_export
+from nnorm_export import library
 from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN
 
-pytestmark = pytest.mark.usefixtures("onnxruntime_cuda")
+onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+
+def what_is_missing() -> str | None:
+    """Return why ONNX Runtime cannot run the kernels on a GPU; a provider that does not start fails the tests."""
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} sees no GPU"
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return f"ONNX Runtime {onnxruntime.__version__} has no CUDA provider: it is not onnxruntime-gpu"
+    if library.find_cuda_library() is None:
+        return f"there is no {library.CUDA_FILE_NAME} beside {library.find_library() or 'this package'}"
+    return None
+
+
+if reason := what_is_missing():
+    pytest.skip(reason, allow_module_level=True)
 
 DEVICE, PROVIDER = "cuda", "CUDAExecutionProvider"
 # TF32 would round what convolutions and matrix products are given to 10 bits.
