@@ -23,7 +23,7 @@ IN_TEST := $(OLDEST) gpu
 interpreter = $(shell test -s .venv-onnxruntime-$(1)/installed && echo $(CURDIR)/.venv-onnxruntime-$(1)/bin/python)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the library is made of; installing compiles it.
-LIBRARY_SOURCES := custom_ops/CMakeLists.txt $(wildcard $(addprefix custom_ops/,cmake/* include/nnorm/* cpu/* cuda/* operators/* onnxruntime/* onnxruntime/*/* tensorrt/*))
+LIBRARY_SOURCES := custom_ops/CMakeLists.txt $(wildcard $(addprefix custom_ops/,cmake/* include/nnorm/* cpu/* cuda/* onnxruntime/* onnxruntime/*/* tensorrt/*))
 # ONNX Runtime's headers are fetched into it, once for all builds.
 export NNORM_DOWNLOAD_CACHE ?= $(CURDIR)/build/downloads
 

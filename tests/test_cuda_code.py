@@ -51,7 +51,12 @@ def kernels() -> dict[str, Counter[str]]:
 
 
 def test_there_is_code_for_every_kernel_and_type(kernels: dict[str, Counter[str]]) -> None:
-    names = ("batch_normal_norm_rows", "batch_normal_norm_columns", "normal_norm_rows", "normal_norm_long_rows")
+    names = (
+        "batch_normal_norm_rows",
+        "batch_normal_norm_columns",
+        "layer_group_normal_norm_rows",
+        "layer_group_normal_norm_long_rows",
+    )
     missing = [
         f"{name} of {dtype}"
         for name in names

@@ -23,7 +23,6 @@
 namespace {
 
 using nnorm::Arithmetic;
-using nnorm::Epilogue;
 
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -161,18 +160,17 @@ class Group {
 
   // Rows with channels in the middle, [samples, channels, extent], or last, [samples, lanes].
   void add_channels(size_t samples, size_t channels, size_t extent, size_t lanes) {
-    const char* names[] = {"BatchNormalNorm", "BatchNormalNormRelu", "BatchNormalNormAddRelu"};
-    for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu, Epilogue::add_relu})
-      add(names[int(epilogue)], epilogue == Epilogue::add_relu ? 3 : 2, [=](size_t slot) {
+    for (const nnorm::EpilogueFacts& facts : nnorm::epilogues)
+      add(facts.operator_name, facts.takes_residual ? 3 : 2, [=](size_t slot) {
         nnorm::ChannelProblem<T> problem{};
         problem.x = x(slot);
-        problem.residual = epilogue == Epilogue::add_relu ? residual(slot) : nullptr;
+        problem.residual = facts.takes_residual ? residual(slot) : nullptr;
         problem.y = y(slot);
         for (int p = 0; p < 6; ++p) problem.parameters[p] = pools_.parameters[p];
         problem.samples = samples;
         problem.channels = channels;
         problem.extent = extent;
-        problem.epilogue = epilogue;
+        problem.epilogue = facts.epilogue;
         return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream)
                      : nnorm::cuda::run(problem, device_.stream);
       });

@@ -1,20 +1,20 @@
-# nnorm_trt: the TensorRT plugins, and nnorm_trt_register, which registers them on being loaded; where there is a CUDA
+# nnorm_trt: the TensorRT plugins; nnorm_trt_register: a library that registers them when it is loaded. Both need a CUDA
 # compiler and TensorRT's headers.
 #
-# TENSORRT_INCLUDE_DIR (a CMake variable, else from the environment) is the folder of NvInferRuntime.h; where it is not
-# given, the usual places are looked through. nnorm_trt is one binary for TensorRT 10 and 11; nnorm_trt_register is for
-# the major version of the headers, which is part of its name.
+# TENSORRT_INCLUDE_DIR (a CMake variable, else from the environment) is the folder of NvInferRuntime.h; by default the usual
+# places are searched. nnorm_trt is one binary for TensorRT 10 and 11; nnorm_trt_register is for the major version of the
+# headers, which is part of its name.
 
 if(NOT DEFINED TENSORRT_INCLUDE_DIR AND NOT "$ENV{TENSORRT_INCLUDE_DIR}" STREQUAL "")
   set(TENSORRT_INCLUDE_DIR "$ENV{TENSORRT_INCLUDE_DIR}")
 endif()
 
 if(NOT "${TENSORRT_INCLUDE_DIR}" STREQUAL "")
-  # Named by the user: that one or none.
+  # The user named it: use this folder or fail.
   if(NOT EXISTS "${TENSORRT_INCLUDE_DIR}/NvInferRuntime.h")
     message(FATAL_ERROR
-      "nnorm_export: TENSORRT_INCLUDE_DIR is '${TENSORRT_INCLUDE_DIR}', which holds no NvInferRuntime.h. Name the very "
-      "folder that the file is in, or leave the variable unset.")
+      "nnorm_export: TENSORRT_INCLUDE_DIR is '${TENSORRT_INCLUDE_DIR}', which does not contain NvInferRuntime.h. Set it to "
+      "the folder that contains this file, or unset the variable.")
   endif()
   set(directory "${TENSORRT_INCLUDE_DIR}")
 else()
@@ -23,7 +23,7 @@ else()
     PATHS /usr/local/tensorrt /opt/tensorrt /usr/local/TensorRT /opt/TensorRT /usr/local/cuda
     PATH_SUFFIXES include include/x86_64-linux-gnu include/aarch64-linux-gnu)
   if(NOT directory)
-    message(STATUS "TensorRT: plugins not built, no NvInferRuntime.h was found; TENSORRT_INCLUDE_DIR names its folder")
+    message(STATUS "TensorRT: plugins not built, NvInferRuntime.h was not found; set TENSORRT_INCLUDE_DIR to its folder")
     return()
   endif()
 endif()
@@ -32,20 +32,20 @@ file(STRINGS "${directory}/NvInferVersion.h" lines REGEX "^#define (NV_TENSORRT|
 string(REGEX MATCH "[0-9]+" NNORM_TENSORRT_MAJOR "${lines}")
 if(NOT NNORM_TENSORRT_MAJOR MATCHES "^(10|11)$")
   message(FATAL_ERROR
-    "nnorm_export: the headers in '${directory}' are of TensorRT ${NNORM_TENSORRT_MAJOR}; 10 or 11 is needed.")
+    "nnorm_export: the headers in '${directory}' are those of TensorRT ${NNORM_TENSORRT_MAJOR}; 10 or 11 is needed. Set "
+    "TENSORRT_INCLUDE_DIR to the headers of one of these.")
 endif()
 message(STATUS "TensorRT: headers of version ${NNORM_TENSORRT_MAJOR} in ${directory}")
 add_library(tensorrt_headers INTERFACE)
 target_include_directories(tensorrt_headers SYSTEM INTERFACE "${directory}")
 
 if(NOT TARGET nnorm_cuda_kernels)
-  message(STATUS "TensorRT: plugins not built, they need CUDA")
+  message(STATUS "TensorRT: plugins not built, they need nvcc")
   return()
 endif()
 
 set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
-nnorm_add_plugin(nnorm_trt "${folder}" "${CMAKE_CURRENT_SOURCE_DIR}/operators/operators.cpp"
-  "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
+nnorm_add_plugin(nnorm_trt "${folder}" "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
 target_link_libraries(nnorm_trt PRIVATE nnorm_cuda_kernels tensorrt_headers)
 
 add_library(nnorm_trt_register SHARED "${folder}/register.cpp")

@@ -1,17 +1,26 @@
-# Every tests/*.cpp is a program of its own that exits with 0 when all is well. It may use the kernels, and load
-# the library that the definition NNORM_ORT_LIBRARY names. But tests/*_target.cpp is compiled once for each
-# instruction set, with the kernels' own flags, and linked into all of them.
+# Every tests/test_*.cpp is a program that exits with 0 if its tests pass. The programs link the CPU kernels and the CUDA
+# kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/*_target.cpp is compiled once for
+# each instruction set, with the kernels' flags, and linked into all programs.
 
-# GPUs' kernels, for the processor.
+# The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and what calls of them need.
+add_library(nnorm_cuda_on_host_options INTERFACE)
+target_compile_definitions(nnorm_cuda_on_host_options INTERFACE NNORM_CUDA_ON_HOST)
+target_compile_options(nnorm_cuda_on_host_options INTERFACE -Wno-unknown-pragmas) # `#pragma unroll` is for nvcc only
+target_include_directories(nnorm_cuda_on_host_options INTERFACE
+  "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda_on_host")
 add_library(nnorm_cuda_on_host INTERFACE)
-target_compile_definitions(nnorm_cuda_on_host INTERFACE NNORM_CUDA_ON_HOST)
-# `#pragma unroll` speaks to nvcc alone: without it other compilers compute the same, and would warn at each.
-target_compile_options(nnorm_cuda_on_host INTERFACE -Wno-unknown-pragmas)
-target_include_directories(nnorm_cuda_on_host INTERFACE
-  "${CMAKE_CURRENT_SOURCE_DIR}/cuda" "${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda_on_host")
+target_link_libraries(nnorm_cuda_on_host INTERFACE nnorm_cuda_on_host_options)
+foreach(type float double nnorm::Float16 nnorm::BFloat16)
+  string(REPLACE "::" "_" name "nnorm_cuda_on_host_${type}")
+  add_library(${name} OBJECT tests/cuda_on_host/kernels.cpp)
+  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type})
+  target_include_directories(${name} PRIVATE cuda)
+  target_link_libraries(${name} PRIVATE nnorm_options nnorm_cuda_on_host_options)
+  target_sources(nnorm_cuda_on_host INTERFACE $<TARGET_OBJECTS:${name}>)
+endforeach()
 
-# One more kind of kernel, which no library of ours runs: with the arithmetic of GPUs, to hold it to the same bounds.
-# NNORM_AVX2_FLAGS: it needs fused multiplications, which GPUs have.
+# CPU kernels with the arithmetic of GPUs, which must keep the same bounds; only the tests run them. They need fused
+# multiplications, which GPUs have: NNORM_AVX2_FLAGS.
 nnorm_add_kernel_target(device -DNNORM_CUDA_ON_HOST ${NNORM_AVX2_FLAGS})
 
 file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
@@ -42,33 +51,32 @@ foreach(source IN LISTS test_sources)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
 
-# nnorm_ort with the kernels of GPUs run by the processor, for the Python tests (make test-cuda-on-host).
+# nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")
-  file(GLOB sources CONFIGURE_DEPENDS operators/*.cpp "${folder}/*.cpp" "${folder}/cpu/*.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS "${folder}/cpu/*.cpp")
   list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
-  add_library(nnorm_ort_cuda_on_host SHARED ${sources} "${folder}/cuda/solve.cpp" tests/cuda_on_host/kernels.cpp)
+  add_library(nnorm_ort_cuda_on_host SHARED ${sources} "${folder}/cuda/solve.cpp")
   target_compile_definitions(nnorm_ort_cuda_on_host PRIVATE "NNORM_EXECUTION_PROVIDER=\"CPUExecutionProvider\"")
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE
-    nnorm_options nnorm_cuda_on_host nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
+    nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()
 
-# A test that this build cannot have, so that the summary of a run says so.
+# A test that this build cannot run: the summary of ctest then lists it as skipped.
 function(nnorm_add_skipped_test name reason)
   add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${reason}")
   set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
 endfunction()
 
-# The TensorRT plugins and a program that drives them in TensorRT's place. Theirs are the headers alone, so all of it,
-# kernels included, runs on the processor.
+# The TensorRT plugins, and a program that calls them as TensorRT does. They need only TensorRT's headers, so everything,
+# kernels included, runs on the CPU.
 if(TARGET tensorrt_headers)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
-  add_library(nnorm_trt_on_host MODULE operators/operators.cpp "${folder}/library.cpp" "${folder}/operation.cpp"
-    "${folder}/plugin.cpp" tests/cuda_on_host/kernels.cpp)
+  add_library(nnorm_trt_on_host MODULE "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
   add_executable(test_tensorrt_plugin tests/tensorrt/test_tensorrt_plugin.cpp)
   target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS=\"$<TARGET_FILE:nnorm_trt_on_host>\"")
   foreach(target nnorm_trt_on_host test_tensorrt_plugin)
-    target_include_directories(${target} PRIVATE include tests)
+    target_include_directories(${target} PRIVATE tests)
     target_link_libraries(${target} PRIVATE nnorm_options nnorm_cuda_on_host tensorrt_headers ${CMAKE_DL_LIBS})
   endforeach()
   add_dependencies(test_tensorrt_plugin nnorm_trt_on_host)
@@ -76,7 +84,7 @@ if(TARGET tensorrt_headers)
   if(TARGET nnorm_trt)
     add_library(mock_nvinfer SHARED tests/tensorrt/mock_nvinfer.cpp)
     target_include_directories(mock_nvinfer PRIVATE tests/cuda_on_host)
-    target_compile_options(mock_nvinfer PRIVATE -Wno-deprecated-declarations) # what the registry of version 10 has too
+    target_compile_options(mock_nvinfer PRIVATE -Wno-deprecated-declarations) # of the registry of version 10
     target_link_libraries(mock_nvinfer PRIVATE nnorm_options tensorrt_headers)
     set_target_properties(mock_nvinfer PROPERTIES PREFIX "" OUTPUT_NAME libnvinfer SUFFIX ".so.${NNORM_TENSORRT_MAJOR}")
     target_compile_definitions(test_tensorrt_plugin PRIVATE
@@ -85,10 +93,10 @@ if(TARGET tensorrt_headers)
     add_dependencies(test_tensorrt_plugin nnorm_trt nnorm_trt_register mock_nvinfer)
   endif()
 else()
-  nnorm_add_skipped_test(test_tensorrt_plugin "TensorRT's headers are not here; TENSORRT_INCLUDE_DIR names their folder")
+  nnorm_add_skipped_test(test_tensorrt_plugin "TensorRT's headers were not found; set TENSORRT_INCLUDE_DIR to their folder")
 endif()
 
-# tests/gpu/*.cu are compiled by nvcc and need a GPU to run; without one they are skipped.
+# tests/gpu/*.cu are compiled by nvcc. Without a GPU the programs exit as skipped.
 if(TARGET nnorm_cuda_kernels)
   file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.cu")
   if(NOT TARGET nnorm_trt)
@@ -111,12 +119,12 @@ if(TARGET nnorm_cuda_kernels)
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   endforeach()
 
-  # No test: make bench-gpu runs it.
+  # make bench-gpu runs it; it is not a test.
   add_executable(bench_kernels_gpu "${CMAKE_CURRENT_SOURCE_DIR}/../benchmarks/gpu/kernels.cu")
   target_compile_features(bench_kernels_gpu PRIVATE cuda_std_17)
   target_compile_definitions(bench_kernels_gpu PRIVATE NNORM_TARGET=cuda)
   target_link_libraries(bench_kernels_gpu PRIVATE nnorm_cuda_kernels)
   set_target_properties(bench_kernels_gpu PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}")
 elseif(NOT NNORM_SANITIZE)
-  nnorm_add_skipped_test(test_cuda_kernels_gpu "there is no nvcc to compile it with")
+  nnorm_add_skipped_test(test_cuda_kernels_gpu "nvcc was not found; set CUDACXX to it")
 endif()

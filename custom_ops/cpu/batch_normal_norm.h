@@ -1,7 +1,7 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// A tile is computed in two loops, logarithm and power: either keeps its constants in registers, which one loop with all
-// of them does not (it takes half as long again). What passes between them stays in the first-level cache.
+// A tile is computed in two loops, logarithm and power. Each loop keeps its constants in registers; a single loop with all
+// constants takes 1.5 times as long. The intermediate results stay in the first-level cache.
 #pragma once
 
 #include "nnorm/channel.h"
@@ -13,7 +13,7 @@ inline namespace NNORM_TARGET {
 constexpr size_t tile = 256;
 
 template <class Real>
-struct alignas(64) PerChannelTile {
+struct alignas(64) ChannelTile {
   Real h[tile], integer[tile], fraction[tile];
 };
 
@@ -33,13 +33,13 @@ NNORM_INLINE Channel<Real> channel_at(const Real* table, size_t width) {
 // At most a tile of elements that share one channel.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
-                             PerChannelTile<Arithmetic<T>>& t) {
+                             ChannelTile<Arithmetic<T>>& t) {
   const Channel<Arithmetic<T>> channel = channel_at(table, width);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) logarithm<Accurate>(widened(x[i]), channel, t.h[i], t.integer[i], t.fraction[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
-    const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
+    const auto r = takes_residual<epilogue> ? widened(residual[i]) : Arithmetic<T>(0);
     narrow(power<Accurate, epilogue>(t.h[i], t.integer[i], t.fraction[i], r, channel), y[i]);
   }
 }
@@ -47,13 +47,13 @@ NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, cons
 // At most a tile of elements, each with a channel of its own.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
-                          PerChannelTile<Arithmetic<T>>& t) {
+                          ChannelTile<Arithmetic<T>>& t) {
 #pragma omp simd
   for (size_t i = 0; i < n; ++i)
     logarithm<Accurate>(widened(x[i]), channel_at(table + i, width), t.h[i], t.integer[i], t.fraction[i]);
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
-    const auto r = epilogue == Epilogue::add_relu ? widened(residual[i]) : Arithmetic<T>(0);
+    const auto r = takes_residual<epilogue> ? widened(residual[i]) : Arithmetic<T>(0);
     narrow(power<Accurate, epilogue>(t.h[i], t.integer[i], t.fraction[i], r, channel_at(table + i, width)), y[i]);
   }
 }
@@ -61,10 +61,10 @@ NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const A
 // At most a tile of elements, a multiple of `lanes`, which have `lanes` channels in turn.
 template <Epilogue epilogue, size_t lanes, class T>
 NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
-                            PerChannelTile<Arithmetic<T>>& t) {
+                            ChannelTile<Arithmetic<T>>& t) {
   using Real = Arithmetic<T>;
   constexpr size_t fields = size_t(ChannelField::count);
-  alignas(64) Real channels[fields * lanes];  // a copy that nothing written here can be, so that it stays in registers
+  alignas(64) Real channels[fields * lanes];  // a copy that y cannot alias, so that it stays in registers
   for (size_t f = 0; f < fields; ++f)
     for (size_t i = 0; i < lanes; ++i) channels[f * lanes + i] = table[f * width + i];
   for (size_t o = 0; o < n; o += lanes) {
@@ -76,24 +76,24 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
   for (size_t o = 0; o < n; o += lanes) {
 #pragma omp simd
     for (size_t i = 0; i < lanes; ++i) {
-      const auto r = epilogue == Epilogue::add_relu ? widened(residual[o + i]) : Real(0);
+      const auto r = takes_residual<epilogue> ? widened(residual[o + i]) : Real(0);
       const Channel<Real> channel = channel_at(channels + i, lanes);
       narrow(power<Accurate, epilogue>(t.h[o + i], t.integer[o + i], t.fraction[o + i], r, channel), y[o + i]);
     }
   }
 }
 
-// The elements [first, last) of x, tile by tile; no tile reaches over the end of a row.
+// The elements [first, last) of x, tile by tile; a tile ends at the end of a row.
 template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
-void run_elements(const PerChannel<T>& work, size_t first, size_t last) {
-  PerChannelTile<Arithmetic<T>> t;
+void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
+  ChannelTile<Arithmetic<T>> t;
   size_t position = first % work.row_length, set = first / work.row_length % work.period;
   while (first < last) {
     const size_t left_in_row = work.row_length - position, left = last - first;
     size_t n = left < left_in_row ? left : left_in_row;
     n = n < tile ? n : tile;
     const T* x = work.x + first;
-    const T* residual = epilogue == Epilogue::add_relu ? work.residual + first : nullptr;
+    const T* residual = takes_residual<epilogue> ? work.residual + first : nullptr;
     T* y = work.y + first;
     const Arithmetic<T>* table = work.table;
     if constexpr (sharing == Sharing::row)
@@ -112,7 +112,7 @@ void run_elements(const PerChannel<T>& work, size_t first, size_t last) {
 }
 
 template <Epilogue epilogue, class T>
-void run_with(const PerChannel<T>& work, size_t first, size_t last) {
+void run_with(const ChannelWork<T>& work, size_t first, size_t last) {
   switch (work.sharing) {
     case Sharing::row:
       return run_elements<epilogue, Sharing::row, 1>(work, first, last);
@@ -125,18 +125,11 @@ void run_with(const PerChannel<T>& work, size_t first, size_t last) {
 }
 
 template <class T>
-void per_channel(const PerChannel<T>& work, size_t begin, size_t end) {
+void batch_normal_norm(const ChannelWork<T>& work, size_t begin, size_t end) {
   const size_t first = begin * elements_per_item, beyond = end * elements_per_item;
   const size_t last = beyond < work.size ? beyond : work.size;
-  if (first >= last) return;  // a row may then have no elements
-  switch (work.epilogue) {
-    case Epilogue::none:
-      return run_with<Epilogue::none>(work, first, last);
-    case Epilogue::relu:
-      return run_with<Epilogue::relu>(work, first, last);
-    case Epilogue::add_relu:
-      return run_with<Epilogue::add_relu>(work, first, last);
-  }
+  if (first >= last) return;  // a row may have no elements
+  with_epilogue(work.epilogue, [&](auto epilogue) { run_with<decltype(epilogue)::value>(work, first, last); });
 }
 
 template <class Real>
@@ -152,7 +145,7 @@ void prepare_channels(const Real* const parameters[6], size_t channels, size_t r
     for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * channels + c] = fields[f];
   }
   if (repeat == 1) return;
-  // From the back, so that no number is overwritten before it was read.
+  // From the back, so that each number is read before it is overwritten.
   for (size_t i = size_t(ChannelField::count) * channels; i-- > 0;) {
     const Real value = table[i];
     for (size_t r = 0; r < repeat; ++r) table[i * repeat + r] = value;

@@ -1,4 +1,4 @@
-// Which of the kernels this machine can run.
+// Chooses the kernels that this machine can run.
 #include "targets.h"
 
 namespace nnorm {

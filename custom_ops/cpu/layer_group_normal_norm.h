@@ -214,7 +214,7 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowLogarith
 }
 
 template <class T>
-void per_row(const RowProblem<T>& work, size_t begin, size_t end) {
+void layer_group_normal_norm(const RowProblem<T>& work, size_t begin, size_t end) {
   RowLogarithms<Arithmetic<T>> logs;
   const size_t rows = rows_per_item(work), beyond = end * rows, last = beyond < work.rows ? beyond : work.rows;
   const size_t that_fit = work.row_length ? kept / work.row_length : 0;

@@ -1,4 +1,4 @@
-// The kernels for one instruction set, NNORM_TARGET; CMake compiles this file once for each.
+// The CPU kernels for one instruction set, NNORM_TARGET; CMake compiles this file once for each.
 #include "batch_normal_norm.h"
 #include "layer_group_normal_norm.h"
 #include "targets.h"
@@ -11,7 +11,7 @@ namespace {
 
 template <class T>
 constexpr KernelTable<T> table() {
-  return {&prepare_channels<Arithmetic<T>>, &per_channel<T>, &per_row<T>};
+  return {&prepare_channels<Arithmetic<T>>, &batch_normal_norm<T>, &layer_group_normal_norm<T>};
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One function for each instruction set that target.cpp may be compiled for.
+// The function that target.cpp defines, for each instruction set that it may be compiled for.
 #pragma once
 
 #include "nnorm/kernels.h"

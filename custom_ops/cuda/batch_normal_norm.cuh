@@ -1,16 +1,17 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// Two kernels, for what a thread's channels cost it: two divisions each. `_rows`: a warp takes a piece of one channel's
-// extent. `_columns`: a thread takes neighbouring positions of a sample, each with a channel of its own, in many samples.
+// There are two kernels because a thread pays two divisions to prepare a channel. In `_rows` a warp computes a piece of one
+// channel's extent. In `_columns` a thread computes neighbouring positions of a sample, each with its own channel, in many
+// samples. run() chooses one of them.
 #pragma once
 
-#include "device.cuh"
+#include "launch.cuh"
 #include "nnorm/channel.h"
 
 namespace nnorm::cuda {
 
 constexpr unsigned channel_threads = 256;
-constexpr int in_flight = 4;  // accesses of a thread that are under way at once
+constexpr int in_flight = 4;  // accesses of a thread that are in flight at once
 
 template <class Real>
 struct ChannelParameters {
@@ -28,7 +29,7 @@ NNORM_DEVICE Arithmetic<T> normalized(T x, T residual, const Channel<Arithmetic<
   using Real = Arithmetic<T>;
   Real h, integer, fraction;
   logarithm<Evaluation<T>>(widened(x), channel, h, integer, fraction);
-  const Real added = epilogue == Epilogue::add_relu ? widened(residual) : Real(0);
+  const Real added = takes_residual<epilogue> ? widened(residual) : Real(0);
   return power<Evaluation<T>, epilogue>(h, integer, fraction, added, channel);
 }
 
@@ -41,37 +42,37 @@ struct ChannelRows {
   size_t rows, channels;
   unsigned extent;
   unsigned lead;      // elements from a boundary of 16 bytes to x[0], the same for residual and y
-  unsigned segments;  // of a row; a warp computes one after another
+  unsigned segments;  // of a row; a warp computes one at a time
 };
 
-// Accesses that the elements of a row may touch, wherever it starts.
+// The most accesses that the elements of a row may touch, wherever the row starts.
 constexpr size_t accesses_of_row(size_t extent, int width) { return extent / size_t(width) + (width == 1 ? 0 : 2); }
 
 constexpr unsigned accesses_of_segment = warp_size * in_flight;
 
-// `exact` where rows start and end on boundaries of accesses.
+// `exact`: rows start and end on boundaries of accesses.
 template <Epilogue epilogue, bool exact, int width, class T>
 __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(ChannelRows<T> w) {
   using Real = Arithmetic<T>;
   constexpr unsigned warps_of_block = channel_threads / warp_size;
   const size_t warps = size_t(gridDim.x) * warps_of_block;
   const size_t first_item = size_t(blockIdx.x) * warps_of_block + threadIdx.x / warp_size;
-  // Divisions of 64 bits are slow, so there is one for the first item and one for the steps, and none for the others.
+  // Divisions of 64 bits are slow, so only the first item and the steps are divided; the loop adds the steps.
   size_t row = first_item / w.segments, channel = row % w.channels;
   unsigned segment = unsigned(first_item % w.segments);
   const size_t row_step = warps / w.segments, channel_step = row_step % w.channels;
   const unsigned segment_step = unsigned(warps % w.segments);
   while (row < w.rows) {
-    // Positions count from the last boundary before the row: its elements are those from begin to end.
+    // Positions are counted from the last boundary at or before the row's start: the row is [begin, end).
     const size_t start = w.lead + row * w.extent;
     const unsigned begin = unsigned(start % width), end = begin + w.extent;
-    const size_t origin = start - begin - w.lead;  // of position 0 in x; wraps where it is before x[0], and back again
+    const size_t origin = start - begin - w.lead;  // of position 0 in x; it wraps if it is before x[0], and adding a position wraps back
     const unsigned first = (segment * accesses_of_segment + threadIdx.x % warp_size) * width;
     const auto position = [&](int k) { return first + unsigned(k) * warp_size * width; };
     const auto whole = [&](int k) {
       return exact ? position(k) < end : position(k) >= begin && position(k) + width <= end;
     };
-    const auto each = [&](int k, auto f) {  // the elements of an access that reaches over the row's end or start
+    const auto each = [&](int k, auto f) {  // the elements of an access that crosses the row's start or end
       for (unsigned j = 0; j < width; ++j)
         if (position(k) + j >= begin && position(k) + j < end) f(j, origin + position(k) + j);
     };
@@ -80,17 +81,17 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
     for (int k = 0; k < in_flight; ++k) {
       if (whole(k)) {
         x[k] = load<width>(w.x + (origin + position(k)));
-        if (epilogue == Epilogue::add_relu) residual[k] = load<width>(w.residual + (origin + position(k)));
+        if (takes_residual<epilogue>) residual[k] = load<width>(w.residual + (origin + position(k)));
       } else {
         x[k] = residual[k] = {};
         if constexpr (!exact)
           each(k, [&](unsigned j, size_t i) {
             x[k].values[j] = w.x[i];
-            if (epilogue == Epilogue::add_relu) residual[k].values[j] = w.residual[i];
+            if (takes_residual<epilogue>) residual[k].values[j] = w.residual[i];
           });
       }
     }
-    const Channel<Real> of_row = w.parameters.template prepared<Evaluation<T>>(channel);  // while the loads are under way
+    const Channel<Real> of_row = w.parameters.template prepared<Evaluation<T>>(channel);  // while the loads are in flight
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
       if (position(k) >= end) continue;
@@ -120,7 +121,7 @@ struct ChannelColumns {
   ChannelParameters<Arithmetic<T>> parameters;
   size_t rows, columns;  // columns in accesses
   size_t extent;         // neighbouring positions of one channel
-  size_t channels;       // positions of channels beyond these are padding
+  size_t channels;       // further channels are padding
   unsigned span;         // columns of a block
 };
 
@@ -140,10 +141,10 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
     for (int k = 0; k < in_flight; ++k) {
       if (!has(k)) break;
       x[k] = load<width>(w.x + position(k));
-      if (epilogue == Epilogue::add_relu) residual[k] = load<width>(w.residual + position(k));
+      if (takes_residual<epilogue>) residual[k] = load<width>(w.residual + position(k));
     }
   };
-  load_rows();  // under way while the channels are prepared
+  load_rows();  // in flight while the channels are prepared
 
   Channel<Real> channels[width];
   bool padding[width];
@@ -171,6 +172,98 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
     row += in_flight * step;
     load_rows();
   }
+}
+
+template <Epilogue epilogue, int width, class T>
+cudaError_t run_rows(const ChannelProblem<T>& problem, const Device& device, cudaStream_t stream) {
+  ChannelRows<T> work{};
+  work.x = problem.x;
+  work.residual = problem.residual;
+  work.y = problem.y;
+  std::copy_n(problem.parameters, std::size(problem.parameters), work.parameters.fields);
+  work.rows = problem.samples * problem.channels;
+  work.channels = problem.channels;
+  work.extent = unsigned(problem.extent);
+  work.lead = width == 1 ? 0 : unsigned(misalignment(problem.x));
+  work.segments = unsigned(divided_up(accesses_of_row(problem.extent, width), accesses_of_segment));
+  const size_t blocks = divided_up(work.rows * work.segments, channel_threads / warp_size);
+  const bool exact = work.lead == 0 && problem.extent % width == 0;
+  const auto kernel = exact ? &batch_normal_norm_rows<epilogue, true, width, T>
+                            : &batch_normal_norm_rows<epilogue, width == 1, width, T>;  // accesses of width 1 are always exact
+  return launch(kernel, device.blocks(blocks, 16), channel_threads, stream, work);
+}
+
+template <Epilogue epilogue, bool padded, int width, class T>
+cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, const Device& device, cudaStream_t stream) {
+  ChannelColumns<T> work{};
+  work.x = problem.x;
+  work.residual = problem.residual;
+  work.y = problem.y;
+  std::copy_n(problem.parameters, std::size(problem.parameters), work.parameters.fields);
+  work.rows = problem.samples;
+  work.columns = positions / width;
+  work.extent = problem.extent;
+  work.channels = problem.channels;
+  const size_t column_blocks = divided_up(work.columns, channel_threads);
+  work.span = unsigned(divided_up(work.columns, column_blocks));
+  const size_t rows_of_block = channel_threads / work.span;
+  // A thread should have many rows, because it prepares its channels once, as long as the device stays full: 2 of these
+  // blocks fit on a multiprocessor at once.
+  const size_t row_blocks = divided_up(problem.samples, rows_of_block * in_flight);
+  const size_t enough = divided_up(device.blocks(column_blocks * row_blocks, 4), column_blocks);
+  constexpr size_t most = 65535;  // blocks along y
+  const dim3 blocks(unsigned(column_blocks), unsigned(std::min({row_blocks, enough, most})));
+  const size_t threads = divided_up(rows_of_block * work.span, warp_size) * warp_size;
+  return launch(&batch_normal_norm_columns<epilogue, padded, width, T>, blocks, unsigned(threads), stream, work);
+}
+
+template <Epilogue epilogue, class T>
+cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
+  Device device;
+  if (const cudaError_t error = Device::current(device)) return error;
+  constexpr int width = widest<T>;
+  const size_t lead = misalignment(problem.x);
+  const bool alike = lead == misalignment(problem.y) &&
+                     (!takes_residual<epilogue> || lead == misalignment(problem.residual));
+  if (lanes != 0) {
+    const bool whole = alike && lead == 0 && lanes % width == 0;
+    if (lanes != problem.channels)
+      return whole ? run_columns<epilogue, true, width>(problem, lanes, device, stream)
+                   : run_columns<epilogue, true, 1>(problem, lanes, device, stream);
+    return whole ? run_columns<epilogue, false, width>(problem, lanes, device, stream)
+                 : run_columns<epilogue, false, 1>(problem, lanes, device, stream);
+  }
+  // Rows of this length fill a warp's segment. Shorter rows are worth a warp too where few samples share what a thread of
+  // run_columns() prepares.
+  constexpr size_t long_extent = accesses_of_segment * width;
+  if (problem.extent >= long_extent || (problem.extent >= long_extent / 8 && problem.samples < 2 * in_flight))
+    return alike ? run_rows<epilogue, width>(problem, device, stream) : run_rows<epilogue, 1>(problem, device, stream);
+  const size_t positions = problem.channels * problem.extent;
+  return alike && lead == 0 && positions % width == 0
+             ? run_columns<epilogue, false, width>(problem, positions, device, stream)
+             : run_columns<epilogue, false, 1>(problem, positions, device, stream);
+}
+
+template <class T>
+cudaError_t run_any(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
+  if (problem.size() == 0) return cudaSuccess;
+  if (problem.extent >> 31 != 0) return cudaErrorInvalidValue;
+  cudaError_t error = cudaErrorInvalidValue;
+  with_epilogue(problem.epilogue, [&](auto epilogue) {
+    error = run_with<decltype(epilogue)::value>(problem, lanes, stream);
+  });
+  return error;
+}
+
+template <class T>
+cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream) {
+  return run_any(problem, 0, stream);
+}
+
+template <class T>
+cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
+  if (problem.extent != 1 || lanes < problem.channels) return cudaErrorInvalidValue;
+  return run_any(problem, lanes, stream);
 }
 
 }  // namespace nnorm::cuda

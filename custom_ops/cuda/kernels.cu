@@ -1,10 +1,12 @@
-// The kernels for one type of tensor, NNORM_TYPE; CMake compiles this file once for each, side by side.
-#include "launch.cuh"
+// The CUDA kernels for one type of tensor, NNORM_TYPE; CMake compiles this file once for each type.
+#include "batch_normal_norm.cuh"
+#include "layer_group_normal_norm.cuh"
 
 namespace nnorm::cuda {
 
-template cudaError_t run(const ChannelProblem<NNORM_TYPE>&, cudaStream_t);
+#define NNORM_INSTANTIATE(Problem) template cudaError_t run(const Problem&, cudaStream_t);
+NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE, NNORM_TYPE)
+#undef NNORM_INSTANTIATE
 template cudaError_t run_channels_last(const ChannelProblem<NNORM_TYPE>&, size_t, cudaStream_t);
-template cudaError_t run(const RowProblem<NNORM_TYPE>&, cudaStream_t);
 
 }  // namespace nnorm::cuda

@@ -8,7 +8,7 @@
 // As on processors: a row without spread and ε = 0 gives NaN, as 0/0 does.
 #pragma once
 
-#include "device.cuh"
+#include "launch.cuh"
 
 namespace nnorm::cuda {
 
@@ -123,7 +123,7 @@ constexpr int block_of = threads < smallest_block ? smallest_block : threads;
 // Rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for rows of just as
 // many, of which each element has its own weight: a fifth of the instructions less.
 template <int threads, int values, int width, bool exact, class T>
-__global__ void __launch_bounds__(block_of<threads>) normal_norm_rows(Rows<T> w) {
+__global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int accesses = values / width;
   constexpr unsigned teams_of_block = unsigned(block_of<threads> / threads);
@@ -231,7 +231,7 @@ NNORM_DEVICE void sum_of_row(const T* row, unsigned length, Real (&total)[count]
 
 // Rows of any length, a block each; `staged` in shared memory, else read again in every pass.
 template <bool staged, int width, class T>
-__global__ void __launch_bounds__(long_row_threads) normal_norm_long_rows(Rows<T> w) {
+__global__ void __launch_bounds__(long_row_threads) layer_group_normal_norm_long_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   using Elements = Access<T, width>;
   NNORM_DYNAMIC_SHARED(stage);
@@ -282,6 +282,67 @@ __global__ void __launch_bounds__(long_row_threads) normal_norm_long_rows(Rows<T
     };
     for_each_access<width>(again, w.row_length, transform, [] {});
   }
+}
+
+// Rows that fit into the registers of `threads` threads with `values` each.
+template <int threads, int values, int width, class T>
+cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  constexpr unsigned block = unsigned(block_of<threads>), teams = block / unsigned(threads);
+  const unsigned blocks = device.blocks(divided_up(work.rows, teams), 64);
+  if constexpr (width > 1)
+    if (work.row_length == unsigned(threads * values) && work.whole_weights)
+      return launch(&layer_group_normal_norm_rows<threads, values, width, true, T>, blocks, block, stream, work);
+  return launch(&layer_group_normal_norm_rows<threads, values, width, false, T>, blocks, block, stream, work);
+}
+
+template <int width, class T>
+cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  if (work.row_length <= 32 * 8) return run_in_registers<32, 8, width>(work, device, stream);
+  if (work.row_length <= 32 * 16) return run_in_registers<32, 16, width>(work, device, stream);
+  if (work.row_length <= 32 * 24) return run_in_registers<32, 24, width>(work, device, stream);
+  if (work.row_length <= 32 * 32) return run_in_registers<32, 32, width>(work, device, stream);
+  if (work.row_length <= 128 * 32) return run_in_registers<128, 32, width>(work, device, stream);
+  constexpr size_t scratch = 1 << 10;  // what the kernel itself keeps in shared memory, and a little more
+  const size_t bytes = work.row_length * sizeof(T), room = size_t(device.shared_memory) - scratch;
+  const unsigned blocks = device.blocks(work.rows, 16);
+  if (bytes <= room)
+    return launch(&layer_group_normal_norm_long_rows<true, width, T>, blocks, long_row_threads, stream, work, bytes, room);
+  return launch(&layer_group_normal_norm_long_rows<false, width, T>, blocks, long_row_threads, stream, work);
+}
+
+// The greatest exponent by which no value of such a row brings 2^z to its limits: no standardised value is greater than
+// the root of the row's length. Twice as much leaves room for rounding, unless rounding is all of the row's variance.
+template <class Real>
+Real bounded_exponent(size_t row_length) {
+  const double greatest_log2 = std::log2(1 + 2 * std::sqrt(double(row_length)));
+  return Real((double(Format<Real>::exponent_bias) - 2) / greatest_log2);
+}
+
+template <class T>
+cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
+  if (problem.rows == 0 || problem.row_length == 0) return cudaSuccess;
+  if (problem.row_length >> 31 != 0) return cudaErrorInvalidValue;
+  Device device;
+  if (const cudaError_t error = Device::current(device)) return error;
+  using Real = Arithmetic<T>;
+  constexpr size_t width = widest<T>;
+  const bool whole = misalignment(problem.x) == 0 && misalignment(problem.y) == 0 && problem.row_length % width == 0;
+  const bool aligned_weights = misalignment(problem.weight) == 0 && misalignment(problem.bias) == 0;
+  const Rows<T> work{problem.x,
+                     problem.y,
+                     problem.weight,
+                     problem.bias,
+                     problem.rows,
+                     problem.period,
+                     unsigned(problem.row_length),
+                     unsigned(problem.run),
+                     Divisor(unsigned(problem.run)),
+                     problem.run == 1 && (!whole || aligned_weights),
+                     Real(problem.epsilon),
+                     Real(problem.delta),
+                     Real(1) / Real(problem.row_length),
+                     bounded_exponent<Real>(problem.row_length)};
+  return whole ? run_rows<int(width)>(work, device, stream) : run_rows<1>(work, device, stream);
 }
 
 }  // namespace nnorm::cuda

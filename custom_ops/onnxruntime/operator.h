@@ -1,12 +1,13 @@
-// From a C++ class to ONNX Runtime's table of callbacks. An operator is a class template of the tensors' type, with
+// From a C++ class to ONNX Runtime's table of callbacks. The class is a kernel with
 //
-//   static constexpr const char* name;        the node's
-//   static constexpr size_t parameters;       inputs after X that have the arithmetic's type
-//   static constexpr size_t operands;         inputs after those that have X's type and shape
-//   explicit Operator(const Attributes&);
+//   using Type;                               of the elements of X
+//   static const char* name();                of the ONNX node
+//   static constexpr size_t parameters;       how many inputs after X have type Arithmetic<Type>
+//   static constexpr size_t operands;         how many inputs after the parameters have X's type and shape
+//   explicit Kernel(const Attributes&);       throws Error
 //   void operator()(const Run&) const;        throws Error
 //
-// Output Y has the shape of X, and may take the memory of X or of an operand.
+// The output Y has the type and shape of X, and may use the memory of X or of an operand.
 #pragma once
 
 #include <climits>
@@ -28,44 +29,44 @@ inline constexpr ONNXTensorElementDataType onnx_type<Float16> = ONNX_TENSOR_ELEM
 template <>
 inline constexpr ONNXTensorElementDataType onnx_type<BFloat16> = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
-// An OrtCustomOp that knows which ONNX Runtime it belongs to: one process may have loaded several.
+// An OrtCustomOp and the ONNX Runtime that it belongs to; a process may have loaded several.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
 };
 
-// Publishes X's shape as Y's where every axis is a number or has a name. ONNX Runtime would take two nameless axes, and
-// an unknown rank, for something that they are not, and share memory between tensors of different sizes.
+// Publishes X's shape as Y's if every axis is a number or has a name. ONNX Runtime would take axes without names for equal
+// ones and an unknown rank for a scalar, and share memory between tensors of different sizes.
 OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context) noexcept;
 
-template <template <class> class Operator, class T>
+template <class Kernel>
 struct Callbacks {
-  using Op = Operator<T>;
+  using T = typename Kernel::Type;
 
-  struct Kernel {
+  struct State {
     const OrtApi* api;
-    Op op;
+    Kernel kernel;
   };
 
   static OrtStatus* ORT_API_CALL create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
-                                        void** kernel) noexcept {
-    return guarded(api, Op::name, [&] { *kernel = new Kernel{api, Op(Attributes(api, info))}; });
+                                        void** state) noexcept {
+    return guarded(api, Kernel::name(), [&] { *state = new State{api, Kernel(Attributes(api, info))}; });
   }
 
   static OrtStatus* ORT_API_CALL compute(void* data, OrtKernelContext* context) noexcept {
-    const Kernel& kernel = *static_cast<const Kernel*>(data);
-    return guarded(kernel.api, Op::name, [&] { kernel.op(Run(kernel.api, context)); });
+    const State& state = *static_cast<const State*>(data);
+    return guarded(state.api, Kernel::name(), [&] { state.kernel(Run(state.api, context)); });
   }
 
   static ONNXTensorElementDataType ORT_API_CALL input_type(const OrtCustomOp*, size_t index) noexcept {
-    return index == 0 || index > Op::parameters ? onnx_type<T> : onnx_type<Arithmetic<T>>;
+    return index == 0 || index > Kernel::parameters ? onnx_type<T> : onnx_type<Arithmetic<T>>;
   }
 
   static size_t ORT_API_CALL may_inplace(int** inputs, int** outputs) noexcept {
-    constexpr size_t choices = 1 + Op::operands;
+    constexpr size_t choices = 1 + Kernel::operands;
     *inputs = static_cast<int*>(std::calloc(choices, sizeof(int)));
-    *outputs = static_cast<int*>(std::calloc(choices, sizeof(int)));  // output 0, each time
+    *outputs = static_cast<int*>(std::calloc(choices, sizeof(int)));  // output 0 for each
     if (*inputs == nullptr || *outputs == nullptr) return 0;
-    for (size_t i = 0; i < Op::operands; ++i) (*inputs)[1 + i] = int(1 + Op::parameters + i);
+    for (size_t i = 0; i < Kernel::operands; ++i) (*inputs)[1 + i] = int(1 + Kernel::parameters + i);
     return choices;
   }
 
@@ -75,27 +76,27 @@ struct Callbacks {
   }
 };
 
-// `version` is the API level that the runtime and the headers have in common: what ONNX Runtime reads of the table.
-template <template <class> class Operator, class T>
+// `version` is the lower API level of the runtime and the headers: ONNX Runtime reads the table up to it.
+template <class Kernel>
 std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
-  using C = Callbacks<Operator, T>;
+  using C = Callbacks<Kernel>;
   auto op = std::make_unique<CustomOp>();
   op->api = api;
   op->version = version;
-  op->GetName = [](const OrtCustomOp*) noexcept { return Operator<T>::name; };
+  op->GetName = [](const OrtCustomOp*) noexcept { return Kernel::name(); };
   op->GetExecutionProviderType = [](const OrtCustomOp*) noexcept { return execution_provider; };
-  op->GetInputTypeCount = [](const OrtCustomOp*) noexcept { return 1 + Operator<T>::parameters + Operator<T>::operands; };
+  op->GetInputTypeCount = [](const OrtCustomOp*) noexcept { return 1 + Kernel::parameters + Kernel::operands; };
   op->GetInputType = C::input_type;
   op->GetInputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
   op->GetInputMemoryType = [](const OrtCustomOp*, size_t) noexcept { return OrtMemTypeDefault; };
   op->GetOutputTypeCount = [](const OrtCustomOp*) noexcept -> size_t { return 1; };
-  op->GetOutputType = [](const OrtCustomOp*, size_t) noexcept { return onnx_type<T>; };
+  op->GetOutputType = [](const OrtCustomOp*, size_t) noexcept { return onnx_type<typename Kernel::Type>; };
   op->GetOutputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
   op->GetStartVersion = [](const OrtCustomOp*) noexcept { return 1; };
   op->GetEndVersion = [](const OrtCustomOp*) noexcept { return INT_MAX; };
   op->CreateKernelV2 = C::create;
   op->KernelComputeV2 = C::compute;
-  op->KernelDestroy = [](void* kernel) noexcept { delete static_cast<typename C::Kernel*>(kernel); };
+  op->KernelDestroy = [](void* state) noexcept { delete static_cast<typename C::State*>(state); };
   op->GetMayInplace = C::may_inplace;
   op->ReleaseMayInplace = C::release_inplace;
   op->InferOutputShapeFn = [](const OrtCustomOp* self, OrtShapeInferContext* context) noexcept {
@@ -104,17 +105,17 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   return op;
 }
 
-// The operators of one ONNX Runtime. They must outlive every session, so whoever makes them never destroys them.
+// The operators of one ONNX Runtime. They must outlive every session, so their owner never destroys them.
 class Operators {
  public:
   Operators(const OrtApi* api, uint32_t version) : api_(api), version_(version) {}
 
-  template <template <class> class Operator, class T>
+  template <class Kernel>
   void add() {
-    ops_.push_back(custom_op<Operator, T>(api_, version_));
+    ops_.push_back(custom_op<Kernel>(api_, version_));
   }
 
-  // BatchNormalNorm, its epilogues, LayerNormalNorm and GroupNormalNorm, of every type (operators.cpp).
+  // Adds the operators of nnorm/operators.h for every type (operators.cpp).
   void add_all();
 
   void add_to(OrtCustomOpDomain* domain) const {

@@ -1,26 +1,43 @@
-// The operators that every library of ours has.
-#include "batch_normal_norm.h"
-#include "layer_group_normal_norm.h"
+// The kernels of the operators that nnorm/operators.h declares.
+#include "nnorm/operators.h"
+
+#include "operator.h"
 
 namespace nnorm::ort {
 namespace {
 
-template <template <class> class Operator>
-void add_all_types(Operators& operators) {
-  operators.add<Operator, float>();
-  operators.add<Operator, double>();
-  operators.add<Operator, Float16>();
-  operators.add<Operator, BFloat16>();
-}
+template <class Operator, class T>
+class Kernel {
+ public:
+  using Type = T;
+  static const char* name() { return Operator::name; }
+  static constexpr size_t parameters = Operator::parameters.size(), operands = Operator::operands;
+
+  explicit Kernel(const Attributes& attributes) {
+    operator_.for_each_attribute([&](const char* name, auto& value) { attributes.read(name, value); });
+    refuse(operator_.attribute_refusal());
+  }
+
+  void operator()(const Run& run) const {
+    Tensors tensors = run.inputs(1 + parameters + operands);
+    refuse(operator_.shape_refusal(tensors.shapes));
+    tensors.y = run.output(tensors.shapes[0]);
+    run.solve(operator_.template problem<T>(tensors));
+  }
+
+ private:
+  Operator operator_;
+};
 
 }  // namespace
 
 void Operators::add_all() {
-  add_all_types<BatchNormalNorm>(*this);
-  add_all_types<BatchNormalNormRelu>(*this);
-  add_all_types<BatchNormalNormAddRelu>(*this);
-  add_all_types<LayerNormalNorm>(*this);
-  add_all_types<GroupNormalNorm>(*this);
+  for_each_operator([this](auto declared) {
+    using Operator = decltype(declared);
+#define NNORM_ADD(T) add<Kernel<Operator, T>>();
+    NNORM_FOR_EACH_TYPE(NNORM_ADD)
+#undef NNORM_ADD
+  });
 }
 
 }  // namespace nnorm::ort

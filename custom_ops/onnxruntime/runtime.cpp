@@ -5,22 +5,18 @@
 
 namespace nnorm::ort {
 
-int64_t Attributes::integer(const char* name, int64_t missing) const {
-  int64_t value = missing;
-  if (OrtStatus* status = api_->KernelInfoGetAttribute_int64(info_, name, &value)) {
-    api_->ReleaseStatus(status);
-    return missing;
-  }
-  return value;
+void Attributes::read(const char* name, int32_t& value) const {
+  int64_t wide = value;
+  if (OrtStatus* status = api_->KernelInfoGetAttribute_int64(info_, name, &wide)) return api_->ReleaseStatus(status);
+  if (wide != int32_t(wide))
+    refuse(std::string("attribute ") + name + " is " + std::to_string(wide) + "; it must fit into 32 bits");
+  value = int32_t(wide);
 }
 
-float Attributes::real(const char* name, float missing) const {
-  float value = missing;
-  if (OrtStatus* status = api_->KernelInfoGetAttribute_float(info_, name, &value)) {
-    api_->ReleaseStatus(status);
-    return missing;
-  }
-  return value;
+void Attributes::read(const char* name, float& value) const {
+  float given = value;
+  if (OrtStatus* status = api_->KernelInfoGetAttribute_float(info_, name, &given)) return api_->ReleaseStatus(status);
+  value = given;
 }
 
 const void* Run::input(size_t index, Shape& shape) const {
@@ -42,6 +38,12 @@ const void* Run::input(size_t index, Shape& shape) const {
   return data;
 }
 
+Tensors Run::inputs(size_t count) const {
+  Tensors tensors{};
+  for (size_t i = 0; i < count; ++i) tensors.inputs.push_back(input(i, tensors.shapes.emplace_back()));
+  return tensors;
+}
+
 void* Run::output(const Shape& shape) const {
   OrtValue* value = nullptr;
   check(api_, api_->KernelContext_GetOutput(context_, 0, shape.data(), shape.size(), &value));
@@ -51,14 +53,14 @@ void* Run::output(const Shape& shape) const {
 }
 
 void Run::over_items(size_t items, void* call, void (*item)(void*, size_t)) const {
-  // Waking a thread takes microseconds, as long as an item or two.
+  // Waking a thread takes microseconds, as long as one or two items.
   constexpr size_t too_few_to_share = 4;
   if (items < too_few_to_share) {
     for (size_t i = 0; i < items; ++i) item(call, i);
     return;
   }
-  // How many threads the session has cannot be asked. Four batches for each that the machine has even out what
-  // disturbs one of them; on a pool of one thread ONNX Runtime runs them in a row.
+  // ONNX Runtime does not report how many threads the session has. Four batches for each thread of the machine balance the
+  // load if one thread is slow; on a pool of one thread ONNX Runtime runs the batches in sequence.
   static const size_t batches = 4 * std::max(1u, std::thread::hardware_concurrency());
   check(api_, api_->KernelContext_ParallelFor(context_, item, items, std::min(items, batches), call));
 }

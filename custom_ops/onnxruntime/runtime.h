@@ -1,7 +1,7 @@
-// ONNX Runtime's C API as the operators see it: errors as exceptions inside, as statuses at the boundary.
+// ONNX Runtime's C API as the operators see it: errors are exceptions inside the library and statuses at its boundary.
 //
-// The operators are the same for every execution provider; cpu/ and cuda/ say what a library's provider is called and
-// how it solves a problem.
+// The operators are the same for every execution provider. cpu/ and cuda/ define `execution_provider` and Run::solve() for
+// the library that they are linked into.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -14,13 +14,13 @@
 
 namespace nnorm::ort {
 
-// What a caller did wrong, or what ONNX Runtime reported. Never leaves this library: see guarded().
+// A mistake of the caller, or an error that ONNX Runtime reported. guarded() keeps it inside this library.
 struct Error {
   OrtErrorCode code;
   std::string message;
 };
 
-// Throws, unless there is nothing to say.
+// Throws an Error with this reason, unless the reason is empty.
 inline void refuse(const std::string& reason) {
   if (!reason.empty()) throw Error{ORT_INVALID_ARGUMENT, reason};
 }
@@ -32,7 +32,7 @@ inline void check(const OrtApi* api, OrtStatus* status) {
   throw error;
 }
 
-// Runs f; whatever it throws becomes a status whose message starts with `where`.
+// Runs f; an exception becomes a status whose message starts with `where`.
 template <class F>
 OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
   try {
@@ -43,50 +43,43 @@ OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
       return api->CreateStatus(error.code, (std::string(where) + ": " + error.message).c_str());
     } catch (...) {
     }
-  } catch (...) {  // of the standard library only running out of memory can happen
+  } catch (...) {  // the standard library throws only std::bad_alloc here
   }
   return api->CreateStatus(ORT_FAIL, "nnorm: out of memory");
 }
 
-// The attributes of a node, while its kernel is made.
+// The attributes of a node, while its kernel is created.
 class Attributes {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
-  // A missing attribute has the default that the body gives it (nnorm_export/operators).
-  int64_t integer(const char* name, int64_t missing) const;
-  float real(const char* name, float missing) const;
+  // Sets `value` to the attribute's; an attribute that the node lacks leaves it as it is.
+  void read(const char* name, int32_t& value) const;
+  void read(const char* name, float& value) const;
 
  private:
   const OrtApi* api_;
   const OrtKernelInfo* info_;
 };
 
-// The execution provider that this library has kernels for.
+// The name of the execution provider that this library has kernels for.
 extern const char* const execution_provider;
 
-// One run of a node: its tensors, and what computes them.
+// One run of a node: its tensors, and the threads or the stream that compute them.
 class Run {
  public:
   Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
 
-  // Input `index`, and its shape as the next of `shapes`.
-  template <class T>
-  const T* input(size_t index, std::vector<Shape>& shapes) const {
-    return static_cast<const T*>(input(index, shapes.emplace_back()));
-  }
+  // The first `count` inputs.
+  Tensors inputs(size_t count) const;
 
-  template <class T>
-  T* output(const Shape& shape) const {
-    return static_cast<T*>(output(shape));
-  }
+  // The memory of the output, which gets this shape.
+  void* output(const Shape& shape) const;
 
-  // With the session's threads, or on the stream that the session's kernels follow each other on.
-  template <class T>
-  void solve(const ChannelProblem<T>& problem) const;
-  template <class T>
-  void solve(const RowProblem<T>& problem) const;
+  // Solves one of NNORM_FOR_EACH_PROBLEM, on the session's threads or on its CUDA stream.
+  template <class Problem>
+  void solve(const Problem& problem) const;
 
-  // The items 0, …, items − 1 of a call, spread over the session's threads where there is enough to do.
+  // Computes the items 0, …, items − 1 of a call; many items are distributed over the session's threads.
   void over_items(size_t items, void* call, void (*item)(void*, size_t)) const;
 
   // The stream of a session on a GPU.
@@ -94,7 +87,6 @@ class Run {
 
  private:
   const void* input(size_t index, Shape& shape) const;
-  void* output(const Shape& shape) const;
 
   const OrtApi* api_;
   OrtKernelContext* context_;

@@ -1,58 +1,51 @@
-// What the plugins compute: the operators' names, inputs and attributes, and the way from a node's tensors to a launch.
-// This file knows CUDA and no TensorRT.
+// A node's operator as the plugin sees it: its attributes, and the way from its tensors to a launch. This file knows CUDA
+// and the operators' declarations (nnorm/operators.h), not TensorRT.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
+#include <memory>
+#include <variant>
 
 #include "nnorm/cuda_kernels.h"
 #include "nnorm/operators.h"
 
 namespace nnorm::trt {
 
-// The attributes of all operators.
-struct Attributes {
-  int32_t axis = default_axis, num_groups = default_groups;
-  float epsilon = default_epsilon, delta = default_delta;
-};
+enum class Type { float32, float16, bfloat16 };
+
+// How the channels lie in memory: as in ONNX, or last, with or without padding to a multiple of 8.
+enum class Layout { contiguous, channels_last, channels_last_by_8 };
 
 struct Attribute {
   const char* name;
-  int32_t Attributes::* integer;  // one of the two
-  float Attributes::* real;
+  std::variant<int32_t*, float*> value;  // a member of the operation
 };
 
-enum class Type { float32, float16, bfloat16 };
+class Operation {
+ public:
+  virtual ~Operation() = default;
 
-// How channels lie in memory: as in ONNX, or last, and then padded to a multiple of 8 or not.
-enum class Layout { contiguous, channels_last, channels_last_by_8 };
-
-// A node's tensors: X, the parameters, the operands that are like X; then Y.
-struct Tensors {
-  Type type;
-  Layout layout;
-  std::vector<Shape> shapes;  // of the inputs, as ONNX has them whatever the layout
-  std::vector<const void*> inputs;
-  void* y;
-};
-
-struct Operation {
-  const char* name;
-  int parameters;  // inputs after X, of float32
-  int operands;    // inputs after those, of X's type, shape and layout
-  std::vector<Attribute> attributes;
-  bool any_layout;  // or only the contiguous one
+  const char* const name;
+  const int parameters;   // inputs after X, of float32
+  const int operands;     // inputs after the parameters, of X's type, shape and layout
+  const bool any_layout;  // else only the contiguous one
 
   int inputs() const { return 1 + parameters + operands; }
 
-  // Why the operator does not take inputs of these shapes; nothing if it does.
-  std::string (*refusal)(const Attributes&, const std::vector<Shape>& shapes);
-  // Launches; the shapes are such as refusal() lets pass.
-  cudaError_t (*run)(const Attributes&, const Tensors&, cudaStream_t);
+  virtual std::unique_ptr<Operation> clone() const = 0;
+  virtual std::vector<Attribute> attributes() = 0;
+
+  // Why the operator does not take inputs of these shapes; empty if it does.
+  virtual std::string refusal(const std::vector<Shape>& shapes) const = 0;
+
+  // Launches the kernel, for shapes that refusal() accepts. They are those of ONNX, whatever the layout.
+  virtual cudaError_t run(const Tensors& tensors, Type type, Layout layout, cudaStream_t stream) const = 0;
+
+ protected:
+  Operation(const char* name_, size_t parameters_, size_t operands_, bool any_layout_)
+      : name(name_), parameters(int(parameters_)), operands(int(operands_)), any_layout(any_layout_) {}
 };
 
-// BatchNormalNorm, its epilogues, LayerNormalNorm, GroupNormalNorm.
-const std::vector<Operation>& operations();
+// Every operator, with the default values of its attributes.
+const std::vector<std::unique_ptr<Operation>>& operations();
 
 }  // namespace nnorm::trt

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace nnorm::trt {
 
@@ -12,13 +13,13 @@ namespace {
 
 constexpr int32_t fine = 0, failure = -1;
 
-// TensorRT's own logger is found in another place in TensorRT 11 than in 10, so reasons go where they are seen anyway.
+// Errors go to stderr: TensorRT 11 has its logger in another place than TensorRT 10, and the plugin serves both.
 int32_t fail(const Operation& operation, const std::string& reason) {
   std::fprintf(stderr, "[nnorm] %s: %s\n", operation.name, reason.c_str());
   return failure;
 }
 
-// Runs f; of the standard library it can only run out of memory.
+// Runs f, in which the standard library throws only std::bad_alloc.
 template <class F>
 int32_t guarded(const Operation& operation, F f) noexcept {
   try {
@@ -47,8 +48,8 @@ bool type_of(DataType type, Type& result) {
   }
 }
 
-// The layouts of tensors [N, C, H, W] and [N, C, D, H, W] that have channels last: of 32 bits as they are, of 16 bits in
-// eights.
+// Sets `result` to the layout, or returns false if the kernels do not have it. Tensors [N, C, H, W] and [N, C, D, H, W]
+// may have their channels last, those of 16 bits padded to a multiple of 8.
 bool layout_of(TensorFormat format, DataType type, int32_t rank, Layout& result) {
   if (format == TensorFormat::kLINEAR) {
     result = Layout::contiguous;
@@ -60,19 +61,20 @@ bool layout_of(TensorFormat format, DataType type, int32_t rank, Layout& result)
          (rank == 5 && format == (wide ? TensorFormat::kDHWC : TensorFormat::kDHWC8));
 }
 
-PluginField field_of(const Attribute& attribute, const Attributes* values) {
-  const bool integer = attribute.integer != nullptr;
-  const void* data = values == nullptr ? nullptr
-                     : integer         ? static_cast<const void*>(&(values->*attribute.integer))
-                                       : static_cast<const void*>(&(values->*attribute.real));
-  return PluginField(attribute.name, data, integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32, 1);
+PluginFieldType type_of(const Attribute& attribute) {
+  return std::holds_alternative<int32_t*>(attribute.value) ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
+}
+
+PluginField field_of(const Attribute& attribute) {
+  const void* data = std::visit([](auto* value) { return static_cast<const void*>(value); }, attribute.value);
+  return PluginField(attribute.name, data, type_of(attribute), 1);
 }
 
 PluginFieldCollection collection_of(const std::vector<PluginField>& fields) {
   return {int32_t(fields.size()), fields.data()};
 }
 
-// The field's number, if it is of this type.
+// Sets `result` to the field's number and returns true if the field has this type.
 template <class T, class Result>
 bool number(const PluginField& field, PluginFieldType type, Result& result) {
   if (field.type != type) return false;
@@ -80,44 +82,46 @@ bool number(const PluginField& field, PluginFieldType type, Result& result) {
   return true;
 }
 
-// What a field says; why it cannot be that of the attribute, or nothing.
-std::string read(const PluginField& field, const Attribute& attribute, Attributes& result) {
+// Sets the attribute to the field's value. Returns why it cannot, or an empty string.
+std::string read(const PluginField& field, const Attribute& attribute) {
   const std::string name = std::string("attribute ") + attribute.name;
   if (field.length != 1 || field.data == nullptr) return name + " must be one number";
-  // The ONNX parser makes numbers of 32 bits, Python users of 64.
-  int64_t integer = 0;
-  double real = 0;
-  const bool is_integer = number<int32_t>(field, PluginFieldType::kINT32, integer) ||
-                          number<int64_t>(field, PluginFieldType::kINT64, integer);
-  const bool is_real = number<float>(field, PluginFieldType::kFLOAT32, real) ||
-                       number<double>(field, PluginFieldType::kFLOAT64, real);
-  if (attribute.integer != nullptr && !is_integer) return name + " must be an integer";
-  if (attribute.real != nullptr && !is_real) return name + " must be a real number";
-  if (integer != int32_t(integer)) return name + " is " + std::to_string(integer) + ", which is beyond 32 bits";
-  if (attribute.integer != nullptr)
-    result.*attribute.integer = int32_t(integer);
-  else
-    result.*attribute.real = float(real);
+  // The ONNX parser creates numbers of 32 bits, Python users create numbers of 64 bits.
+  if (int32_t* const* integer = std::get_if<int32_t*>(&attribute.value)) {
+    int64_t value = 0;
+    if (!number<int32_t>(field, PluginFieldType::kINT32, value) && !number<int64_t>(field, PluginFieldType::kINT64, value))
+      return name + " must be an integer";
+    if (value != int32_t(value)) return name + " is " + std::to_string(value) + "; it must fit into 32 bits";
+    **integer = int32_t(value);
+  } else {
+    double value = 0;
+    if (!number<float>(field, PluginFieldType::kFLOAT32, value) && !number<double>(field, PluginFieldType::kFLOAT64, value))
+      return name + " must be a real number";
+    *std::get<float*>(attribute.value) = float(value);
+  }
   return "";
+}
+
+// " name=value" for error messages, logs and TensorRT's timing cache.
+std::string described(const Attribute& attribute) {
+  char text[64];
+  if (int32_t* const* integer = std::get_if<int32_t*>(&attribute.value))
+    std::snprintf(text, sizeof text, " %s=%d", attribute.name, **integer);
+  else
+    std::snprintf(text, sizeof text, " %s=%.9g", attribute.name, double(*std::get<float*>(attribute.value)));
+  return text;
 }
 
 }  // namespace
 
-Plugin::Plugin(const Operation& operation, const Attributes& attributes, const std::string& plugin_namespace)
-    : operation_(operation), attributes_(attributes), namespace_(plugin_namespace), description_(operation.name) {
-  for (const Attribute& attribute : operation.attributes) {
-    fields_.push_back(field_of(attribute, &attributes_));
-    char text[64];
-    if (attribute.integer != nullptr)
-      std::snprintf(text, sizeof text, " %s=%d", attribute.name, attributes_.*attribute.integer);
-    else
-      std::snprintf(text, sizeof text, " %s=%.9g", attribute.name, double(attributes_.*attribute.real));
-    description_ += text;
+Plugin::Plugin(std::unique_ptr<Operation> operation, const std::string& plugin_namespace)
+    : operation_(std::move(operation)), namespace_(plugin_namespace), description_(operation_->name) {
+  for (const Attribute& attribute : operation_->attributes()) {
+    fields_.push_back(field_of(attribute));
+    description_ += described(attribute);
   }
   collection_ = collection_of(fields_);
 }
-
-Plugin::Plugin(const Plugin& other) : Plugin(other.operation_, other.attributes_, other.namespace_) {}
 
 IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noexcept {
   switch (type) {
@@ -133,8 +137,8 @@ IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noe
 
 IPluginV3* Plugin::clone() noexcept {
   Plugin* copy = nullptr;
-  guarded(operation_, [&] {
-    copy = new Plugin(*this);
+  guarded(*operation_, [&] {
+    copy = new Plugin(operation_->clone(), namespace_);
     return fine;
   });
   return copy;
@@ -142,10 +146,10 @@ IPluginV3* Plugin::clone() noexcept {
 
 int32_t Plugin::getOutputDataTypes(DataType* outputs, int32_t output_count, const DataType* inputs,
                                    int32_t input_count) const noexcept {
-  if (input_count != operation_.inputs() || output_count != 1)
-    return guarded(operation_, [&] {
-      return fail(operation_, "takes " + std::to_string(operation_.inputs()) + " inputs and gives 1 output, the node has " +
-                                  std::to_string(input_count) + " and " + std::to_string(output_count));
+  if (input_count != operation_->inputs() || output_count != 1)
+    return guarded(*operation_, [&] {
+      return fail(*operation_, "the node must have " + std::to_string(operation_->inputs()) + " inputs and 1 output, it has " +
+                                   std::to_string(input_count) + " and " + std::to_string(output_count));
     });
   outputs[0] = inputs[0];
   return fine;
@@ -153,75 +157,78 @@ int32_t Plugin::getOutputDataTypes(DataType* outputs, int32_t output_count, cons
 
 int32_t Plugin::getOutputShapes(const DimsExprs* inputs, int32_t input_count, const DimsExprs*, int32_t, DimsExprs* outputs,
                                 int32_t output_count, IExprBuilder&) noexcept {
-  if (input_count != operation_.inputs() || output_count != 1) return failure;
+  if (input_count != operation_->inputs() || output_count != 1) return failure;
   outputs[0] = inputs[0];
   return fine;
 }
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors, int32_t input_count,
                                        int32_t output_count) noexcept {
-  if (input_count != operation_.inputs() || output_count != 1 || position < 0 || position > input_count) return false;
+  if (input_count != operation_->inputs() || output_count != 1 || position < 0 || position > input_count) return false;
   const PluginTensorDesc &x = tensors[0].desc, &tensor = tensors[position].desc;
   if (position == 0) {
     Type type;
     Layout layout;
     return type_of(x.type, type) && layout_of(x.format, x.type, x.dims.nbDims, layout) &&
-           (layout == Layout::contiguous || operation_.any_layout);
+           (layout == Layout::contiguous || operation_->any_layout);
   }
-  if (position <= operation_.parameters) return tensor.type == DataType::kFLOAT && tensor.format == TensorFormat::kLINEAR;
+  if (position <= operation_->parameters) return tensor.type == DataType::kFLOAT && tensor.format == TensorFormat::kLINEAR;
   return tensor.type == x.type && tensor.format == x.format;  // operands and Y
 }
 
 int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc*, int32_t input_count, const DynamicPluginTensorDesc*,
                                 int32_t output_count) noexcept {
-  return input_count == operation_.inputs() && output_count == 1 ? fine : failure;
+  return input_count == operation_->inputs() && output_count == 1 ? fine : failure;
 }
 
 int32_t Plugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_count, const PluginTensorDesc*,
                               int32_t) noexcept {
-  return guarded(operation_, [&] {
+  return guarded(*operation_, [&] {
     std::vector<Shape> shapes;
     for (int32_t i = 0; i < input_count; ++i) shapes.push_back(shape_of(inputs[i].dims));
-    const std::string reason = operation_.refusal(attributes_, shapes);
-    return reason.empty() ? fine : fail(operation_, reason);
+    const std::string reason = operation_->refusal(shapes);
+    return reason.empty() ? fine : fail(*operation_, reason);
   });
 }
 
 int32_t Plugin::enqueue(const PluginTensorDesc* descriptions, const PluginTensorDesc*, const void* const* inputs,
                         void* const* outputs, void*, cudaStream_t stream) noexcept {
-  return guarded(operation_, [&] {
-    Tensors tensors{};
+  return guarded(*operation_, [&] {
+    Type type;
+    Layout layout;
     const PluginTensorDesc& x = descriptions[0];
-    if (!type_of(x.type, tensors.type) || !layout_of(x.format, x.type, x.dims.nbDims, tensors.layout))
-      return fail(operation_, "X has a type or a format that was never offered");
-    for (int32_t i = 0; i < operation_.inputs(); ++i) {
+    if (!type_of(x.type, type) || !layout_of(x.format, x.type, x.dims.nbDims, layout))
+      return fail(*operation_, "X has a type or a format that supportsFormatCombination() refuses; build the engine again");
+    Tensors tensors{};
+    for (int32_t i = 0; i < operation_->inputs(); ++i) {
       tensors.shapes.push_back(shape_of(descriptions[i].dims));
       tensors.inputs.push_back(inputs[i]);
     }
     tensors.y = outputs[0];
-    const cudaError_t error = operation_.run(attributes_, tensors, stream);
-    return error == cudaSuccess ? fine : fail(operation_, std::string("CUDA: ") + cudaGetErrorString(error));
+    const cudaError_t error = operation_->run(tensors, type, layout, stream);
+    return error == cudaSuccess ? fine : fail(*operation_, std::string("CUDA: ") + cudaGetErrorString(error));
   });
 }
 
-Creator::Creator(const Operation& operation, const char* plugin_namespace)
+Creator::Creator(Operation& operation, const char* plugin_namespace)
     : operation_(operation), namespace_(plugin_namespace) {
-  for (const Attribute& attribute : operation.attributes) fields_.push_back(field_of(attribute, nullptr));
+  for (const Attribute& attribute : operation.attributes())
+    fields_.push_back(PluginField(attribute.name, nullptr, type_of(attribute), 1));
   collection_ = collection_of(fields_);
 }
 
 IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* fields, TensorRTPhase) noexcept {
   Plugin* plugin = nullptr;
   guarded(operation_, [&] {
-    Attributes attributes;
-    for (int32_t i = 0; fields != nullptr && i < fields->nbFields; ++i)
-      for (const Attribute& attribute : operation_.attributes) {
+    std::unique_ptr<Operation> operation = operation_.clone();
+    for (const Attribute& attribute : operation->attributes())
+      for (int32_t i = 0; fields != nullptr && i < fields->nbFields; ++i) {
         const PluginField& field = fields->fields[i];
-        if (field.name == nullptr || std::strcmp(field.name, attribute.name) != 0) continue;  // others say nothing to us
-        const std::string reason = read(field, attribute, attributes);
+        if (field.name == nullptr || std::strcmp(field.name, attribute.name) != 0) continue;
+        const std::string reason = read(field, attribute);
         if (!reason.empty()) return fail(operation_, reason);
       }
-    plugin = new Plugin(operation_, attributes, namespace_);
+    plugin = new Plugin(std::move(operation), namespace_);
     return fine;
   });
   return plugin;

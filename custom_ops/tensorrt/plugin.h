@@ -1,4 +1,4 @@
-// An operator as a TensorRT plugin, for TensorRT 10 and 11 from one binary: only interfaces that both have, and no
+// An operator as a TensorRT plugin. One binary serves TensorRT 10 and 11: it uses only interfaces that both have, and no
 // function of the TensorRT library.
 #pragma once
 
@@ -18,13 +18,12 @@ class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneBuild,
                      public nvinfer1::IPluginV3OneRuntime {
  public:
-  Plugin(const Operation& operation, const Attributes& attributes, const std::string& plugin_namespace);
-  Plugin(const Plugin& other);
+  Plugin(std::unique_ptr<Operation> operation, const std::string& plugin_namespace);
 
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
   nvinfer1::IPluginV3* clone() noexcept override;
 
-  const char* getPluginName() const noexcept override { return operation_.name; }
+  const char* getPluginName() const noexcept override { return operation_->name; }
   const char* getPluginVersion() const noexcept override { return plugin_version; }
   const char* getPluginNamespace() const noexcept override { return namespace_.c_str(); }
 
@@ -49,17 +48,16 @@ class Plugin final : public nvinfer1::IPluginV3,
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override { return &collection_; }
 
  private:
-  const Operation& operation_;
-  Attributes attributes_;
+  const std::unique_ptr<Operation> operation_;
   std::string namespace_, description_;
-  std::vector<nvinfer1::PluginField> fields_;  // they point into attributes_
+  std::vector<nvinfer1::PluginField> fields_;  // they point into operation_
   nvinfer1::PluginFieldCollection collection_{};
 };
 
-// Makes plugins of one operation.
+// Creates the plugins of one operator.
 class Creator final : public nvinfer1::IPluginCreatorV3One {
  public:
-  Creator(const Operation& operation, const char* plugin_namespace);
+  Creator(Operation& operation, const char* plugin_namespace);
 
   const char* getPluginName() const noexcept override { return operation_.name; }
   const char* getPluginVersion() const noexcept override { return plugin_version; }

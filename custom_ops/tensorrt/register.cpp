@@ -1,7 +1,7 @@
-// The companion for hosts that only load a library: Polygraphy's --plugins, trtexec --staticPlugins, ONNX Runtime's
-// trt_extra_plugin_lib_paths, Triton. Loading it registers the plugins with the TensorRT of the process.
+// A library that registers the plugins with the TensorRT of the process when it is loaded, for hosts that only load
+// libraries: Polygraphy's --plugins, trtexec --staticPlugins, ONNX Runtime's trt_extra_plugin_lib_paths, Triton.
 //
-// One for each major version of TensorRT: the registry's functions lie elsewhere in 11 than in 10.
+// There is one for each major version of TensorRT: the registry's functions differ between TensorRT 10 and 11.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
@@ -17,11 +17,11 @@ namespace {
 struct Registration {
   Registration() {
     const char* const library = "libnvinfer.so." NNORM_TEXT(NV_TENSORRT_MAJOR);
-    // The one that the process has, and no second one.
+    // RTLD_NOLOAD: the TensorRT that the process has already loaded.
     void* const tensorrt = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
     void* const function = tensorrt == nullptr ? nullptr : dlsym(tensorrt, "getPluginRegistry");
     if (function == nullptr) {
-      std::fprintf(stderr, "[nnorm] %s is not loaded in this process: the plugins are not registered\n", library);
+      std::fprintf(stderr, "[nnorm] the plugins are not registered: load %s into this process first\n", library);
       return;
     }
     nvinfer1::IPluginRegistry* const registry = reinterpret_cast<nvinfer1::IPluginRegistry* (*)()>(function)();

@@ -1,4 +1,4 @@
-// Problems of channels (BatchNormalNorm and its epilogues) and what their results should be.
+// Problems of BatchNormalNorm and its epilogues, and their true results.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@ namespace nnorm_test {
 
 using nnorm::Arithmetic;
 using nnorm::Epilogue;
+using nnorm::EpilogueFacts;
 
 template <class Real>
 struct ChannelParameters {
@@ -34,9 +35,25 @@ struct ChannelParameters {
   }
 };
 
-// What y should be, and the size of what may be rounded on the way to it; channel_of(i) is the channel of element i.
+// The output for y = weight·ψ(scale·x + shift) + bias. A formula is written here again so that the tests do not compare
+// nnorm/epilogues.h with itself.
+template <class Wide>
+Wide true_epilogue(Epilogue epilogue, Wide y, Wide residual) {
+  const auto relu = [](Wide value) { return value < 0 ? Wide(0) : value; };
+  switch (epilogue) {
+    case Epilogue::none:
+      return y;
+    case Epilogue::relu:
+      return relu(y);
+    case Epilogue::add_relu:
+      return relu(y + residual);
+  }
+  return Wide(INFINITY);
+}
+
+// The true y, and the size of what may be rounded on the way to it; channel_of(i) is the channel of element i.
 template <class Real, class ChannelOf>
-void expected(ChannelOf channel_of, Epilogue epilogue, const ChannelParameters<Real>& p, const std::vector<Real>& x,
+void expected(ChannelOf channel_of, const EpilogueFacts& facts, const ChannelParameters<Real>& p, const std::vector<Real>& x,
               const std::vector<Real>& residual, std::vector<Wider<Real>>& y, std::vector<Wider<Real>>& size) {
   using Wide = Wider<Real>;
   y.resize(x.size());
@@ -45,8 +62,8 @@ void expected(ChannelOf channel_of, Epilogue epilogue, const ChannelParameters<R
     const size_t c = channel_of(i);
     const Wide scaled = Wide(p.scale[c]) * Wide(x[i]), shift = p.shift[c], h = scaled + shift;
     const Wide eta = h < 0 ? p.neg[c] : p.pos[c], psi = Wide(p.weight[c]) * true_psi(h, eta), bias = p.bias[c];
-    const Wide added = epilogue == Epilogue::add_relu ? Wide(residual[i]) : Wide(0), sum = psi + bias + added;
-    y[i] = epilogue != Epilogue::none && sum < 0 ? Wide(0) : sum;
+    const Wide added = facts.takes_residual ? Wide(residual[i]) : Wide(0);
+    y[i] = true_epilogue(facts.epilogue, psi + bias, added);
     size[i] = std::fabs(psi) + std::fabs(bias) + std::fabs(added) +
               std::fabs(Wide(p.weight[c])) * true_slope(h, eta) * (std::fabs(scaled) + std::fabs(shift));
   }

@@ -1,16 +1,11 @@
-// The kernels of GPUs and memory that they can reach: on a GPU, where this is compiled by nvcc; else on the processor, by
-// cuda_on_host.h.
+// The CUDA kernels and memory that they can reach: on a GPU if nvcc compiles this, else on the CPU (cuda_on_host.h).
 #pragma once
 
 #include "buffers.h"
 
-#if defined(__CUDACC__)
-#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
 
 #include "nnorm/cuda_kernels.h"
-#else
-#include "launch.cuh"
-#endif
 
 namespace nnorm_test {
 

@@ -1,5 +1,5 @@
-// The kernel per_channel (BatchNormalNorm) against a loop over the formula: every type, epilogue and way to share
-// parameters, awkward sizes and addresses, results in place, and items in any order.
+// The CPU kernel of BatchNormalNorm against a loop over the formula: every type, epilogue and way to share parameters,
+// awkward sizes and addresses, results in place, and items in any order.
 #include <string>
 
 #include "channels.h"
@@ -9,7 +9,7 @@
 namespace nnorm_test {
 namespace {
 
-using nnorm::PerChannel;
+using nnorm::ChannelWork;
 using nnorm::Sharing;
 
 struct Geometry {
@@ -54,7 +54,7 @@ std::vector<Geometry> geometries() {
 enum class Place { apart, over_x, over_residual };
 
 template <class T>
-std::vector<T> run(const Available& target, const Geometry& geometry, Epilogue epilogue,
+std::vector<T> run(const Available& target, const Geometry& geometry, const EpilogueFacts& facts,
                    const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x, const std::vector<T>& residual,
                    Place place, size_t offset, Order order, Random& random) {
   const nnorm::KernelTable<T>& kernels = target.kernels->template table<T>();
@@ -65,9 +65,9 @@ std::vector<T> run(const Available& target, const Geometry& geometry, Epilogue e
   Output<T> y = place == Place::over_x          ? Output<T>(x, offset)
                 : place == Place::over_residual ? Output<T>(residual, offset)
                                                 : Output<T>(x.size(), offset);
-  PerChannel<T> work{};
+  ChannelWork<T> work{};
   work.x = place == Place::over_x ? y.data() : x_apart.data();
-  if (epilogue == Epilogue::add_relu) work.residual = place == Place::over_residual ? y.data() : residual_apart.data();
+  if (facts.takes_residual) work.residual = place == Place::over_residual ? y.data() : residual_apart.data();
   work.y = y.data();
   work.table = table.data();
   work.table_width = width;
@@ -76,8 +76,8 @@ std::vector<T> run(const Available& target, const Geometry& geometry, Epilogue e
   work.period = geometry.period;
   work.lanes = geometry.lanes;
   work.sharing = geometry.sharing;
-  work.epilogue = epilogue;
-  run_items(kernels.per_channel, work, order, random);
+  work.epilogue = facts.epilogue;
+  run_items(kernels.batch_normal_norm, work, order, random);
   CHECK(y.guards_hold(), "%s %s, %s: written outside y", target.name, NameOf<T>::value, geometry.name().c_str());
   return y.values();
 }
@@ -88,7 +88,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
   Random random(1);
   std::vector<Worst> worst(targets.size());
   for (const Geometry& geometry : geometries())
-    for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu, Epilogue::add_relu}) {
+    for (const EpilogueFacts& facts : nnorm::epilogues) {
       const size_t n = geometry.size();
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
@@ -97,23 +97,23 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Real> p(geometry.channels(), random);
       std::vector<Wider<T>> truth, size;
-      expected([&](size_t i) { return geometry.channel_of(i); }, epilogue, p, widened_all(x), widened_all(residual), truth, size);
+      expected([&](size_t i) { return geometry.channel_of(i); }, facts, p, widened_all(x), widened_all(residual), truth, size);
 
       for (size_t k = 0; k < targets.size(); ++k) {
         const Available& target = targets[k];
         const auto again = [&](Place place, size_t offset, Order order) {
-          return run<T>(target, geometry, epilogue, p, x, residual, place, offset, order, random);
+          return run<T>(target, geometry, facts, p, x, residual, place, offset, order, random);
         };
-        const std::string name = std::string(target.name) + " " + NameOf<T>::value + ", " + geometry.name();
+        const std::string name = std::string(target.name) + " " + NameOf<T>::value + ", " + facts.operator_name + ", " + geometry.name();
         const std::vector<T> y = again(Place::apart, 0, Order::at_once);
         CHECK(same_bits(y, again(Place::apart, 1, Order::shuffled)), "%s: one by one, unaligned", name.c_str());
         // An item that ran twice would have transformed x twice.
         CHECK(same_bits(y, again(Place::over_x, 1, Order::in_groups)), "%s: in place, in groups", name.c_str());
-        if (epilogue == Epilogue::add_relu)
+        if (facts.takes_residual)
           CHECK(same_bits(y, again(Place::over_residual, 3, Order::shuffled)), "%s: over the residual", name.c_str());
 
         // A narrow type's result is the float kernel's, rounded once; of that the error is measured.
-        const std::vector<Real> exact = run<Real>(target, geometry, epilogue, p, widened_all(x), widened_all(residual),
+        const std::vector<Real> exact = run<Real>(target, geometry, facts, p, widened_all(x), widened_all(residual),
                                                   Place::apart, 0, Order::at_once, random);
         for (size_t i = 0; i < n; ++i) {
           T rounded;
@@ -131,7 +131,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
       }
     }
   for (size_t k = 0; k < targets.size(); ++k)
-    errors.add(std::string("per_channel, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+    errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
 }
 
 }  // namespace

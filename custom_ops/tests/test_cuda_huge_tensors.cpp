@@ -1,8 +1,10 @@
-// GPUs' kernels on tensors of more than 2^32 elements: of each grid only the last blocks, and only their memory.
+// The CUDA kernels on tensors of more than 2^32 elements: only the last blocks of each grid run, and only the last pages
+// take memory.
 #include "address_space.h"
 #include "buffers.h"
 #include "check.h"
-#include "launch.cuh"
+#include "cuda_on_host.h"
+#include "nnorm/cuda_kernels.h"
 
 namespace nnorm_test {
 namespace {
@@ -30,7 +32,7 @@ void check_end(const AddressSpace& memory, size_t n, const char* name, Expected 
 }
 
 // With λ = 1, y is x plus the bias, which is 100: nothing is both as it was and right.
-void test_channels(size_t samples, size_t channels, size_t extent, const char* name) {
+void test_batch_normal_norm(size_t samples, size_t channels, size_t extent, const char* name) {
   const AddressSpace memory;
   const std::vector<float> ones(channels, 1), zeros(channels, 0), bias(channels, 100);
   nnorm::ChannelProblem<Float16> problem{};
@@ -46,7 +48,7 @@ void test_channels(size_t samples, size_t channels, size_t extent, const char* n
   check_end(memory, n, name, [](size_t i) { return number_at(i) + 100; });
 }
 
-void test_rows(size_t length, const char* name) {
+void test_layer_normal_norm(size_t length, const char* name) {
   const AddressSpace memory;
   const size_t rows = size / length, n = rows * length;
   const std::vector<float> weight(length, 0), bias(length, 100);
@@ -67,10 +69,10 @@ int main() {
   }
   cuda_on_host::multiprocessors = many_multiprocessors;
   cuda_on_host::last_blocks = 2;
-  test_channels(size / 4096 / 3, 3, 4096, "rows of channels");
-  test_channels(33 * 131070, 1000, 1, "columns of channels");  // 131070 rows are a turn of the greatest grid
-  test_rows(768, "rows in a warp");
-  test_rows(4096, "rows in a block");
-  test_rows(4100, "rows in shared memory");
+  test_batch_normal_norm(size / 4096 / 3, 3, 4096, "rows of channels");
+  test_batch_normal_norm(33 * 131070, 1000, 1, "columns of channels");  // 131070 rows are a turn of the greatest grid
+  test_layer_normal_norm(768, "rows in a warp");
+  test_layer_normal_norm(4096, "rows in a block");
+  test_layer_normal_norm(4100, "rows in shared memory");
   return finish();
 }

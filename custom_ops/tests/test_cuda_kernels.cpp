@@ -1,5 +1,5 @@
-// The kernels of GPUs against loops over the formulas: every type, epilogue, kernel and width of access, awkward sizes
-// and addresses, results in place. CMake builds this twice: for the processor, where it runs everywhere, and with CUDA.
+// The CUDA kernels against loops over the formulas: every type, epilogue, kernel and width of access, awkward sizes and
+// addresses, results in place. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
 #include <memory>
 #include <string>
 
@@ -49,7 +49,7 @@ std::vector<ChannelGeometry> channel_geometries() {
 }
 
 template <class T>
-std::vector<T> run(const ChannelGeometry& g, Epilogue epilogue, const ChannelParameters<Arithmetic<T>>& p,
+std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const ChannelParameters<Arithmetic<T>>& p,
                    const std::vector<T>& x, const std::vector<T>& residual, Place place) {
   Input<T> x_apart(x, place.x), residual_apart(residual, place.other);
   Output<T> y = place.result == Place::over_x          ? Output<T>(x, place.y)
@@ -58,7 +58,7 @@ std::vector<T> run(const ChannelGeometry& g, Epilogue epilogue, const ChannelPar
   const OnDevice<T> x_there(x_apart), residual_there(residual_apart), y_there(y);
   ChannelProblem<T> problem{};
   problem.x = place.result == Place::over_x ? y_there.data() : x_there.data();
-  if (epilogue == Epilogue::add_relu)
+  if (facts.takes_residual)
     problem.residual = place.result == Place::over_residual ? y_there.data() : residual_there.data();
   problem.y = y_there.data();
   std::vector<Input<Arithmetic<T>>> parameters;
@@ -71,7 +71,7 @@ std::vector<T> run(const ChannelGeometry& g, Epilogue epilogue, const ChannelPar
   problem.samples = g.samples;
   problem.channels = g.channels;
   problem.extent = g.extent;
-  problem.epilogue = epilogue;
+  problem.epilogue = facts.epilogue;
   const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream())
                                     : nnorm::cuda::run(problem, stream());
   CHECK(error == cudaSuccess, "%s %s: %s", NameOf<T>::value, g.name().c_str(), cudaGetErrorString(error));
@@ -81,11 +81,11 @@ std::vector<T> run(const ChannelGeometry& g, Epilogue epilogue, const ChannelPar
 }
 
 template <class T>
-void test_channels(ErrorTable& errors, double bound) {
+void test_batch_normal_norm(ErrorTable& errors, double bound) {
   Random random(1);
   Worst worst;
   for (const ChannelGeometry& g : channel_geometries())
-    for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu, Epilogue::add_relu}) {
+    for (const EpilogueFacts& facts : nnorm::epilogues) {
       const size_t n = g.size();
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
@@ -94,16 +94,16 @@ void test_channels(ErrorTable& errors, double bound) {
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Arithmetic<T>> p(g.channels, random);
       std::vector<Wider<T>> truth, size;
-      expected([&](size_t i) { return g.padding(i) ? 0 : g.channel_of(i); }, epilogue, p, widened_all(x),
+      expected([&](size_t i) { return g.padding(i) ? 0 : g.channel_of(i); }, facts, p, widened_all(x),
                widened_all(residual), truth, size);
 
-      const std::string name = std::string(NameOf<T>::value) + ", " + g.name() + ", epilogue " + std::to_string(int(epilogue));
-      const std::vector<T> y = run<T>(g, epilogue, p, x, residual, {0, 0, 0, Place::apart});
-      const auto again = [&](Place place) { return same_bits(y, run<T>(g, epilogue, p, x, residual, place)); };
+      const std::string name = std::string(facts.operator_name) + " " + NameOf<T>::value + ", " + g.name();
+      const std::vector<T> y = run<T>(g, facts, p, x, residual, {0, 0, 0, Place::apart});
+      const auto again = [&](Place place) { return same_bits(y, run<T>(g, facts, p, x, residual, place)); };
       CHECK(again({1, 1, 1, Place::apart}), "%s: one element off a boundary", name.c_str());
       CHECK(again({0, 1, 3, Place::apart}), "%s: each tensor off by another number", name.c_str());
       CHECK(again({1, 1, 1, Place::over_x}), "%s: in place", name.c_str());
-      if (epilogue == Epilogue::add_relu) CHECK(again({3, 3, 3, Place::over_residual}), "%s: over the residual", name.c_str());
+      if (facts.takes_residual) CHECK(again({3, 3, 3, Place::over_residual}), "%s: over the residual", name.c_str());
       for (size_t i = 0; i < n; ++i) {
         const double value = double(nnorm::widened(y[i]));
         if (g.padding(i))
@@ -115,7 +115,7 @@ void test_channels(ErrorTable& errors, double bound) {
                     double(nnorm::widened(x[i])), value);
       }
     }
-  errors.add(std::string("channels, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
+  errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
 }
 
 // Lengths about what each kernel takes: 256, 512, 768 and 1024 for a warp, 4096 for a block, shared memory, and beyond.
@@ -152,7 +152,7 @@ std::vector<T> run(const Rows<T>& rows, Place place) {
 }
 
 template <class T>
-void test_rows(ErrorTable& errors, double bound) {
+void test_layer_group_normal_norm(ErrorTable& errors, double bound) {
   Random random(2);
   Worst worst;
   for (const RowGeometry& g : row_geometries()) {
@@ -172,7 +172,7 @@ void test_rows(ErrorTable& errors, double bound) {
         }
     }
   }
-  errors.add(std::string("rows, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
+  errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
 }
 
 // Rows of spread far below √ε have exponents so great that 2^z reaches its limits, which most rows need not ask about.
@@ -230,8 +230,8 @@ void test_bad_rows() {
 
 template <class T>
 void test_type(ErrorTable& errors, double bound_of_channels, double bound_of_rows) {
-  test_channels<T>(errors, bound_of_channels);
-  test_rows<T>(errors, bound_of_rows);
+  test_batch_normal_norm<T>(errors, bound_of_channels);
+  test_layer_group_normal_norm<T>(errors, bound_of_rows);
   test_bad_rows<T>();
   test_steep_rows<T>();
 }

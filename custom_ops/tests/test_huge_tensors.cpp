@@ -1,5 +1,5 @@
-// Tensors of more than 2^32 elements, in address space alone: only the items at their far end are run, so that only the
-// pages there come into being.
+// The CPU kernels on tensors of more than 2^32 elements, of which only the last items are computed, so that only the last
+// pages take memory.
 #include "address_space.h"
 #include "buffers.h"
 #include "check.h"
@@ -13,7 +13,7 @@ using nnorm::Float16;
 using nnorm::Sharing;
 
 // With λ = 1, y is x plus the channel's bias, which is the channel's number.
-void test_per_channel(const Available& target, Sharing sharing, size_t row_length, size_t period) {
+void test_batch_normal_norm(const Available& target, Sharing sharing, size_t row_length, size_t period) {
   const AddressSpace memory;
   const size_t lanes = 16, channels = sharing == Sharing::row    ? period
                                       : sharing == Sharing::lane ? period * lanes
@@ -24,7 +24,7 @@ void test_per_channel(const Available& target, Sharing sharing, size_t row_lengt
   const float* parameters[] = {ones.data(), zeros.data(), ones.data(), ones.data(), ones.data(), bias.data()};
   target.kernels->float16.prepare_channels(parameters, channels, 1, table.data());
 
-  nnorm::PerChannel<Float16> work{};
+  nnorm::ChannelWork<Float16> work{};
   work.x = work.y = memory.data();
   work.table = table.data();
   work.table_width = channels;
@@ -37,7 +37,7 @@ void test_per_channel(const Available& target, Sharing sharing, size_t row_lengt
   CHECK(items == work.size / nnorm::elements_per_item + (work.size % nnorm::elements_per_item != 0), "%zu items",
         items);
   fill(memory.data(), first, work.size);
-  target.kernels->float16.per_channel(work, items - 2, items);
+  target.kernels->float16.batch_normal_norm(work, items - 2, items);
   for (size_t i = first; i < work.size; ++i) {
     const size_t row = i / row_length, position = i % row_length;
     const size_t channel = sharing == Sharing::row    ? row % period
@@ -52,7 +52,7 @@ void test_per_channel(const Available& target, Sharing sharing, size_t row_lengt
 }
 
 // The last rows must come out as the same rows alone do.
-void test_per_row(const Available& target, size_t row_length, size_t run) {
+void test_layer_group_normal_norm(const Available& target, size_t row_length, size_t run) {
   const AddressSpace memory;
   const size_t period = 3, weights = row_length / run, rows = size / row_length;
   std::vector<float> weight(period * weights), bias(period * weights);
@@ -62,14 +62,14 @@ void test_per_row(const Available& target, size_t row_length, size_t run) {
   const size_t items = nnorm::count_items(work), first_row = (items - 2) * nnorm::rows_per_item(work),
                first = first_row * row_length;
   fill(memory.data(), first, rows * row_length);
-  target.kernels->float16.per_row(work, items - 2, items);
+  target.kernels->float16.layer_group_normal_norm(work, items - 2, items);
   for (size_t row = first_row; row < rows; ++row) {
     std::vector<Float16> alone(row_length);
     for (size_t i = 0; i < row_length; ++i) nnorm::narrow(float(number_at(row * row_length + i)), alone[i]);
     const size_t at = row % period * weights;
     const nnorm::RowProblem<Float16> one{alone.data(), alone.data(), &weight[at], &bias[at], 1, row_length, 1,
                                      run,          1e-5,         3e-3};
-    target.kernels->float16.per_row(one, 0, nnorm::count_items(one));
+    target.kernels->float16.layer_group_normal_norm(one, 0, nnorm::count_items(one));
     CHECK(std::memcmp(alone.data(), memory.data() + row * row_length, row_length * sizeof(Float16)) == 0,
           "%s: row %zu of length %zu", target.name, row, row_length);
   }
@@ -87,13 +87,13 @@ int main() {
     return skipped;
   }
   for (const Available& target : available_targets()) {
-    test_per_channel(target, Sharing::row, 1001, 7);
-    test_per_channel(target, Sharing::row, size, 1);
-    test_per_channel(target, Sharing::element, 48, 1);
-    test_per_channel(target, Sharing::lane, 16 * 63, 3);
-    test_per_row(target, 768, 1);
-    test_per_row(target, 4099, 1);
-    test_per_row(target, 8190, 9);
+    test_batch_normal_norm(target, Sharing::row, 1001, 7);
+    test_batch_normal_norm(target, Sharing::row, size, 1);
+    test_batch_normal_norm(target, Sharing::element, 48, 1);
+    test_batch_normal_norm(target, Sharing::lane, 16 * 63, 3);
+    test_layer_group_normal_norm(target, 768, 1);
+    test_layer_group_normal_norm(target, 4099, 1);
+    test_layer_group_normal_norm(target, 8190, 9);
   }
   return finish();
 }

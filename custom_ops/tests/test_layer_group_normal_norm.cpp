@@ -1,5 +1,5 @@
-// The kernel per_row (LayerNormalNorm, GroupNormalNorm) against a loop over the formulas: every type, rows about the
-// sizes of tiles and buffers, weights shared in every way, degenerate rows, and items in any order.
+// The CPU kernel of LayerNormalNorm and GroupNormalNorm against a loop over the formulas: every type, rows about the sizes
+// of tiles and buffers, weights shared in every way, degenerate rows, and items in any order.
 #include <string>
 
 #include "buffers.h"
@@ -22,7 +22,7 @@ std::vector<T> run(const Available& target, const Rows<T>& problem, bool in_plac
                    Random& random) {
   const Input<T> apart(problem.x, offset);
   Output<T> y = in_place ? Output<T>(problem.x, offset) : Output<T>(problem.x.size(), offset);
-  run_items(target.kernels->template table<T>().per_row, problem.work(in_place ? y.data() : apart.data(), y.data()),
+  run_items(target.kernels->template table<T>().layer_group_normal_norm, problem.work(in_place ? y.data() : apart.data(), y.data()),
             order, random);
   CHECK(y.guards_hold(), "%s %s, %zux%zu: written outside y", target.name, NameOf<T>::value, problem.geometry.rows,
         problem.geometry.row_length);
@@ -68,7 +68,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
     }
   }
   for (size_t k = 0; k < targets.size(); ++k)
-    errors.add(std::string("per_row, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+    errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
 }
 
 // λ̂ itself, which is no output.

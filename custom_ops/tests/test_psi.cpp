@@ -1,4 +1,4 @@
-// ψ from end to end: through the kernel per_channel, each row a channel with exponents of its own, weight 1 and bias 0.
+// ψ from end to end, through the kernel batch_normal_norm: each row is a channel with its own exponents, weight 1 and bias 0.
 #include <cstdio>
 #include <string>
 
@@ -67,7 +67,7 @@ std::vector<Real> psi(const nnorm::Target& target, const std::vector<Real>& h, c
   const nnorm::KernelTable<Real>& kernels = target.table<Real>();
   kernels.prepare_channels(parameters, channels, 1, table.data());
   for (size_t c = 0; c < channels; ++c) x.insert(x.end(), h.begin(), h.end());
-  nnorm::PerChannel<Real> work{};
+  nnorm::ChannelWork<Real> work{};
   work.x = x.data();
   work.y = y.data();
   work.table = table.data();
@@ -75,7 +75,7 @@ std::vector<Real> psi(const nnorm::Target& target, const std::vector<Real>& h, c
   work.size = x.size();
   work.row_length = h.size();
   work.sharing = nnorm::Sharing::row;
-  kernels.per_channel(work, 0, nnorm::count_items(work));
+  kernels.batch_normal_norm(work, 0, nnorm::count_items(work));
   return y;
 }
 

@@ -1,6 +1,6 @@
 // BatchNormalNorm for one element: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents (NN eq. 3).
 //
-// In two steps, logarithm and power: a loop over either keeps its constants in registers.
+// It is computed in two functions, logarithm() and power(): a loop over one of them keeps its constants in registers.
 #pragma once
 
 #include "nnorm/problems.h"
@@ -13,7 +13,7 @@ struct Channel {
   Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
-// Evaluation is how log₂(1 + a), 2^(η·log) − 1 and quotients are computed: Accurate, or ForHalf.
+// Evaluation computes log₂(1 + a), 2^(η·log) − 1 and quotients: Accurate or ForHalf.
 template <class Evaluation, class Real>
 NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
                                         Real bias) {
@@ -35,10 +35,7 @@ template <class Evaluation, Epilogue epilogue, class Real>
 NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, const Channel<Real>& channel) {
   const bool negative = h < Real(0);
   const Real eta = negative ? channel.eta_neg : channel.eta_pos, gain = negative ? channel.gain_neg : channel.gain_pos;
-  Real y = gain * Evaluation::exp2_m1(Log2<Real>{integer, fraction}, eta) + channel.bias;
-  if (epilogue == Epilogue::add_relu) y += residual;
-  if (epilogue != Epilogue::none) y = y < Real(0) ? Real(0) : y;  // in this order NaN stays
-  return y;
+  return Formula<epilogue>::apply(gain * Evaluation::exp2_m1(Log2<Real>{integer, fraction}, eta) + channel.bias, residual);
 }
 
 }  // namespace NNORM_TARGET

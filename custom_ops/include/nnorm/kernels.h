@@ -1,8 +1,9 @@
-// The kernels of processors: pointers, sizes and a table of functions for each instruction set.
+// The CPU kernels: a table of functions for each instruction set.
 //
-// A call works on a range of items, [begin, end) out of count_items(): the caller spreads them over its threads as it
-// likes. What an item holds depends on the sizes alone, so the same input gives the same bits for any number of threads.
-// Output may be input (or the residual), element for element. Nothing allocates, throws or blocks.
+// A call computes a range of items, [begin, end) of the count_items() that a problem has; callers distribute the items
+// over threads. An item's content depends on the sizes alone, so the result does not depend on the number of threads, to
+// the bit. The output may be the input (or the residual) itself, element for element. No function allocates, throws or
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace nnorm {
 
-// The parameters of channels, one array for each after another; made by prepare_channels().
+// The prepared parameters of channels, one array for each, one behind the other (prepare_channels).
 enum class ChannelField { scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias, count };
 
 // Which parameters belong to an element: x is a sequence of rows that run through `period` sets of parameters in turn.
@@ -21,10 +22,11 @@ enum class Sharing {
   lane,    // element i of a row has those of i mod `lanes`: blocks of channels, [N, C/lanes, extent, lanes]
 };
 
+// A ChannelProblem with its parameters prepared.
 template <class T>
-struct PerChannel {
+struct ChannelWork {
   const T* x;
-  const T* residual;  // of x's shape, for Epilogue::add_relu
+  const T* residual;  // of x's shape, if the epilogue takes one
   T* y;
   const Arithmetic<T>* table;  // [ChannelField::count][table_width]
   size_t table_width;
@@ -36,12 +38,12 @@ struct PerChannel {
   Epilogue epilogue;
 };
 
-// Large enough to hide the cost of a hand-over between threads, small enough to share out evenly: about 1 µs of
-// BatchNormalNorm in float with AVX-512, more of everything else.
+// Large enough to hide the cost of handing an item to a thread, small enough to distribute evenly: BatchNormalNorm in
+// float with AVX-512 computes an item in about 1 µs, every other kernel takes longer.
 constexpr size_t elements_per_item = 4096;
 
 template <class T>
-size_t count_items(const PerChannel<T>& work) {
+size_t count_items(const ChannelWork<T>& work) {
   return (work.size + elements_per_item - 1) / elements_per_item;
 }
 
@@ -59,8 +61,8 @@ size_t count_items(const RowProblem<T>& work) {
 template <class T>
 struct KernelTable {
   void (*prepare_channels)(const Arithmetic<T>* const parameters[6], size_t channels, size_t repeat, Arithmetic<T>* table);
-  void (*per_channel)(const PerChannel<T>& work, size_t begin, size_t end);
-  void (*per_row)(const RowProblem<T>& work, size_t begin, size_t end);
+  void (*batch_normal_norm)(const ChannelWork<T>& work, size_t begin, size_t end);
+  void (*layer_group_normal_norm)(const RowProblem<T>& work, size_t begin, size_t end);
 };
 
 struct Target {
@@ -91,7 +93,8 @@ inline const KernelTable<BFloat16>& Target::table<BFloat16>() const {
   return bfloat16;
 }
 
-// The instruction sets that this library was built for and this machine has, best first; the last is nullptr.
+// The kernels for the instruction sets that this library was built for and this machine has, fastest first; the last
+// element is nullptr.
 const Target* const* targets();
 
 inline const Target& best_target() { return **targets(); }

@@ -1,6 +1,20 @@
-// The operators as every runtime sees them: what the shapes of their inputs must be, and which problem those pose.
+// The operators, each declared once: its name, its inputs, its attributes with their defaults, the shapes that it takes,
+// and the problem that it poses to a device. ONNX Runtime's operators, TensorRT's plugins and the tests are generated from
+// the list `AllOperators` at the end. nnorm_export/domain declares the same operators for Python.
+//
+// An operator is a struct whose members are the attributes of a node, with
+//
+//   static constexpr const char* name;      of the ONNX node
+//   static constexpr std::array parameters; the inputs after X, of type Arithmetic<T> where X has type T
+//   static constexpr size_t operands;       how many inputs of X's type and shape follow the parameters
+//   static constexpr bool any_layout;       whether the kernels also take tensors whose channels lie last in memory
+//   void for_each_attribute(F f);           calls f(name, value) for each attribute, an int32_t or a float
+//   std::string attribute_refusal() const;  why no node may have these attributes; empty if it may
+//   std::string shape_refusal(shapes) const;  why the inputs may not have these shapes, X's first; empty if they may
+//   auto problem<T>(tensors) const;         the problem, for tensors that are not refused
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,41 +25,194 @@ namespace nnorm {
 
 using Shape = std::vector<int64_t>;
 
-std::string to_string(const Shape& shape);
-size_t count(const Shape& shape, size_t first_axis = 0);
-
-// Attributes that a node lacks have the values that the bodies give them (nnorm_export/operators/rows.py): δ = √ε.
-constexpr float default_epsilon = 1e-5f, default_delta = 0.0031622776601683794f;
-constexpr int64_t default_axis = -1, default_groups = 1;
-
-// Why an operator does not take inputs of these shapes, X's first; nothing if it does.
-std::string channels_refusal(const std::vector<Shape>& shapes);                    // BatchNormalNorm and its epilogues
-std::string layer_refusal(int64_t axis, const std::vector<Shape>& shapes);         // LayerNormalNorm
-std::string group_refusal(int64_t num_groups, const std::vector<Shape>& shapes);   // GroupNormalNorm
-std::string attribute_refusal(const char* name, double value);                     // ε and δ
-std::string attribute_refusal(int64_t num_groups);
-
-// The sizes of the problem that such inputs pose.
-template <class T>
-void set_sizes(ChannelProblem<T>& problem, const Shape& x) {
-  problem.samples = size_t(x[0]);
-  problem.channels = size_t(x[1]);
-  problem.extent = count(x, 2);
+inline std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
 }
 
-template <class T>
-void set_layer_sizes(RowProblem<T>& problem, const Shape& x, const Shape& normalized) {
-  problem.row_length = count(normalized);
-  problem.rows = problem.row_length ? count(x) / problem.row_length : 0;
-  problem.period = problem.run = 1;
+// The elements of a tensor of this shape, or of its axes from `first_axis` on.
+inline size_t count(const Shape& shape, size_t first_axis = 0) {
+  size_t product = 1;
+  for (size_t i = first_axis; i < shape.size(); ++i) product *= size_t(shape[i]);
+  return product;
 }
 
-template <class T>
-void set_group_sizes(RowProblem<T>& problem, const Shape& x, size_t num_groups) {
-  problem.run = count(x, 2);
-  problem.row_length = size_t(x[1]) / num_groups * problem.run;
-  problem.rows = size_t(x[0]) * num_groups;
-  problem.period = num_groups;
+// The tensors of a node.
+struct Tensors {
+  std::vector<Shape> shapes;        // of the inputs: X, the parameters, the operands
+  std::vector<const void*> inputs;  // in the same order
+  void* y;
+
+  template <class T>
+  const T* input(size_t index) const {
+    return static_cast<const T*>(inputs[index]);
+  }
+};
+
+template <Epilogue epilogue>
+struct BatchNormalNorm {
+  static constexpr const char* name = epilogues[size_t(epilogue)].operator_name;
+  static constexpr std::array<const char*, 6> parameters{"scale",        "shift",  "exponent_pos",
+                                                         "exponent_neg", "weight", "bias"};
+  static constexpr size_t operands = takes_residual<epilogue> ? 1 : 0;
+  static constexpr bool any_layout = true;
+
+  template <class F>
+  void for_each_attribute(F) {}
+
+  std::string attribute_refusal() const { return ""; }
+
+  std::string shape_refusal(const std::vector<Shape>& shapes) const {
+    const Shape& x = shapes[0];
+    if (x.size() < 2) return "X must be [N, C, *spatial], it is " + to_string(x);
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (shapes[1 + i] != Shape{x[1]})
+        return std::string(parameters[i]) + " must be [" + std::to_string(x[1]) + "], one number for each channel of X " +
+               to_string(x) + "; it is " + to_string(shapes[1 + i]);
+    if (operands > 0 && shapes.back() != x)
+      return "residual must have the shape of X, " + to_string(x) + "; it is " + to_string(shapes.back());
+    return "";
+  }
+
+  template <class T>
+  ChannelProblem<T> problem(const Tensors& tensors) const {
+    ChannelProblem<T> problem{};
+    problem.x = tensors.input<T>(0);
+    problem.y = static_cast<T*>(tensors.y);
+    static_assert(parameters.size() == ChannelProblem<T>::parameter_count);
+    for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i] = tensors.input<Arithmetic<T>>(1 + i);
+    if (operands > 0) problem.residual = tensors.input<T>(1 + parameters.size());
+    problem.epilogue = epilogue;
+    const Shape& x = tensors.shapes[0];
+    problem.samples = size_t(x[0]);
+    problem.channels = size_t(x[1]);
+    problem.extent = count(x, 2);
+    return problem;
+  }
+};
+
+// What LayerNormalNorm and GroupNormalNorm have in common.
+struct RowOperator {
+  static constexpr std::array<const char*, 2> parameters{"weight", "bias"};
+  static constexpr size_t operands = 0;
+  static constexpr bool any_layout = false;
+
+  float epsilon = 1e-5f, delta = 0.0031622776601683794f;  // δ = √ε
+
+  std::string attribute_refusal() const {
+    for (const auto& [name, value] : {std::pair("epsilon", epsilon), std::pair("delta", delta)})
+      if (!(value >= 0))  // NaN is refused
+        return std::string("attribute ") + name + " must be at least 0, it is " + std::to_string(value);
+    return "";
+  }
+
+ protected:
+  // `wanted` is the shape that weight and bias must have, `meaning` says what it is.
+  static std::string parameter_refusal(const Shape& wanted, const std::string& meaning, const std::vector<Shape>& shapes) {
+    if (shapes[1] == wanted && shapes[2] == wanted) return "";
+    return "weight and bias must be " + to_string(wanted) + ", " + meaning + "; they are " + to_string(shapes[1]) + " and " +
+           to_string(shapes[2]);
+  }
+
+  // The problem without its sizes.
+  template <class T>
+  RowProblem<T> unsized_problem(const Tensors& tensors) const {
+    RowProblem<T> problem{};
+    problem.x = tensors.input<T>(0);
+    problem.y = static_cast<T*>(tensors.y);
+    problem.weight = tensors.input<Arithmetic<T>>(1);
+    problem.bias = tensors.input<Arithmetic<T>>(2);
+    problem.epsilon = double(epsilon);
+    problem.delta = double(delta);
+    return problem;
+  }
+};
+
+struct LayerNormalNorm : RowOperator {
+  static constexpr const char* name = "LayerNormalNorm";
+
+  int32_t axis = -1;  // the first of the normalized axes
+
+  template <class F>
+  void for_each_attribute(F f) {
+    f("axis", axis);
+    f("epsilon", epsilon);
+    f("delta", delta);
+  }
+
+  std::string shape_refusal(const std::vector<Shape>& shapes) const {
+    const Shape& x = shapes[0];
+    const int64_t rank = int64_t(x.size());
+    if (axis < -rank || axis >= rank)
+      return "attribute axis is " + std::to_string(axis) + ", X " + to_string(x) + " has " + std::to_string(rank) +
+             " axes; it must be from " + std::to_string(-rank) + " to " + std::to_string(rank - 1);
+    const Shape normalized(x.begin() + (axis < 0 ? axis + rank : axis), x.end());
+    return parameter_refusal(normalized, "the axes of X " + to_string(x) + " from axis " + std::to_string(axis), shapes);
+  }
+
+  template <class T>
+  RowProblem<T> problem(const Tensors& tensors) const {
+    RowProblem<T> problem = unsized_problem<T>(tensors);
+    problem.row_length = count(tensors.shapes[1]);
+    problem.rows = problem.row_length ? count(tensors.shapes[0]) / problem.row_length : 0;
+    problem.period = problem.run = 1;
+    return problem;
+  }
+};
+
+struct GroupNormalNorm : RowOperator {
+  static constexpr const char* name = "GroupNormalNorm";
+
+  int32_t num_groups = 1;
+
+  template <class F>
+  void for_each_attribute(F f) {
+    f("num_groups", num_groups);
+    f("epsilon", epsilon);
+    f("delta", delta);
+  }
+
+  std::string attribute_refusal() const {
+    if (num_groups < 1) return "attribute num_groups must be at least 1, it is " + std::to_string(num_groups);
+    return RowOperator::attribute_refusal();
+  }
+
+  std::string shape_refusal(const std::vector<Shape>& shapes) const {
+    const Shape& x = shapes[0];
+    if (x.size() < 2) return "X must be [N, C, *spatial], it is " + to_string(x);
+    const std::string reason = parameter_refusal({x[1]}, "one number for each channel of X " + to_string(x), shapes);
+    if (!reason.empty() || x[1] % num_groups == 0) return reason;
+    return "attribute num_groups is " + std::to_string(num_groups) + ", which does not divide the channels of X " + to_string(x);
+  }
+
+  template <class T>
+  RowProblem<T> problem(const Tensors& tensors) const {
+    const Shape& x = tensors.shapes[0];
+    RowProblem<T> problem = unsized_problem<T>(tensors);
+    problem.run = count(x, 2);
+    problem.row_length = size_t(x[1]) / size_t(num_groups) * problem.run;
+    problem.rows = size_t(x[0]) * size_t(num_groups);
+    problem.period = size_t(num_groups);
+    return problem;
+  }
+};
+
+template <class... Operator>
+struct OperatorList {};
+
+#define NNORM_WITH_EPILOGUE(epilogue, ...) BatchNormalNorm<Epilogue::epilogue>,
+using AllOperators = OperatorList<NNORM_FOR_EACH_EPILOGUE(NNORM_WITH_EPILOGUE) LayerNormalNorm, GroupNormalNorm>;
+#undef NNORM_WITH_EPILOGUE
+
+// Calls f with an Operator() of each.
+template <class F, class... Operator>
+void for_each_operator(F f, OperatorList<Operator...>) {
+  (f(Operator()), ...);
+}
+template <class F>
+void for_each_operator(F f) {
+  for_each_operator(f, AllOperators());
 }
 
 }  // namespace nnorm

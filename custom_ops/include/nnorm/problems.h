@@ -1,23 +1,21 @@
-// What an operator asks of a device: pointers and sizes, free of any framework. Output may be input (or the residual),
-// element for element.
+// The problems that operators pose to a device: pointers and sizes, free of any framework. The output may be the input (or
+// the residual) itself, element for element.
 #pragma once
 
 #include <cstddef>
 
+#include "nnorm/epilogues.h"
 #include "nnorm/number_types.h"
 
 namespace nnorm {
 
-// What may follow a normalization in the same pass: y, max(y, 0) or max(y + residual, 0).
-enum class Epilogue { none, relu, add_relu };
-
-// y = epilogue(weight·ψ(scale·x + shift) + bias), frozen exponents (BatchNormalNorm), x of [samples, channels, extent].
+// BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias), frozen exponents, x of [samples, channels, extent].
 template <class T>
 struct ChannelProblem {
   static constexpr size_t parameter_count = 6;
 
   const T* x;
-  const T* residual;  // of x's shape, for Epilogue::add_relu
+  const T* residual;  // of x's shape, if the epilogue takes one
   T* y;
   // scale, shift, exponent_pos, exponent_neg, weight, bias: [channels] each
   const Arithmetic<T>* parameters[parameter_count];
@@ -27,7 +25,7 @@ struct ChannelProblem {
   size_t size() const { return samples * channels * extent; }
 };
 
-// y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, mean, var and λ̂ over each row (LayerNormalNorm, GroupNormalNorm).
+// LayerNormalNorm, GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias; mean, var and λ̂ over each row.
 template <class T>
 struct RowProblem {
   const T* x;
@@ -39,5 +37,8 @@ struct RowProblem {
   size_t run;     // neighbouring elements that share one weight
   double epsilon, delta;
 };
+
+// F(problem) for every problem with tensors of T.
+#define NNORM_FOR_EACH_PROBLEM(F, T) F(nnorm::ChannelProblem<T>) F(nnorm::RowProblem<T>)
 
 }  // namespace nnorm

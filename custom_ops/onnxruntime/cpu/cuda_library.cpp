@@ -20,7 +20,7 @@ bool has_cuda_provider(const OrtApi* api) {
   return found;
 }
 
-// The CUDA library's path, or nothing where there is none.
+// The CUDA library's path; empty if the file does not exist.
 std::string path_beside_this() {
   Dl_info self;
   if (dladdr(reinterpret_cast<const void*>(&path_beside_this), &self) == 0) return "";
@@ -40,7 +40,8 @@ void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* 
   void* function = library ? dlsym(library, NNORM_ADD_CUDA_OPERATORS) : nullptr;
   if (function == nullptr) {
     const char* reason = dlerror();
-    throw Error{ORT_FAIL, "cannot use " + path + ", of another build or broken: " + (reason ? reason : "unknown error")};
+    throw Error{ORT_FAIL, "cannot use " + path + " (" + (reason ? reason : "unknown error") +
+                              "); reinstall nnorm_export, or delete the file to run without kernels for GPUs"};
   }
   check(api, reinterpret_cast<AddCudaOperators*>(function)(api, version, domain));
 }

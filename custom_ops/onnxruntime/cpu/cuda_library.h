@@ -1,12 +1,12 @@
-// The kernels for GPUs, in a library of their own so that this one never needs CUDA.
+// The CUDA kernels are in a separate library, so that the CPU library never needs CUDA.
 #pragma once
 
 #include "../runtime.h"
 
 namespace nnorm::ort {
 
-// Adds the operators of the CUDA library in this library's folder to the domain, if it is there and this ONNX Runtime
-// has a CUDA execution provider. Throws Error if it is there and cannot be used.
+// Adds the operators of the CUDA library to the domain, if the library is in the same folder as this one and this ONNX
+// Runtime has a CUDA execution provider. Throws Error if the library exists but cannot be used.
 void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain);
 
 }  // namespace nnorm::ort

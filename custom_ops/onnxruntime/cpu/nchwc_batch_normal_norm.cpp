@@ -1,32 +1,55 @@
 #include "nchwc_batch_normal_norm.h"
 
-#include "../batch_normal_norm.h"
 #include "solve.h"
 
 namespace nnorm::ort {
+namespace {
 
-int64_t nchwc_block(const Attributes& attributes) {
-  const int64_t block = attributes.integer("block", 0);
-  if (block != 8 && block != 16) refuse("attribute block must be 8 or 16, it is " + std::to_string(block));
-  return block;
-}
+template <Epilogue epilogue>
+class NchwcKernel {
+ public:
+  using Type = float;
+  using Plain = BatchNormalNorm<epilogue>;
+  static const char* name() {
+    static const std::string& text = *new std::string(std::string("Nchwc") + Plain::name);  // sessions may outlive statics
+    return text.c_str();
+  }
+  static constexpr size_t parameters = Plain::parameters.size(), operands = Plain::operands;
 
-void nchwc_batch_normal_norm(const Run& run, Epilogue epilogue, int64_t block) {
-  std::vector<Shape> shapes;
-  run.input<float>(0, shapes);
-  if (shapes[0].size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(shapes[0]));
-  if (shapes[0][1] % block != 0)
-    refuse("X " + to_string(shapes[0]) + " has no whole number of blocks of " + std::to_string(block) + " channels");
-  Shape shape;
-  ChannelProblem<float> problem = channel_problem<float>(run, epilogue, shape);
-  const std::vector<float> table = channel_table(problem, 1);
-  problem.y = run.output<float>(shape);
-  PerChannel<float> work = per_channel(problem, table, problem.channels);
-  work.row_length = problem.extent * size_t(block);
-  work.period = problem.channels / size_t(block);
-  work.lanes = size_t(block);
-  work.sharing = Sharing::lane;
-  run_items(run, work, best_target().table<float>().per_channel);
+  explicit NchwcKernel(const Attributes& attributes) {
+    attributes.read("block", block_);
+    if (block_ != 8 && block_ != 16) refuse("attribute block must be 8 or 16, it is " + std::to_string(block_));
+  }
+
+  void operator()(const Run& run) const {
+    Tensors tensors = run.inputs(1 + parameters + operands);
+    const Shape& x = tensors.shapes[0];
+    if (x.size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(x));
+    if (x[1] % block_ != 0)
+      refuse("X " + to_string(x) + " has no whole number of blocks of " + std::to_string(block_) + " channels");
+    refuse(Plain().shape_refusal(tensors.shapes));
+    tensors.y = run.output(x);
+    const ChannelProblem<float> problem = Plain().template problem<float>(tensors);
+    const std::vector<float> table = channel_table(problem, 1);
+    const size_t block = size_t(block_);
+    ChannelWork<float> work = channel_work(problem, table, problem.channels);
+    work.row_length = problem.extent * block;
+    work.period = problem.channels / block;
+    work.lanes = block;
+    work.sharing = Sharing::lane;
+    run_items(run, work, best_target().table<float>().batch_normal_norm);
+  }
+
+ private:
+  int32_t block_ = 0;
+};
+
+}  // namespace
+
+void add_nchwc_operators(Operators& operators) {
+#define NNORM_ADD(epilogue, ...) operators.add<NchwcKernel<Epilogue::epilogue>>();
+  NNORM_FOR_EACH_EPILOGUE(NNORM_ADD)
+#undef NNORM_ADD
 }
 
 }  // namespace nnorm::ort

@@ -1,10 +1,10 @@
-// RegisterCustomOps, the one function that ONNX Runtime looks for in this library.
+// RegisterCustomOps, the only function that ONNX Runtime looks for in this library.
 #include <cstdio>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "../batch_normal_norm.h"
+#include "../operator.h"
 #include "cuda_library.h"
 #include "nchwc_batch_normal_norm.h"
 
@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint32_t oldest_api = 18;  // ONNX Runtime 1.16 ignores CreateKernelV2, 1.17 knows no in-place operators
 
-// What one ONNX Runtime was given. A session takes a domain from one owner only, so the CUDA library's operators, made
-// over there, are in this one too.
+// The domain that one ONNX Runtime got. A session takes a domain from one owner only, so the domain also has the operators
+// that the CUDA library creates.
 struct Domain {
   const OrtApi* api;
   Operators operators;
@@ -22,9 +22,7 @@ struct Domain {
 
   Domain(const OrtApi* api_, uint32_t version) : api(api_), operators(api_, version) {
     operators.add_all();
-    operators.add<NchwcBatchNormalNorm, float>();
-    operators.add<NchwcBatchNormalNormRelu, float>();
-    operators.add<NchwcBatchNormalNormAddRelu, float>();
+    add_nchwc_operators(operators);
     check(api, api->CreateCustomOpDomain("nnorm", &domain));
     operators.add_to(domain);
     add_cuda_operators(api, version, domain);
@@ -59,7 +57,8 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
   const uint32_t level = api_level(runtime);
   if (level < oldest_api) {
     const OrtApi* oldest = base->GetApi(1);
-    const std::string message = std::string("nnorm: ONNX Runtime 1.18 or newer is needed, this is ") + runtime;
+    const std::string message = std::string("nnorm: ONNX Runtime 1.18 or newer is needed, this is ") + runtime +
+                                "; update the package onnxruntime";
     return oldest->CreateStatus(ORT_FAIL, message.c_str());
   }
   const uint32_t version = level < ORT_API_VERSION ? level : ORT_API_VERSION;

@@ -1,11 +1,11 @@
-// How the CPU execution provider solves the operators' problems: items of a call, spread over the session's threads.
+// How the CPU execution provider solves the operators' problems: in items that are distributed over the session's threads.
 #include "solve.h"
 
 namespace nnorm::ort {
 namespace {
 
-// Extents, and runs of elements with one weight, that are shorter than this are no length for a vectorised loop. The
-// parameters are then repeated for each element; of channels, where enough samples share them that it pays.
+// A vectorised loop does not pay for extents, or runs of elements with one weight, that are shorter than `short_run`. The
+// parameters are then repeated for each element; those of channels only if `enough_samples` share them.
 constexpr size_t short_run = 16, enough_samples = 4;
 
 template <class Real>
@@ -16,25 +16,21 @@ std::vector<Real> repeated(const Real* values, size_t count, size_t times) {
   return result;
 }
 
-}  // namespace
-
-const char* const execution_provider = "CPUExecutionProvider";
-
 template <class T>
-void Run::solve(const ChannelProblem<T>& problem) const {
+void solve_on(const Run& run, const ChannelProblem<T>& problem) {
   const size_t channels = problem.channels, extent = problem.extent;
   const bool each_its_own = extent == 1 || (extent < short_run && problem.samples >= enough_samples);
   const size_t repeat = each_its_own ? extent : 1;
   const std::vector<Arithmetic<T>> table = channel_table(problem, repeat);
-  PerChannel<T> work = per_channel(problem, table, channels * repeat);
+  ChannelWork<T> work = channel_work(problem, table, channels * repeat);
   work.row_length = each_its_own ? channels * extent : extent;
   work.period = each_its_own ? 1 : channels;
   work.sharing = each_its_own ? Sharing::element : Sharing::row;
-  run_items(*this, work, best_target().table<T>().per_channel);
+  run_items(run, work, best_target().table<T>().batch_normal_norm);
 }
 
 template <class T>
-void Run::solve(const RowProblem<T>& problem) const {
+void solve_on(const Run& run, const RowProblem<T>& problem) {
   RowProblem<T> work = problem;
   std::vector<Arithmetic<T>> weights, biases;
   if (work.run > 1 && work.run < short_run && work.run < work.row_length) {
@@ -45,13 +41,22 @@ void Run::solve(const RowProblem<T>& problem) const {
     work.bias = biases.data();
     work.run = 1;
   }
-  run_items(*this, work, best_target().table<T>().per_row);
+  run_items(run, work, best_target().table<T>().layer_group_normal_norm);
 }
 
-#define NNORM_INSTANTIATE(T) \
-  template void Run::solve(const ChannelProblem<T>&) const; \
-  template void Run::solve(const RowProblem<T>&) const;
+}  // namespace
+
+const char* const execution_provider = "CPUExecutionProvider";
+
+template <class Problem>
+void Run::solve(const Problem& problem) const {
+  solve_on(*this, problem);
+}
+
+#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&) const;
+#define NNORM_INSTANTIATE(T) NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE_PROBLEM, T)
 NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
 #undef NNORM_INSTANTIATE
+#undef NNORM_INSTANTIATE_PROBLEM
 
 }  // namespace nnorm::ort

@@ -1,4 +1,4 @@
-// From an operator's problem to a call of the kernels for processors.
+// From an operator's problem to a call of the CPU kernels.
 #pragma once
 
 #include "../runtime.h"
@@ -18,7 +18,7 @@ void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, siz
   });
 }
 
-// The channels' parameters as the kernels take them, each `repeat` times.
+// The prepared parameters of the channels, each `repeat` times.
 template <class T>
 std::vector<Arithmetic<T>> channel_table(const ChannelProblem<T>& problem, size_t repeat) {
   std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
@@ -26,10 +26,10 @@ std::vector<Arithmetic<T>> channel_table(const ChannelProblem<T>& problem, size_
   return table;
 }
 
-// A call but for which parameters belong to an element.
+// The kernel's work without the fields that say which parameters belong to an element.
 template <class T>
-PerChannel<T> per_channel(const ChannelProblem<T>& problem, const std::vector<Arithmetic<T>>& table, size_t table_width) {
-  PerChannel<T> work{};
+ChannelWork<T> channel_work(const ChannelProblem<T>& problem, const std::vector<Arithmetic<T>>& table, size_t table_width) {
+  ChannelWork<T> work{};
   work.x = problem.x;
   work.residual = problem.residual;
   work.y = problem.y;

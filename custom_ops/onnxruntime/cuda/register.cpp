@@ -1,4 +1,4 @@
-// The one function that the CPU library looks for in this one.
+// The only function that the CPU library looks for in this library.
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -11,7 +11,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* nnorm_add_cuda_oper
   using namespace nnorm::ort;
   return guarded(api, "nnorm, CUDA", [&] {
     static std::mutex mutex;
-    static auto& made = *new std::vector<std::unique_ptr<Operators>>();  // for one ONNX Runtime of the process each
+    static auto& made = *new std::vector<std::unique_ptr<Operators>>();  // one for each ONNX Runtime of the process
     const std::lock_guard<std::mutex> lock(mutex);
     made.push_back(std::make_unique<Operators>(api, version));
     made.back()->add_all();

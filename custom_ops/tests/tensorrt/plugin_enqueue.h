@@ -1,4 +1,4 @@
-// enqueue() of every plugin against the kernels, to the bit, in every layout.
+// enqueue() of every plugin against a direct call of the kernel, to the bit, in every layout.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ int32_t enqueue(IPluginV3OneRuntime* runtime, const std::vector<PluginTensorDesc
 }
 
 template <class T>
-void test_channels(const Library& library, const std::vector<int64_t>& shape) {
+void test_batch_normal_norm(const Library& library, const std::vector<int64_t>& shape) {
   Random random(1);
   const size_t samples = size_t(shape[0]), channels = size_t(shape[1]);
   size_t extent = 1;
@@ -59,8 +59,8 @@ void test_channels(const Library& library, const std::vector<int64_t>& shape) {
   std::vector<TensorFormat> formats{TensorFormat::kLINEAR};
   if (shape.size() == 4) formats.push_back(wide ? TensorFormat::kHWC : TensorFormat::kHWC8);
   if (shape.size() == 5) formats.push_back(wide ? TensorFormat::kDHWC : TensorFormat::kDHWC8);
-  for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu, Epilogue::add_relu}) {
-    const std::string name = names[int(epilogue)];
+  for (const EpilogueFacts& facts : nnorm::epilogues) {
+    const std::string name = facts.operator_name;
     std::vector<T> expected;
     for (const TensorFormat format : formats) {
       const bool last = format != TensorFormat::kLINEAR;
@@ -86,7 +86,7 @@ void test_channels(const Library& library, const std::vector<int64_t>& shape) {
         inputs.push_back(description({shape[1]}, DataType::kFLOAT, TensorFormat::kLINEAR));
         data.push_back(field->data());
       }
-      if (epilogue == Epilogue::add_relu) {
+      if (facts.takes_residual) {
         inputs.push_back(inputs[0]);
         data.push_back(residual_there.data());
       }
@@ -107,7 +107,7 @@ void test_channels(const Library& library, const std::vector<int64_t>& shape) {
         problem.samples = samples;
         problem.channels = channels;
         problem.extent = extent;
-        problem.epilogue = epilogue;
+        problem.epilogue = facts.epilogue;
         CHECK(nnorm::cuda::run(problem, stream()) == cudaSuccess, "%s", name.c_str());
         direct_there.fetch(direct);
         expected = direct.values();
@@ -127,7 +127,7 @@ void test_channels(const Library& library, const std::vector<int64_t>& shape) {
 }
 
 template <class T>
-void test_rows(const Library& library, const std::string& name, const std::vector<int64_t>& shape, Fields attributes) {
+void test_layer_group_normal_norm(const Library& library, const std::string& name, const std::vector<int64_t>& shape, Fields attributes) {
   Random random(2);
   size_t size = 1;
   for (const int64_t extent : shape) size *= size_t(extent);
@@ -164,19 +164,19 @@ void test_rows(const Library& library, const std::string& name, const std::vecto
 
 template <class T>
 void test_enqueue(const Library& library) {
-  test_channels<T>(library, {5, 3});
-  test_channels<T>(library, {2, 13, 3, 5});
-  test_channels<T>(library, {2, 16, 8, 8});
-  test_channels<T>(library, {1, 3, 2, 3, 5});
+  test_batch_normal_norm<T>(library, {5, 3});
+  test_batch_normal_norm<T>(library, {2, 13, 3, 5});
+  test_batch_normal_norm<T>(library, {2, 16, 8, 8});
+  test_batch_normal_norm<T>(library, {1, 3, 2, 3, 5});
   Fields fields;
-  test_rows<T>(library, "LayerNormalNorm", {3, 5, 40}, fields);
+  test_layer_group_normal_norm<T>(library, "LayerNormalNorm", {3, 5, 40}, fields);
   fields.axis = -2;
   fields.epsilon = 0.5f;
-  test_rows<T>(library, "LayerNormalNorm", {3, 5, 40}, fields);
-  test_rows<T>(library, "GroupNormalNorm", {3, 6, 7, 5}, fields);
+  test_layer_group_normal_norm<T>(library, "LayerNormalNorm", {3, 5, 40}, fields);
+  test_layer_group_normal_norm<T>(library, "GroupNormalNorm", {3, 6, 7, 5}, fields);
   fields.delta = 0;
   fields.num_groups = 6;
-  test_rows<T>(library, "GroupNormalNorm", {3, 6, 64}, fields);
+  test_layer_group_normal_norm<T>(library, "GroupNormalNorm", {3, 6, 64}, fields);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The plugin library as TensorRT sees it, opened by a program that stands in for TensorRT.
+// The plugin library as TensorRT sees it, opened by a program that replaces TensorRT.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -9,16 +9,28 @@
 #include <vector>
 
 #include "check.h"
+#include "nnorm/operators.h"
 
 namespace nnorm_test {
 namespace {
 
 using namespace nvinfer1;
 
-const char* const names[] = {"BatchNormalNorm", "BatchNormalNormRelu", "BatchNormalNormAddRelu", "LayerNormalNorm",
-                             "GroupNormalNorm"};
+struct OperatorFacts {
+  std::string name;
+  int inputs;
+  bool any_layout;
+};
 
-int inputs_of(const std::string& name) { return name == "BatchNormalNormAddRelu" ? 8 : name[0] == 'B' ? 7 : 3; }
+// The operators that the library must have a plugin for.
+std::vector<OperatorFacts> operators() {
+  std::vector<OperatorFacts> result;
+  nnorm::for_each_operator([&](auto declared) {
+    using Operator = decltype(declared);
+    result.push_back({Operator::name, int(1 + Operator::parameters.size() + Operator::operands), Operator::any_layout});
+  });
+  return result;
+}
 
 void* open_library(const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

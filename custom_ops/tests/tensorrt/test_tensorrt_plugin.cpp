@@ -1,10 +1,11 @@
-// The plugins as TensorRT drives them, without TensorRT: its interfaces are headers, and this program calls them in its
-// place. It does not test the parser, the builder or what fuses with what.
+// The plugins without TensorRT: TensorRT's interfaces are in its headers, and this program calls the plugins as TensorRT
+// does. It does not test the parser, the builder or fusion.
 //
-// CMake builds this for the processor, where enqueue() runs the kernels by cuda_on_host.h, and with CUDA.
+// CMake builds this for the CPU, where enqueue() runs the kernels by cuda_on_host.h, and with CUDA.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 
@@ -22,8 +23,10 @@ void test_creators(const Library& library) {
     CHECK(creator->getAPILanguage() == APILanguage::kCPP, "%s", creator->getPluginName());
     CHECK(std::strcmp(creator->getPluginVersion(), "1") == 0, "version %s", creator->getPluginVersion());
   }
-  CHECK(seen.size() == 10 && library.creators().size() == 10, "%zu creators", seen.size());
-  for (const std::string name : names) CHECK(seen.count("nnorm::" + name) && seen.count("::" + name), "%s", name.c_str());
+  const size_t expected = 2 * operators().size();
+  CHECK(seen.size() == expected && library.creators().size() == expected, "%zu creators", seen.size());
+  for (const auto& [name, inputs, any_layout] : operators())
+    CHECK(seen.count("nnorm::" + name) && seen.count("::" + name), "%s", name.c_str());
 }
 
 std::string field_names(const PluginFieldCollection* fields) {
@@ -33,14 +36,15 @@ std::string field_names(const PluginFieldCollection* fields) {
 }
 
 void test_fields(const Library& library) {
-  const std::string of_channels, of_layer = "axis epsilon delta ", of_group = "num_groups epsilon delta ";
-  for (const std::string name : names) {
+  std::map<std::string, std::string> all_expected{{"LayerNormalNorm", "axis epsilon delta "},
+                                                  {"GroupNormalNorm", "num_groups epsilon delta "}};
+  for (const auto& [name, inputs, any_layout] : operators()) {
     IPluginCreatorV3One* creator = library.creator(name);
-    const std::string expected = name == "LayerNormalNorm" ? of_layer : name == "GroupNormalNorm" ? of_group : of_channels;
+    const std::string expected = all_expected[name];  // none for the others
     CHECK(field_names(creator->getFieldNames()) == expected, "%s has the fields %s", name.c_str(),
           field_names(creator->getFieldNames()).c_str());
 
-    // Made, copied, the copy's fields written down, made again from these: each after the one before is gone.
+    // Create a plugin, copy it, serialize the copy's fields, create another from them: each after the previous one is gone.
     Fields fields;
     PluginPointer plugin = make(creator, fields.collection);
     CHECK(plugin != nullptr, "%s", name.c_str());
@@ -58,7 +62,7 @@ void test_fields(const Library& library) {
     CHECK(core->getPluginName() == name && std::strcmp(core->getPluginNamespace(), "nnorm") == 0, "%s", core->getPluginName());
   }
 
-  // Of another type or length; 64 bits are what Python has.
+  // Fields of other types and lengths; Python creates those of 64 bits.
   const int64_t wide_axis = -2, too_wide = int64_t(1) << 32;
   const double wide_epsilon = 0.25;
   const float real = 1;
@@ -81,10 +85,9 @@ void test_fields(const Library& library) {
 
 void test_build(const Library& library) {
   Fields fields;
-  for (const std::string name : names) {
+  for (const auto& [name, count, any_layout] : operators()) {
     const PluginPointer plugin = make(library.creator(name), fields.collection);
     IPluginV3OneBuild* const builder = build(plugin);
-    const int count = inputs_of(name);
     CHECK(builder->getNbOutputs() == 1 && builder->getNbTactics() == 0, "%s", name.c_str());
     std::vector<DataType> types(size_t(count), DataType::kFLOAT);
     types[0] = DataType::kBF16;
@@ -113,10 +116,11 @@ void test_formats(const Library& library) {
   constexpr int formats = 13;
   const DataType types[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16, DataType::kINT8, DataType::kINT32};
   Fields fields;
-  for (const std::string name : names) {
+  for (const OperatorFacts& facts : operators()) {
+    const std::string& name = facts.name;
+    const int count = facts.inputs;
     const PluginPointer plugin = make(library.creator(name), fields.collection);
     IPluginV3OneBuild* const builder = build(plugin);
-    const int count = inputs_of(name);
     for (const int rank : {2, 3, 4, 5}) {
       std::vector<DynamicPluginTensorDesc> tensors{size_t(count + 1)};
       for (DynamicPluginTensorDesc& tensor : tensors) tensor.desc.dims.nbDims = rank;
@@ -137,7 +141,7 @@ void test_formats(const Library& library) {
           }
       };
       go(0);
-      const bool channels_last = name[0] == 'B' && rank >= 4;
+      const bool channels_last = facts.any_layout && rank >= 4;
       CHECK(int(found.size()) == (channels_last ? 6 : 3) && int(found.size()) <= builder->getFormatCombinationLimit(),
             "%s, rank %d: %zu combinations", name.c_str(), rank, found.size());
       for (const auto& [type, format] : found)
@@ -167,9 +171,12 @@ void test_shapes(const Library& library) {
                                                    {"LayerNormalNorm", {2, 6, 3}, {6, 3}, {}, false},
                                                    {"GroupNormalNorm", {2, 6, 3}, {6}, {}, true},
                                                    {"GroupNormalNorm", {2, 5, 3}, {5}, {}, false}}) {
+    const std::vector<OperatorFacts> all = operators();
+    const auto facts = std::find_if(all.begin(), all.end(), [&](const OperatorFacts& one) { return one.name == c.name; });
+    if (!CHECK(facts != all.end(), "%s", c.name)) continue;
     Fields fields;
     const PluginPointer plugin = make(library.creator(c.name), fields.collection);
-    std::vector<PluginTensorDesc> inputs{size_t(inputs_of(c.name))};
+    std::vector<PluginTensorDesc> inputs{size_t(facts->inputs)};
     for (PluginTensorDesc& input : inputs) input.dims = dims(c.parameters);
     inputs[0].dims = dims(c.x);
     if (!c.operand.empty()) inputs.back().dims = dims(c.operand);
@@ -178,7 +185,8 @@ void test_shapes(const Library& library) {
   }
 }
 
-// Where there is no GPU, enqueue() of the library that users get says so. Where there is a driver, it is not tried.
+#if defined(NNORM_PLUGINS_FOR_GPU)
+// Without a GPU, enqueue() of the library that users get returns an error. Machines with a driver skip this test.
 void test_without_gpu(const char* path) {
   if (void* driver = dlopen("libcuda.so.1", RTLD_LAZY)) {
     dlclose(driver);
@@ -200,10 +208,11 @@ void test_registration(const char* mock_path, const char* path) {
   if (!CHECK(mock != nullptr, "%s", mock_path)) return;
   CHECK(open_library(path) != nullptr, "%s", path);
   const std::string notes = reinterpret_cast<const char* (*)()>(dlsym(mock, "mock_nvinfer_notes"))();
-  CHECK(notes.find("WRONG") == std::string::npos && std::count(notes.begin(), notes.end(), ' ') == 10, "%s", notes.c_str());
-  for (const std::string name : names)
+  CHECK(notes.find("WRONG") == std::string::npos && size_t(std::count(notes.begin(), notes.end(), ' ')) == 2 * operators().size(), "%s", notes.c_str());
+  for (const auto& [name, inputs, any_layout] : operators())
     CHECK(notes.find("nnorm::" + name + " ") != std::string::npos, "%s", notes.c_str());
 }
+#endif
 
 }  // namespace
 }  // namespace nnorm_test
