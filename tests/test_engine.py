@@ -30,7 +30,7 @@ from nnorm_export import (
     load,
     verify,
 )
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 from nnorm_export.tensorrt.inspector import plugin_nodes
 from nnorm_export.tensorrt.profiles import Axes, ShapeRange, check_profiles, default_profiles, input_axes
 
@@ -55,7 +55,7 @@ def portable(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def nodes(portable: Path) -> dict[str, str]:
-    return {node.name: node.op_type for node in model_file.read(portable).normalizations}
+    return {node.name: node.op_type for node in onnx_file.read(portable).normalizations}
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ Y = ((1, 4), (2, 4), (8, 4))
 
 
 def test_shapes_that_fit(portable: Path) -> None:
-    assert input_axes(model_file.read(portable).proto) == {"x": ("batch", 3, 8, 6)}
+    assert input_axes(onnx_file.read(portable).proto) == {"x": ("batch", 3, 8, 6)}
     given = {"x": ((1, 3, 5), (2, 3, 7), [8, 3, 7]), "y": Y}
     assert check_profiles(TWO, given)["x"] == ShapeRange((1, 3, 5), (2, 3, 7), (8, 3, 7))
     assert check_profiles({"x": (2, 3)}, {}) == {}
@@ -129,7 +129,7 @@ def custom(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_a_file_without_bodies_is_run_by_kernels_alone(portable: Path, custom: Path) -> None:
-    with_bodies, without = model_file.read(portable), model_file.read(custom)
+    with_bodies, without = onnx_file.read(portable), onnx_file.read(custom)
     assert without.metadata == {**with_bodies.metadata, "form": "custom"}
     assert not without.proto.functions
     onnx.checker.check_model(custom)

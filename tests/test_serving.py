@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from google.protobuf import text_format
@@ -128,6 +129,22 @@ def test_versions_and_external_data(model: nn.Module, inputs: tuple[Tensor, Tens
     assert {file.name for file in (tmp_path / "models" / "net" / "7").iterdir()} == {"model.onnx", "net.onnx.data"}
     assert sorted(entry.name for entry in (tmp_path / "models" / "net").iterdir()) == ["1", "2", "7", "config.pbtxt"]
     assert verify(tmp_path / "models" / "net" / "7" / "model.onnx", model, inputs)
+
+
+def test_external_data_outside_of_the_folder_is_not_copied(
+    model: nn.Module, inputs: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    (tmp_path / "inside").mkdir()
+    path = export(model, inputs, tmp_path / "inside" / "net.onnx", external_data=True).path
+    (tmp_path / "secret").write_bytes((tmp_path / "inside" / "net.onnx.data").read_bytes())
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "../secret" if entry.key == "location" else entry.value
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelFileError, match=r"its weights lie in '\.\./secret', outside of its folder"):
+        write_repository(path, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def optimize(
     """
     from nnorm_export.cli._inputs import read_inputs_of_file
     from nnorm_export.files.inspection import describe
+    from nnorm_export.models.arrays import to_numpy
     from nnorm_export.optimizing.optimize import optimize as write
-    from nnorm_export.runtimes.pytorch import to_numpy
 
     target = str(Path(path).with_suffix(".cpu.onnx")) if output is None else output
     inputs: Any = None

@@ -15,8 +15,8 @@ from nnorm_export.exporting.decompose import FOR_ATEN, FOR_INDUCTOR, decomposed,
 from nnorm_export.exporting.report import ExportReport, Passthrough, names, prove
 from nnorm_export.exporting.source import Source
 from nnorm_export.exporting.trace import exporting_state
-from nnorm_export.files.archive import AOTI, PT2
 from nnorm_export.files.note import Note
+from nnorm_export.files.pytorch_archive import AOTI, PT2
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 

@@ -18,8 +18,8 @@ from nnorm_export.exporting import notes
 from nnorm_export.exporting.report import ExportReport, Passthrough, names, prove
 from nnorm_export.exporting.source import Frozen, Source
 from nnorm_export.exporting.trace import exporting_state
-from nnorm_export.files.archive import TORCHSCRIPT
 from nnorm_export.files.note import Entry
+from nnorm_export.files.pytorch_archive import TORCHSCRIPT
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS

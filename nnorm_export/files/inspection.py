@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
 from nnorm_export.errors import ModelFileError, NnormExportError
-from nnorm_export.files.archive import Archive, is_archive, read_archive
 from nnorm_export.files.machine import Machine, machine_of
-from nnorm_export.files.model_file import ModelFile, read
+from nnorm_export.files.onnx_file import ModelFile, read
+from nnorm_export.files.pytorch_archive import Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import PRODUCER
 from nnorm_export.runtimes import load
@@ -202,10 +200,6 @@ def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescrip
 
 
 def _files(file: ModelFile) -> dict[str, int | None]:
-    sizes: dict[str, int | None] = {file.path.name: file.path.stat().st_size}
-    for tensor in file.proto.graph.initializer:
-        if uses_external_data(tensor):
-            location = ExternalDataInfo(tensor).location
-            companion = file.path.parent / location
-            sizes[location] = companion.stat().st_size if companion.is_file() else None
-    return sizes
+    companions = {location: file.path.parent / location for location in file.external_data}
+    sizes = {name: path.stat().st_size if path.is_file() else None for name, path in companions.items()}
+    return {file.path.name: file.path.stat().st_size, **sizes}

@@ -18,7 +18,7 @@ import onnx
 
 from nnorm_export import library
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
-from nnorm_export.files.model_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile
 
 PROVIDER = "CPUExecutionProvider"
 OPTIMIZED = "optimized"  # the form of such a file

@@ -13,7 +13,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from nnorm_export import library
 from nnorm_export._version import __version__
 from nnorm_export.files.machine import METADATA_KEY, OPTIMIZED, PROVIDER, Machine
-from nnorm_export.files.model_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.names import METADATA_PREFIX
 from nnorm_export.runtimes import OnnxRuntimeRunner
 from nnorm_export.runtimes.onnxruntime import avoid_crash

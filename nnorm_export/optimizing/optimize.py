@@ -13,7 +13,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export.errors import ModelFileError, ParityError
 from nnorm_export.files.machine import OPTIMIZED, Machine, this_machine
-from nnorm_export.files.model_file import ModelFile, read
+from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import save, staged
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.agreement import compare

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnorm_export.errors import InputError, ModelFileError
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
 from nnorm_export.models.arguments import tensors_in
+from nnorm_export.models.arrays import to_numpy
 from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.judgement import Array, OutputParity, judge
 from nnorm_export.runtimes import load
-from nnorm_export.runtimes.pytorch import to_numpy
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def bisect(
         InputError: a path in ``layers`` is none of the model's, or nothing of it is left in the file.
     """
     path = Path(path)
-    file = model_file.read(path)
+    file = onnx_file.read(path)
     if file.form == "optimized":
         raise ModelFileError(
             f"{path}: it is optimised, its layers are merged; bisect the portable file it was made from"

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import InputError, ModelFileError, ParityError
+from nnorm_export.files import onnx_file
 from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge
 from nnorm_export.runtimes import Runner, load
 
@@ -40,15 +41,8 @@ def file_sha256(path: Path) -> str:
 
 def _file_sha256(path: Path) -> str:
     digest = hashlib.sha256(path.read_bytes())
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except DecodeError:
-        return digest.hexdigest()
-    locations = {
-        entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
-    }
-    for location in sorted(locations):
-        digest.update((path.parent / location).read_bytes())
+    for companion in onnx_file.companions(path):
+        digest.update(companion.read_bytes())
     return digest.hexdigest()
 
 

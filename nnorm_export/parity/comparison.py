@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError, NnormExportError
-from nnorm_export.files.model_file import read
+from nnorm_export.files.onnx_file import read
 from nnorm_export.freezing import freeze
 from nnorm_export.models.arguments import bind, cast, tensors_in, unbind
+from nnorm_export.models.arrays import to_numpy
 from nnorm_export.models.attention import without_fused_attention
 from nnorm_export.models.copying import deepcopy
 from nnorm_export.parity import certificates
@@ -32,7 +33,6 @@ from nnorm_export.parity.judgement import (
     worst,
 )
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
-from nnorm_export.runtimes.pytorch import to_numpy
 
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from nnorm_export.domain import OPERATORS
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import Part, alone, parts_of
 from nnorm_export.mathematics import estimate_lmbda, resolve_exponents, standardize_over
+from nnorm_export.models.arrays import to_numpy, to_tensor
 from nnorm_export.operators.batch_normal_norm import batch_normal_norm
 from nnorm_export.operators.group_normal_norm import group_normal_norm
 from nnorm_export.operators.layer_normal_norm import layer_normal_norm
 from nnorm_export.parity.judgement import Array, OutputParity, judge, worst
 from nnorm_export.runtimes import load
-from nnorm_export.runtimes.pytorch import to_numpy, to_tensor
 
 LMBDAS = (0.0, 1.0, 2.0, 0.5, 1.5, -3.0, 5.0)
 DELTA = math.sqrt(1e-5)  # the exponent shift of the reference form, for those λ
@@ -97,7 +97,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
     Raises:
         ModelFileError: not an ONNX file, or one without such nodes, or an optimised one.
     """
-    file = model_file.read(path)
+    file = onnx_file.read(path)
     if file.form == "optimized" or not file.normalizations:
         raise ModelFileError(f"{path}: its form is '{file.form}', in which no normalization is a node by itself")
     proto = onnx.load(path)

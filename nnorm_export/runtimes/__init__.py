@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import NnormExportError
-from nnorm_export.files.archive import AOTI, PT2, TORCHSCRIPT, is_archive, read_archive
+from nnorm_export.files.pytorch_archive import AOTI, PT2, TORCHSCRIPT, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.runtimes.base import Runner
 from nnorm_export.runtimes.kserve import KServeRunner, is_url

@@ -18,7 +18,7 @@ import onnx
 from nnorm_export import library
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
-from nnorm_export.files.archive import is_archive, read_archive
+from nnorm_export.files.pytorch_archive import is_archive, read_archive
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.runtimes import DEFAULT_RUNTIME, load
 from nnorm_export.runtimes.onnxruntime import CUDA, OnnxRuntimeRunner, import_onnxruntime

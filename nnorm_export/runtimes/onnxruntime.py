@@ -16,8 +16,8 @@ import onnx
 from nnorm_export import library
 from nnorm_export.dtypes import DTYPES, Array, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
-from nnorm_export.files import machine, model_file
-from nnorm_export.files.model_file import ModelFile
+from nnorm_export.files import machine, onnx_file
+from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes.base import Runner
@@ -95,7 +95,7 @@ class OnnxRuntimeRunner(Runner):
         kernels: bool | None = None,
     ) -> None:
         self._ort = import_onnxruntime()
-        self._file = model_file.read(path)
+        self._file = onnx_file.read(path)
         self._providers = list(self.default_providers if providers is None else providers)
         available = self._ort.get_available_providers()
         for name in self._provider_names():

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nnorm_export.dtypes import DTYPES, Array, bits
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
-from nnorm_export.files import archive
+from nnorm_export.files import pytorch_archive as archive
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.models.arrays import to_numpy, to_tensor
 from nnorm_export.runtimes.base import Runner
 
 
@@ -166,15 +167,3 @@ class AotiRunner(_PyTorchRunner):
     def _call(self, tensors: list[Tensor]) -> Any:
         # Where strides matter the code has those of the example, which were a contiguous tensor's.
         return self._loader.boxed_run([tensor.contiguous() for tensor in tensors])
-
-
-def to_tensor(array: Array) -> Tensor:
-    """A copy: a model may begin in place."""
-    return torch.from_numpy(bits(array).copy()).view(getattr(torch, array.dtype.name))
-
-
-def to_numpy(tensor: Tensor) -> Array:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(DTYPES["bfloat16"].numpy)
-    return tensor.numpy()

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.runtimes.base import Runner
 
@@ -22,7 +22,7 @@ class ReferenceRunner(Runner):
     runtime = "reference"
 
     def __init__(self, path: str | Path) -> None:
-        self._file = model_file.read(path)
+        self._file = onnx_file.read(path)
         if not self._file.has_bodies:
             raise ModelFileError(
                 f"{path}: the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and the "

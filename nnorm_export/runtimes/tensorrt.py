@@ -12,7 +12,7 @@ import numpy as np
 
 from nnorm_export.dtypes import Array, bits
 from nnorm_export.errors import InputError, ModelFileError
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 from nnorm_export.runtimes.base import Runner
 from nnorm_export.tensorrt import parser_input as engines
 from nnorm_export.tensorrt.inspector import plugin_nodes, tensors_of
@@ -84,7 +84,7 @@ class TensorRTRunner(Runner):
             raise ModelFileError(f"{self._path}: the engine has {has}, and plugins={plugins} was asked for")
 
     def _build(self, plugins: bool | None, profiles: Given | None, tf32: bool) -> tuple[Any, dict[str, str]]:
-        file = model_file.read(self._path)
+        file = onnx_file.read(self._path)
         op_types = engines.choose_plugins(file, plugins, self._unavailable)
         axes = input_axes(file.proto)
         shapes = default_profiles(axes) if profiles is None else check_profiles(axes, profiles)

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from nnorm_export import library
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.tensorrt import is_engine
@@ -134,7 +132,7 @@ def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInf
     if engine:
         runner = load(path)
         return runner.inputs, runner.outputs
-    file = model_file.read(path)
+    file = onnx_file.read(path)
     if file.form == "optimized":
         raise ExportError(f"{path}: it is optimised for this kind of machine; serve the portable file it was made from")
     return inputs_of(file.proto), outputs_of(file.proto)
@@ -142,7 +140,7 @@ def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInf
 
 def _library(path: Path, backend: str, given: str | None) -> str | None:
     """What goes into op_library_filename: Triton passes it on to the loader, which wants an absolute path."""
-    if backend != "onnxruntime" or given == library.WITHOUT or not model_file.read(path).normalizations:
+    if backend != "onnxruntime" or given == library.WITHOUT or not onnx_file.read(path).normalizations:
         return None
     if given is not None and not given.startswith("/"):
         raise ExportError(f"--library {given!r}: Triton needs the absolute path that the library has on the server")
@@ -185,13 +183,14 @@ def _refuse_other_tensors(folder: Path, config: str) -> None:
 
 
 def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
+    external_data = [] if is_engine(path) else onnx_file.read(path).external_data
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
             staged = Path(temporary) / str(number)
             staged.mkdir()
             shutil.copyfile(path, staged / _FILES[backend])
-            for location in _external_data(path):
+            for location in external_data:
                 shutil.copyfile(path.parent / location, staged / location)
             if backend == "python":
                 shutil.copyfile(_PYTHON_MODEL, staged / "model.py")
@@ -200,13 +199,6 @@ def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> 
             os.replace(Path(temporary) / "config.pbtxt", folder / "config.pbtxt")
     except OSError as error:
         raise ExportError(f"{folder}: cannot be written ({error.strerror or error})") from error
-
-
-def _external_data(path: Path) -> list[str]:
-    if is_engine(path):
-        return []
-    tensors = onnx.load(path, load_external_data=False).graph.initializer
-    return sorted({entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"})
 
 
 def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
@@ -220,7 +212,7 @@ def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
     notes = ["without kernels: the server runs the bodies"]
     if kernels:
         notes = [f"the server must find the kernels at {kernels}"]
-    if model_file.read(path).has_float16:
+    if onnx_file.read(path).has_float16:
         notes.append(
             "a float16 file with attention ends an x86 server that runs it on the CPU by ONNX Runtime 1.24 or newer "
             "(its issue 28392); serve that one in float32, on a GPU, or with --backend python"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files.model_file import ModelFile, read
+from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import staged
 from nnorm_export.tensorrt import parser_input as engines
 from nnorm_export.tensorrt.inspector import plugin_nodes

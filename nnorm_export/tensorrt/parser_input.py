@@ -20,10 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from nnorm_export import library
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.files.forms import inline_bodies
 from nnorm_export.files.machine import OPTIMIZED
-from nnorm_export.files.model_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.staging import save
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.tensorrt.profiles import Profiles
 
@@ -133,11 +137,7 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     """
     if not file.normalizations:
         return file.path
-    from nnorm_export.files.forms import inline_bodies  # noqa: PLC0415 - brings torch, which takes seconds
-    from nnorm_export.files.staging import save  # noqa: PLC0415 - brings torch, which takes seconds
-    from nnorm_export.files.whole import load_whole  # noqa: PLC0415 - brings torch, which takes seconds
-
-    model = load_whole(file.path)
+    model = _with_weights(file.path)
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         if identifier[1] in op_types:
             del model.functions[identifier]
@@ -148,6 +148,17 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     path = folder / "model.onnx"
     save(model, path, external_data=None)
     return path
+
+
+def _with_weights(path: Path) -> ir.Model:
+    model = ir.load(path)
+    try:
+        ir.external_data.load_to_model(model)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(
+            f"{path}: its weights lie in other files, which cannot be read ({error}); they belong beside it"
+        ) from error
+    return model
 
 
 def check_plugins(file: ModelFile, op_types: frozenset[str], found: set[str]) -> dict[str, str]:

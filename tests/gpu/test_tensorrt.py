@@ -9,7 +9,7 @@ import torch
 from small_network import Network, randomized
 
 from nnorm_export import RuntimeMissingError, build_engine, export, get_plugin_path, load, verify
-from nnorm_export.files import model_file
+from nnorm_export.files import onnx_file
 
 pytest.importorskip("tensorrt", reason="TensorRT is not installed: pip install 'nnorm_export[tensorrt]'")
 pytestmark = pytest.mark.skipif(
@@ -35,7 +35,7 @@ def test_an_engine_computes_what_pytorch_does(plugins: bool | None, dtype: str, 
     shapes = [[1, 3, 8, 6], [4, 3, 8, 6], [16, 3, 8, 6]]
     cache = tmp_path / "trt.cache"
     report = build_engine(path, tmp_path / "net.plan", profiles={"image": shapes}, plugins=plugins, timing_cache=cache)
-    nodes = {node.name: node.op_type for node in model_file.read(path).normalizations}
+    nodes = {node.name: node.op_type for node in onnx_file.read(path).normalizations}
     reductions = {name for name, op_type in nodes.items() if not op_type.startswith("Batch")}
     by_plugin = set(nodes) if plugins else reductions if plugins is None else set()
     assert {name for name, way in report.implementations.items() if way == "plugin"} == by_plugin

@@ -1,23 +1,26 @@
-"""Reading a model file without running it: errors in words, and the metadata that export() wrote."""
+"""Reading an ONNX file without running it: its graph, and the metadata that export() wrote."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
 
+_REMEDY = "; nnorm_export.export writes one of a PyTorch model"
+
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model file: its graph (weights in external data stay there) and what nnorm_export noted in it."""
+    """An ONNX file: its graph, without the weights in external data, and the metadata that export() wrote."""
 
     path: Path
     proto: onnx.ModelProto
@@ -25,7 +28,7 @@ class ModelFile:
 
     @property
     def form(self) -> str:
-        """``portable``, ``primitives``, ``custom``, ``optimized``, or ``unknown`` for a file of someone else's."""
+        """``portable``, ``primitives``, ``custom``, ``optimized``; ``unknown`` for a file of another writer."""
         return self.metadata.get("form", "unknown")
 
     @property
@@ -43,6 +46,23 @@ class ModelFile:
         bodies = {function.name for function in self.proto.functions if function.domain == DOMAIN}
         return all(node.op_type in bodies for node in self.normalizations)
 
+    @property
+    def external_data(self) -> list[str]:
+        """The files with weights that lie beside the model's, by name.
+
+        Raises:
+            ModelFileError: a name leaves the folder of the model.
+        """
+        tensors = [tensor for tensor in self.proto.graph.initializer if uses_external_data(tensor)]
+        locations = sorted({ExternalDataInfo(tensor).location for tensor in tensors})
+        for location in locations:
+            if PurePath(location).is_absolute() or ".." in PurePath(location).parts:
+                raise ModelFileError(
+                    f"{self.path}: its weights lie in {location!r}, outside of its folder; save the model again with "
+                    "the weights beside it"
+                )
+        return locations
+
     def holds(self, *dtypes: int) -> bool:
         """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""
         graph = self.proto.graph
@@ -52,13 +72,13 @@ class ModelFile:
 
     @property
     def has_float16(self) -> bool:
-        """Whether any value is float16, inside too."""
+        """Whether any value is float16, intermediate values included."""
         kind = onnx.TensorProto.FLOAT16
         return self.holds(kind) or any(_makes(node, kind) for node in _all_nodes(self.proto))
 
 
 def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Those of functions and of graphs in nodes too."""
+    """The nodes of ``proto``, those of its functions and of graphs in nodes included."""
     waiting = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     while waiting:
         node = waiting.pop()
@@ -76,7 +96,11 @@ def _makes(node: onnx.NodeProto, dtype: int) -> bool:
 
 
 def read(path: str | Path) -> ModelFile:
-    """Raises ModelFileError where ``path`` is missing, unreadable, or not ONNX."""
+    """Reads the graph and the metadata of ``path``.
+
+    Raises:
+        ModelFileError: ``path`` is missing, unreadable, or not ONNX.
+    """
     path = Path(path)
     try:
         proto = onnx.load(path, load_external_data=False)
@@ -85,12 +109,26 @@ def read(path: str | Path) -> ModelFile:
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
     except DecodeError:
-        raise ModelFileError(f"{path}: not an ONNX model") from None
+        raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}") from None
     if not proto.opset_import or not proto.graph.output:
-        raise ModelFileError(f"{path}: not an ONNX model")
+        raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}")
     metadata = {
         prop.key.removeprefix(METADATA_PREFIX): prop.value
         for prop in proto.metadata_props
         if prop.key.startswith(METADATA_PREFIX)
     }
     return ModelFile(path, proto, metadata)
+
+
+def companions(path: Path) -> list[Path]:
+    """The files that hold weights of ``path``; none for a file that is not ONNX.
+
+    Raises:
+        ModelFileError: as :attr:`ModelFile.external_data`.
+        OSError: ``path`` cannot be read.
+    """
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        return []
+    return [path.parent / location for location in ModelFile(path, proto, {}).external_data]
