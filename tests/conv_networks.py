@@ -148,7 +148,7 @@ class Case:
         return randomized(self.build()).eval()
 
 
-NO_GAIN, NO_MULTIPLE = "as many reorders in blocks as without", "are no multiple of"
+NO_GAIN, NO_MULTIPLE = "as many reorders in blocks as without", "are not a multiple of"
 
 CASES = {
     "residual": Case(lambda: nn.Sequential(conv_norm_relu(3, 16), Block(16, 16), Block(16, 32), Mean()), 1),

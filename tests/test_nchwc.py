@@ -100,7 +100,7 @@ def test_a_tensor_that_a_subgraph_reads_stays_plain_for_it() -> None:
     )
     operators, left = edited(model)
     assert Counter(operators)["NchwcBatchNormalNorm"] == 1
-    assert left == {"f": "it is inside of a control-flow operator"}
+    assert left == {"f": "it is inside a control-flow operator"}
     assert count_reorders(model) == 2
     proto = ir.serde.serialize_model(model)
     (branch,) = [node for node in proto.graph.node if node.op_type == "If"]
@@ -237,7 +237,7 @@ def test_reasons() -> None:
         (16, ""),
         (8, ""),
         (None, "ONNX Runtime has no blocked layout on this machine"),
-        (12, "its 16 channels are no multiple of 12"),
+        (12, "its 16 channels are not a multiple of 12"),
     ):
         model = model_of(body)
         assert edited(model, block)[1] == ({"c": reason} if reason else {}) | group

@@ -1,1 +1,1 @@
-"""A file for the processors of one machine, in which normalizations work on the layout of its convolutions."""
+"""optimize(): a file for the processors of one machine, whose norms work in the layout of its convolutions."""

@@ -1,19 +1,21 @@
-"""Which of the nodes that can work in blocks are to do so: those with which the graph has the fewest reorders.
+"""Chooses the nodes that work in blocks, such that the graph has the fewest reorders.
 
-A tensor may be wanted in both layouts, as an output of the graph for example, or where something reads it that knows
-the plain layout alone; then there is a reorder whatever the nodes do, before one of them or after it. Dividing the
-nodes so that the fewest tensors are wanted in both is a minimum cut, and the most flow from what is in blocks to what
-is plain finds it, one unit through each tensor (Ford and Fulkerson). Where a node makes no difference it stays plain.
+A tensor may be wanted in both layouts: a node that knows only the plain layout reads it beside one in blocks, for
+example. Such a tensor costs one reorder, before or after the nodes that have a choice. To divide those nodes into
+blocked and plain ones with the fewest tensors wanted in both layouts is a minimum cut, in which each tensor is an edge
+of capacity 1. Among the minimum cuts the one with the fewest nodes in blocks is taken, which is unique: a node stays
+plain if blocks save nothing.
 
-The tensors around a node have the same size, those of Concat aside, so the number of reorders stands for their cost.
+The tensors around a node have the same size, except those of Concat, so the number of reorders stands for their cost.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import networkx
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
@@ -28,11 +30,11 @@ IN_BLOCKS, PLAIN = True, False
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor of the network: all values of the graph that hold it, in either layout.
+    """A tensor of the model: all values of the graph that hold it, in either layout.
 
     Attributes:
-        layouts: that its producer and its consumers want, candidates aside: ``IN_BLOCKS``, ``PLAIN``, or both.
-        candidates: those that produce or read it.
+        layouts: the layouts that its producer and consumers need, except candidates: ``IN_BLOCKS``, ``PLAIN``, or both.
+        candidates: the nodes with a choice that produce or read it.
     """
 
     layouts: set[bool] = field(default_factory=set)
@@ -40,7 +42,7 @@ class Tensor:
 
 
 def choose(graph: ir.Graph, candidates: Sequence[ir.Node]) -> tuple[set[ir.Node], dict[ir.Node, str]]:
-    """The candidates that are to work in blocks, and the others with the reason."""
+    """Returns the candidates that are to work in blocks, and for each of the others the reason why it is not."""
     tensors = _tensors(graph, set(candidates))
     chosen = fewest_reorders([tensor for tensor in tensors.values() if tensor.candidates])
     beside = {node for tensor in tensors.values() if IN_BLOCKS in tensor.layouts for node in tensor.candidates}
@@ -48,44 +50,23 @@ def choose(graph: ir.Graph, candidates: Sequence[ir.Node]) -> tuple[set[ir.Node]
     return chosen, {node: NOTHING_GAINED if node in beside else NOT_BESIDE for node in left}
 
 
-# A node, a layout, or one of the two ends of a tensor.
-_Vertex = ir.Node | bool | tuple[Tensor, str]
-
-
 def fewest_reorders(tensors: Collection[Tensor]) -> set[ir.Node]:
-    """The candidates that are to work in blocks, as few as do."""
-    room: dict[_Vertex, dict[_Vertex, float]] = defaultdict(lambda: defaultdict(float))
+    """The candidates that are to work in blocks: the fewest with which the number of reorders is least."""
+    network = networkx.DiGraph()
+    network.add_nodes_from([IN_BLOCKS, PLAIN])
     for tensor in tensors:
         entry, exit_ = (tensor, "entry"), (tensor, "exit")
-        room[entry][exit_] = 1
-        beside: list[_Vertex] = [*tensor.layouts, *tensor.candidates]
-        for vertex in beside:
-            room[vertex][entry] = room[exit_][vertex] = float("inf")
-    while PLAIN in (origins := _reachable(room)):
-        there: _Vertex = PLAIN
-        while there is not IN_BLOCKS:
-            here = origins[there]
-            room[here][there] -= 1
-            room[there][here] += 1
-            there = here
-    return {node for tensor in tensors for node in tensor.candidates if node in origins}
-
-
-def _reachable(room: dict[_Vertex, dict[_Vertex, float]]) -> dict[_Vertex, _Vertex]:
-    """Every vertex that more can flow to from what is in blocks, and the vertex before it on a shortest way there."""
-    origins: dict[_Vertex, _Vertex] = {IN_BLOCKS: IN_BLOCKS}
-    queue: deque[_Vertex] = deque(origins)
-    while queue:
-        here = queue.popleft()
-        for there, left in room[here].items():
-            if left > 0 and there not in origins:
-                origins[there] = here
-                queue.append(there)
-    return origins
+        network.add_edge(entry, exit_, capacity=1)
+        for vertex in (*tensor.layouts, *tensor.candidates):  # edges without a capacity are never cut
+            network.add_edge(vertex, entry)
+            network.add_edge(exit_, vertex)
+    # networkx returns the smallest side of the sink that a minimum cut has. The network is the same in both directions.
+    _, (_, in_blocks) = networkx.minimum_cut(network, PLAIN, IN_BLOCKS)
+    return {node for tensor in tensors for node in tensor.candidates if node in in_blocks}
 
 
 def _tensors(graph: ir.Graph, candidates: Collection[ir.Node]) -> dict[ir.Value, Tensor]:
-    """By the value that each tensor begins as."""
+    """Returns the tensors of the graph, each by the value that its other values are reordered from."""
     tensors: dict[ir.Value, Tensor] = defaultdict(Tensor)
     in_blocks = values_in_blocks(graph)
 

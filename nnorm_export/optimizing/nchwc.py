@@ -1,6 +1,6 @@
-"""Lets the BatchNormalNorms of a graph that ONNX Runtime has optimised work on the blocked layout of its convolutions.
+"""Makes the frozen norms of a graph that ONNX Runtime has optimised work on its convolutions' blocked layout.
 
-ONNX Runtime puts reorders around a node that it does not know, and they cost about as much as a cheap node itself:
+ONNX Runtime inserts reorders around nodes that it does not know. A reorder costs about as much as a cheap node:
 
     Conv → ReorderOutput → BatchNormalNorm → ReorderInput → Conv    becomes    Conv → NchwcBatchNormalNorm → Conv
 """
@@ -14,16 +14,15 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from nnorm_export.names import DOMAIN
 from nnorm_export.optimizing.choice import choose
 from nnorm_export.optimizing.reorders import (
-    BLOCKED_TWINS,
     NCHWC_DOMAIN,
     TO_BLOCKS,
     TO_PLAIN,
-    X,
     channels_of,
     complete_shapes,
     data_inputs,
     is_layout_free,
     is_reorder,
+    operator_of,
     read_by,
     reorders_to_blocks,
     values_in_blocks,
@@ -31,14 +30,17 @@ from nnorm_export.optimizing.reorders import (
 
 
 def use_blocks(model: ir.Model, block: int | None) -> dict[ir.Node, str]:
-    """Edits ``model``, as ONNX Runtime optimised it on a machine with blocks of ``block`` channels; None: without.
+    """Edits ``model``, which ONNX Runtime optimised on this machine.
 
-    A norm becomes the twin of its operator that works in blocks, with the same name and metadata, if that makes
-    reorders go away (:mod:`nnorm_export.optimizing.choice`). The activations and sums between such norms and the
-    convolutions come along, where their shapes are known.
+    A norm becomes the twin of its operator that works in blocks, with the same name and metadata, if that removes
+    reorders (:mod:`nnorm_export.optimizing.choice`). Activations and sums between such norms and the convolutions work
+    in blocks too, if their shapes are known.
+
+    Args:
+        block: the number of channels in a block on this machine, None if ONNX Runtime has no blocked layout there.
 
     Returns:
-        The normalizations that stay as they are, and why.
+        The normalizations that are unchanged, each with the reason.
     """
     graph, nodes = model.graph, list(RecursiveGraphIterator(model.graph))
     norms = [node for node in nodes if node.domain == DOMAIN]
@@ -52,42 +54,47 @@ def use_blocks(model: ir.Model, block: int | None) -> dict[ir.Node, str]:
         for node in candidates:
             if node in chosen:
                 _replace(node, graph, block)
-        onnx_ir.passes.common.RemoveUnusedNodesPass()(model)  # the reorders that nobody reads any more
-        graph.sort()  # a node may read the blocked form of a tensor that was made further down
+        onnx_ir.passes.common.RemoveUnusedNodesPass()(model)  # reorders whose output is not read any more
+        graph.sort()  # a node may read the blocked form of a tensor that is computed after it
         refused |= {norm: left[norm] for norm in norms if norm in left}
     return refused
 
 
 def _why_not(norm: ir.Node, graph: ir.Graph, block: int | None) -> str:
-    """What keeps a normalization from working in blocks, whatever is beside it; or nothing."""
-    if norm.op_type not in BLOCKED_TWINS:
+    """The reason why a normalization cannot work in blocks, whichever nodes are beside it; empty if it can."""
+    if _blocked_twin(norm) is None:
         return f"there is no {norm.op_type} for blocks"
     if block is None:
         return "ONNX Runtime has no blocked layout on this machine"
     if norm.graph is not graph:
-        return "it is inside of a control-flow operator"
-    x, channels = norm.inputs[X], channels_of(norm)
+        return "it is inside a control-flow operator"
+    x, channels = norm.inputs[0], channels_of(norm)
     if x is not None and x.dtype not in (None, ir.DataType.FLOAT):
         return f"blocks are float32, it works on {str(x.dtype).lower()}"
     if channels is None:
-        return "its number of channels is not known"
-    return f"its {channels} channels are no multiple of {block}" if channels % block else ""
+        return "its number of channels is unknown"
+    return f"its {channels} channels are not a multiple of {block}" if channels % block else ""
+
+
+def _blocked_twin(node: ir.Node) -> str | None:
+    operator = operator_of(node)
+    return None if operator is None else operator.blocked_twin
 
 
 def _replace(node: ir.Node, graph: ir.Graph, block: int) -> None:
-    """Puts ``node``'s twin in its place, and behind it a ReorderOutput for what reads the plain tensor."""
+    """Replaces ``node`` by its twin, followed by a ReorderOutput for the nodes that read the plain tensor."""
     channels, y = channels_of(node), node.outputs[0]
     assert channels is not None
     inputs = list(node.inputs)
     for index, value in data_inputs(node).items():
         inputs[index] = _in_blocks(value, node, graph)
     y_in_blocks = _blocked_value(y)
-    is_norm = node.domain == DOMAIN
+    twin_type = _blocked_twin(node)
     twin = ir.Node(
         node.domain,
-        BLOCKED_TWINS[node.op_type] if is_norm else node.op_type,
+        twin_type or node.op_type,
         inputs,
-        [*node.attributes.values(), *([ir.AttrInt64("block", block)] if is_norm else [])],
+        [*node.attributes.values(), *([ir.AttrInt64("block", block)] if twin_type else [])],
         outputs=[y_in_blocks],
         name=node.name,
         metadata_props=dict(node.metadata_props),
@@ -103,7 +110,7 @@ def _replace(node: ir.Node, graph: ir.Graph, block: int) -> None:
 
 
 def _in_blocks(value: ir.Value, reader: ir.Node, graph: ir.Graph) -> ir.Value:
-    """The blocked form of a plain value: what it was made from, what is made from it, or a new reorder's output."""
+    """Returns the blocked form of a plain value: one that the graph has already, or the output of a new reorder."""
     if is_reorder(value.producer(), TO_PLAIN):
         return read_by(value.producer())
     for reorder in reorders_to_blocks(value):
@@ -117,5 +124,5 @@ def _in_blocks(value: ir.Value, reader: ir.Node, graph: ir.Graph) -> ir.Value:
 
 
 def _blocked_value(plain: ir.Value) -> ir.Value:
-    """A whole number of blocks is a tensor of the plain one's shape."""
+    # Of the plain shape: the last block is full.
     return ir.Value(name=f"{plain.name}/nnorm_nchwc", type=plain.type, shape=plain.shape)

@@ -1,4 +1,4 @@
-"""The graph that ONNX Runtime makes of a file on this machine, with what the file says of itself."""
+"""The graph that ONNX Runtime optimises a file to on this machine, with the metadata of the file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from nnorm_export.runtimes import OnnxRuntimeRunner
 from nnorm_export.runtimes.onnxruntime import avoid_crash
 
 _WEIGHTS = "weights"
-_INLINE_BYTES = 1024  # larger weights go into a file of their own: together they may exceed protobuf's 2 GiB
+_INLINE_BYTES = 1024  # larger weights are written to a separate file: together they may exceed protobuf's 2 GiB
 
 
 def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
-    """``file`` as ONNX Runtime runs it with the kernels on the CPU of this machine, in memory.
+    """Returns ``file`` as ONNX Runtime optimises it on the CPU of this machine with the kernels, in memory.
 
     Raises:
         ModelFileError: ONNX Runtime cannot load the file.
-        RuntimeMissingError: there are no kernels.
+        RuntimeMissingError: the library of kernels is not installed.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -42,12 +42,12 @@ def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
         model = ir.load(options.optimized_model_filepath)
         ir.external_data.load_to_model(model)
     for domain in model.opset_imports.keys() - {"", *(node.domain for node in RecursiveGraphIterator(model.graph))}:
-        del model.opset_imports[domain]  # ONNX Runtime lists all that it knows, and an older one may know fewer
+        del model.opset_imports[domain]  # ONNX Runtime lists all of its domains, an older version has fewer
     return model
 
 
 def carry_over(file: ModelFile, model: ir.Model, machine: Machine) -> None:
-    """Writes into ``model``, made of ``file`` and for ``machine``, what ``file`` and export() noted in it."""
+    """Writes the metadata of ``file`` into ``model``, which was optimised from it for ``machine``."""
     model.producer_name, model.producer_version = "nnorm_export", __version__
     model.graph.name = file.proto.graph.name
     model.metadata_props.update({prop.key: prop.value for prop in file.proto.metadata_props})

@@ -1,8 +1,8 @@
-"""ONNX Runtime's blocked layout as it shows in a graph: reorders, and the nodes that can do without them.
+"""ONNX Runtime's blocked layout in a graph: its reorders, and the nodes that work in either layout.
 
-ONNX Runtime's convolutions on a CPU read and write [N, C/block, H, W, block], ``block`` being the 8 or 16 channels that
-fit the processor's vectors; they are nodes of the domain ``com.microsoft.nchwc``. ReorderInput brings a tensor into
-that layout, ReorderOutput back into [N, C, H, W].
+ONNX Runtime's convolutions on a CPU read and write [N, C/block, H, W, block], where ``block`` is the 8 or 16 channels
+that fit the processor's vectors; they are nodes of the domain ``com.microsoft.nchwc``. ReorderInput converts a tensor
+from [N, C, H, W] to that layout, ReorderOutput converts it back.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from nnorm_export.domain import OPERATORS, Operator
 from nnorm_export.names import DOMAIN
 
 NCHWC_DOMAIN = "com.microsoft.nchwc"
 TO_BLOCKS, TO_PLAIN = "ReorderInput", "ReorderOutput"
+_BLOCKED_TWINS = {operator.blocked_twin for operator in OPERATORS.values()} - {None}
 
-# The operators that have a twin for the blocked layout, with one more attribute: ``block``.
-BLOCKED_TWINS = {name: f"Nchwc{name}" for name in ("BatchNormalNorm", "BatchNormalNormRelu", "BatchNormalNormAddRelu")}
-# Which of their inputs are X, scale and, if there is one, the residual. All but X and the residual are vectors [C].
-X, SCALE, RESIDUAL = 0, 1, 7
-
-# Operators that compute every entry from those at its place alone: they work in blocks as they are. ONNX Runtime has
-# them, and Concat of channels, do so between its own nodes, but not beside one that it does not know.
+# Operators that compute every entry from the entries at the same place: they work in blocks without a change. ONNX
+# Runtime keeps them, and Concat of channels, in blocks between its own nodes, but not beside an operator of nnorm.
 ELEMENTWISE = {
     "": {
         *("Add", "Clip", "Div", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Mul"),
@@ -41,15 +38,19 @@ def count_reorders(model: ir.Model) -> int:
 
 def has_blocks(model: ir.Model) -> bool:
     """Whether any node depends on the size of the blocks."""
-    nodes = RecursiveGraphIterator(model.graph)
     return any(
-        node.domain == NCHWC_DOMAIN or (node.domain == DOMAIN and node.op_type in BLOCKED_TWINS.values())
-        for node in nodes
+        node.domain == NCHWC_DOMAIN or (node.domain == DOMAIN and node.op_type in _BLOCKED_TWINS)
+        for node in RecursiveGraphIterator(model.graph)
     )
 
 
+def operator_of(node: ir.Node) -> Operator | None:
+    """The operator of the domain ``nnorm`` that ``node`` calls, or None."""
+    return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+
+
 def is_reorder(node: ir.Node | None, op_type: str) -> bool:
-    """A reorder from or to [N, C, H, W]. ONNX Runtime has some from and to [N, H, W, C] too, which stay as they are."""
+    """Whether ``node`` is a reorder from or to [N, C, H, W]. Those from and to [N, H, W, C] stay as they are."""
     if node is None or node.domain != NCHWC_DOMAIN or node.op_type != op_type:
         return False
     channels_last = node.attributes.get("channels_last")
@@ -57,14 +58,14 @@ def is_reorder(node: ir.Node | None, op_type: str) -> bool:
 
 
 def values_in_blocks(graph: ir.Graph) -> set[ir.Value]:
-    """What is in blocks as ONNX Runtime left the graph: what its nodes for blocks give, and what is made of that."""
+    """The values that ONNX Runtime left in blocks: outputs of its nodes for blocks, and what is computed from them."""
     in_blocks: set[ir.Value] = set()
     for node in RecursiveGraphIterator(graph):
         if node.domain == NCHWC_DOMAIN:
-            gives_blocks = node.op_type != TO_PLAIN
+            is_in_blocks = node.op_type != TO_PLAIN
         else:
-            gives_blocks = any(value in in_blocks for value in node.inputs)
-        if gives_blocks:
+            is_in_blocks = any(value in in_blocks for value in node.inputs)
+        if is_in_blocks:
             in_blocks.update(node.outputs)
     return in_blocks
 
@@ -88,14 +89,18 @@ def reorders_to_blocks(value: ir.Value) -> list[ir.Node]:
 
 
 def data_inputs(node: ir.Node) -> dict[int, ir.Value]:
-    """The tensors in either layout that a norm or layout-free node reads, by their place: not parameters."""
-    places = (X, RESIDUAL) if node.domain == DOMAIN else range(len(node.inputs))
-    inputs = {index: node.inputs[index] for index in places if index < len(node.inputs)}
-    return {index: value for index, value in inputs.items() if value is not None and not _is_scalar(value)}
+    """The tensors in either layout that a norm or layout-free node reads, by their position; not its parameters."""
+    operator = operator_of(node)
+    parameters = [] if operator is None else [operator.inputs.index(name) for name in operator.parameters]
+    return {
+        index: value
+        for index, value in enumerate(node.inputs)
+        if value is not None and index not in parameters and not _is_scalar(value)
+    }
 
 
 def is_layout_free(node: ir.Node, block: int) -> bool:
-    """Whether ``node`` provably computes the same in blocks: float32, whole blocks of channels, nothing broadcast."""
+    """Whether ``node`` computes the same in blocks: float32, whole blocks of channels, and no broadcasting."""
     inputs, y = list(data_inputs(node).values()), node.outputs[0]
     if not all(_is_whole_blocks(value, block) for value in (*inputs, y)):
         return False
@@ -105,7 +110,7 @@ def is_layout_free(node: ir.Node, block: int) -> bool:
 
 
 def complete_shapes(graph: ir.Graph) -> None:
-    """ONNX Runtime notes no shapes in the functions of ONNX that it inlined, HardSwish for one."""
+    """Adds the shapes that ONNX Runtime leaves out where it inlined a function of ONNX, HardSwish for example."""
     for node in graph:
         y, inputs = node.outputs[0], list(data_inputs(node).values())
         if (
@@ -118,8 +123,10 @@ def complete_shapes(graph: ir.Graph) -> None:
 
 
 def channels_of(node: ir.Node) -> int | None:
-    vector = node.inputs[SCALE] if node.domain == DOMAIN else None
-    shape, axis = (node.outputs[0].shape, _CHANNEL_AXIS) if vector is None else (vector.shape, 0)
+    """The number of channels that ``node`` computes, None if unknown; a parameter of a norm tells it."""
+    operator = operator_of(node)
+    parameter = node.inputs[1] if operator is not None and operator.is_per_channel else None  # the first one after X
+    shape, axis = (node.outputs[0].shape, _CHANNEL_AXIS) if parameter is None else (parameter.shape, 0)
     length = None if shape is None or len(shape) <= axis else shape[axis]
     return length if isinstance(length, int) else None
 
