@@ -222,10 +222,10 @@ def test_calls_that_cannot_be_told_apart_are_not_blamed(tmp_path: Path) -> None:
     assert report, report.verdict
     assert report.verdict == "nothing differs"
     assert [layer.call for layer in report.layers] == [1, 2]
-    assert report.notes == ["layer c is not looked at: it is called 2 times, and not all are in the file"]
+    assert report.notes == ["layer c is not compared: it is called 2 times, and not all calls are in the file"]
     report = bisect(path, model, x, layers=["linear"])
     assert report
-    assert "layer linear is not looked at: it is called 2 times" in " ".join(report.notes)
+    assert "layer linear is not compared: it is called 2 times" in " ".join(report.notes)
 
 
 def test_what_is_folded_or_gone_is_refused(tmp_path: Path) -> None:

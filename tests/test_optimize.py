@@ -32,12 +32,12 @@ from nnorm_export import (
     library,
     load,
     optimize,
-    optimizer,
     verify,
 )
 from nnorm_export.files import machine
 from nnorm_export.files.inspection import describe
 from nnorm_export.optimizing import agreement
+from nnorm_export.optimizing import optimize as optimizer
 
 HERE = machine.this_machine(onnxruntime)
 

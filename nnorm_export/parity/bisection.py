@@ -1,21 +1,18 @@
-"""bisect(): at which layer does a runtime leave PyTorch, and is it that layer's own doing?
+"""bisect(): the first layer whose result in a runtime differs from PyTorch's, by its own error or an inherited one.
 
-Every normalization is looked at twice. Inside the whole file its input shows the error that it inherits. Alone, fed
-with the input that PyTorch gave it, it shows its own. The first layer whose own error is too great is the culprit;
-where all layers are sound and an input is not, the fault lies before it.
+Every normalization is compared twice. In the whole file, its input shows the error that it inherits. Alone, on the
+input that PyTorch gave it, its output shows its own error. The first layer whose own error is too great is the culprit;
+if every layer is right alone and an input is not, the fault lies before that input.
 """
 
 from __future__ import annotations
 
-import itertools
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,23 +20,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
+from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.arrays import to_numpy
-from nnorm_export.parity.comparison import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
-from nnorm_export.parity.judgement import Array, OutputParity, judge
+from nnorm_export.parity.isolation import opened, with_epilogue
+from nnorm_export.parity.judgement import Array, OutputParity, judge, judge_outputs
+from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.runtimes import load
 
 
 @dataclass(frozen=True)
 class LayerParity:
-    """A layer in the runtime against PyTorch.
+    """A layer in the runtime compared with PyTorch.
 
     Attributes:
-        path: of the layer in the model; ``call`` counts from 1 where it is called more than once.
-        op_type: of its node; ``(module)`` for a layer that is no normalization.
-        implementation: ``kernel``, ``body`` or ``plugin``, or empty where it is no node of ours.
+        path: the layer's path in the model.
+        call: the number of this call of the layer, from 1.
+        op_type: the operator of its node; ``(module)`` for a layer that is not a normalization.
+        implementation: ``kernel``, ``body`` or ``plugin``; empty for a layer that is not a normalization.
         inherited: the layer's input in the whole file.
-        own: the layer's output, alone, on PyTorch's input; None where it cannot be cut out of the file.
+        own: the layer's output, alone, on PyTorch's input; None if it cannot be cut out of the file.
     """
 
     path: str
@@ -56,13 +56,13 @@ class LayerParity:
 
 @dataclass(frozen=True)
 class Bisection:
-    """The outcome; true when nothing differs.
+    """The outcome; true if nothing differs.
 
     Attributes:
-        runtime: what ran the file.
-        layers: in the order in which they run.
-        outputs: of the whole file.
-        notes: layers that were not looked at, and why.
+        runtime: the runtime that ran the file.
+        layers: the compared layers in the order in which they run.
+        outputs: the outputs of the whole file.
+        notes: the layers that were not compared, and why.
     """
 
     runtime: str
@@ -81,7 +81,7 @@ class Bisection:
 
     @property
     def verdict(self) -> str:
-        """In words: where the runtime leaves PyTorch."""
+        """Says where the runtime first differs from PyTorch."""
         if (culprit := self.culprit) is not None:
             what = f"layer {culprit.name} ({culprit.op_type})"
             return f"{what} computes something else, on PyTorch's own input: {culprit.own}"
@@ -110,29 +110,30 @@ def bisect(
     """Compares the ONNX file ``path`` with ``model`` layer by layer.
 
     Args:
-        path: an ONNX file with nodes of the domain ``nnorm``: in the forms ``portable`` and ``custom``.
+        path: an ONNX file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``.
         model, inputs, runtime, passthrough: as for :func:`nnorm_export.verify`.
-        layers: paths of modules to look at besides the normalizations. Each must return one tensor.
+        layers: paths of modules to compare besides the normalizations. Each must return one tensor.
 
     Raises:
-        ModelFileError: not an ONNX file, or none with such nodes and without ``layers``.
-        InputError: a path in ``layers`` is none of the model's, or nothing of it is left in the file.
+        ModelFileError: not an ONNX file, an optimised one, or one without such nodes if ``layers`` is empty.
+        InputError: a path in ``layers`` is not a module of the model, or none of its nodes is left in the file.
     """
     path = Path(path)
     file = onnx_file.read(path)
     if file.form == "optimized":
         raise ModelFileError(
-            f"{path}: it is optimised, its layers are merged; bisect the portable file it was made from"
+            f"{path}: it is optimised, its layers are merged; bisect the portable file that it was made from"
         )
     others = list(layers)
     modules = dict(model.named_modules(remove_duplicate=False))
     if unknown := [name for name in others if name not in modules]:
-        raise InputError(f"the model has no layer {unknown[0]!r}; named_modules() lists what it has")
+        raise InputError(f"the model has no layer {unknown[0]!r}; take a path that model.named_modules() lists")
     proto = onnx.load(path)
     parts = parts_of(proto, others)
     if gone := [name for name in others if name not in {part.path for part in parts}]:
         raise InputError(
-            f"nothing of layer {gone[0]} is left in {path}: it is folded into another, or does nothing there"
+            f"nothing of layer {gone[0]} is left in {path}: it is folded into another layer, or does nothing in eval "
+            "mode; name a layer beside it"
         )
     if not parts:
         raise ModelFileError(
@@ -147,13 +148,11 @@ def bisect(
     paths = {part.path for part in parts}
     expected, seen = reference.run_with_taps(example, paths)
     truth, exact = reference.run_with_taps_in_float64(example, paths)
-    quartets = zip(runner.outputs, runner(*feed), expected, truth or itertools.repeat(None), strict=False)
-    outputs = [judge(info.name, actual, wanted, true) for info, actual, wanted, true in quartets]
+    outputs = judge_outputs(str(path), type(model).__name__, runner.outputs, runner(*feed), expected, truth)
     parts, notes = _matched(parts, seen, modules)
-    with tempfile.TemporaryDirectory() as folder:
-        inside = _values(with_outputs(proto, [part.x for part in parts]), Path(folder) / "inside.onnx", runtime, feed)
-        cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
-        own, implementations = _own(proto, cut, reference, Path(folder) / "alone.onnx", runtime)
+    inside = _values(with_outputs(proto, [part.x for part in parts]), runtime, feed)
+    cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
+    own, implementations = _own(proto, cut, reference, runtime)
     found, ranks = [], _ranks(proto)
     for part in parts:
         x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
@@ -167,14 +166,14 @@ def bisect(
 def _matched(
     parts: Sequence[Part], seen: Mapping[str, Sequence[Tap]], modules: Mapping[str, nn.Module]
 ) -> tuple[list[Part], list[str]]:
-    """The parts, each with the number of its layer's call in PyTorch, and notes on those that cannot be told apart.
+    """Returns the parts, each with the number of its layer's call in PyTorch, and notes on parts without such a number.
 
-    A layer under several names is one layer, whose calls PyTorch counts together.
+    A layer under several names is one layer: PyTorch counts its calls together.
     """
     if missing := [part.path for part in parts if not seen[part.path]]:
         raise InputError(
-            f"layer {missing[0] or '(the model itself)'} is never called in PyTorch; an exported program has no layers "
-            "to look into: give the module that it was made of"
+            f"layer {missing[0] or '(the model itself)'} is never called in PyTorch; an exported program has no "
+            "layers: give the module that it was exported from"
         )
     counts = Counter(id(modules[part.path]) for part in parts)
     matched, notes = [], []
@@ -186,31 +185,34 @@ def _matched(
             matched.append(replace(part, call=calls[layer]))
         else:
             notes.append(
-                f"layer {part.path} is not looked at: it is called {called} times, and not all are in the file"
+                f"layer {part.path} is not compared: it is called {called} times, and not all calls are in the file"
             )
     return matched, list(dict.fromkeys(notes))
 
 
 def _refuse_folded(proto: onnx.ModelProto, parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> None:
-    """A layer that the exporter has folded another into does not compute what the module does."""
-    decorrelated = [path for path, layer in modules.items() if hasattr(layer, "running_whitening_matrix")]
-    folded = [path for path in decorrelated if not nodes_of(proto, path)]
+    """Raises InputError for modules that the exporter has folded with another: their nodes compute something else."""
+    decorrelated = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d)
+    whitenings = [path for path, layer in modules.items() if isinstance(layer, decorrelated)]
+    folded = [path for path in whitenings if not nodes_of(proto, path)]
     for part in parts:
         layer = modules[part.path]
         if part.op_type == MODULE and isinstance(layer, _BatchNorm):
-            raise InputError(f"layer {part.path} is folded into the layer before it in this file; name what follows it")
+            raise InputError(
+                f"layer {part.path} is folded into the layer before it in this file; name the layer after it"
+            )
         if part.op_type == MODULE and folded and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)):
             raise InputError(
-                f"layer {part.path} may have {folded[0]} folded into it in this file; name what follows it"
+                f"layer {part.path} may have {folded[0]} folded into it in this file; name the layer after {folded[0]}"
             )
 
 
-def _values(proto: onnx.ModelProto, path: Path, runtime: str | None, feed: list[Array]) -> dict[str, Array]:
+def _values(proto: onnx.ModelProto, runtime: str | None, feed: list[Array]) -> dict[str, Array]:
+    """The outputs of ``proto`` by name."""
     if not proto.graph.output:  # all parts read the model's own inputs
         return {}
-    onnx.save_model(proto, path)
-    runner = load(path, runtime)
-    return {info.name: value for info, value in zip(runner.outputs, runner(*feed), strict=True)}
+    with opened(proto, runtime) as runner:
+        return {info.name: value for info, value in zip(runner.outputs, runner(*feed), strict=True)}
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
@@ -219,7 +221,7 @@ def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def _with_rank(array: Array, rank: int | None) -> Array:
-    """An instance norm without a batch gets one in the file."""
+    """Adds a batch axis if the file has one and PyTorch has not: an instance norm of an unbatched input."""
     return array[None] if rank == array.ndim + 1 else array
 
 
@@ -227,31 +229,25 @@ def _own(
     proto: onnx.ModelProto,
     parts: Sequence[tuple[Part, Tap]],
     reference: PyTorchModel,
-    path: Path,
     runtime: str | None,
 ) -> tuple[dict[str, OutputParity], dict[str, str]]:
-    """Each part alone on PyTorch's input: name -> comparison, and what ran them."""
+    """Runs each part alone on PyTorch's input. Returns name -> comparison, and name -> implementation."""
     if not parts:
         return {}, {}
     feeds, wanted = [], []
     ranks = _ranks(proto)
     for part, tap in parts:
-        truth = reference.layer_in_float64(part.path, tap.x)
         rank = ranks.get(part.x)
         x, y = _with_rank(tap.x, rank), _with_rank(tap.y, rank)
-        truth = None if truth is None else _with_rank(truth, rank)
-        feed = [x]
-        if part.residual is not None:
-            # One that turns y into about |y|, of which the ReLU behind the sum takes nothing away.
-            feed.append(np.maximum(-2 * y, 0).astype(y.dtype))
-            y, truth = y + feed[1], None if truth is None else truth + feed[1].astype(np.float64)
-        if part.has_relu:
-            y, truth = np.maximum(y, 0), None if truth is None else np.maximum(truth, 0)
-        feeds.append(feed)
+        wide = reference.layer_in_float64(part.path, tap.x)
+        truth = None if wide is None else _with_rank(wide, rank)
+        operands: list[Array] = []
+        if part.operator is not None:
+            operands, y, truth = with_epilogue(part.operator, y, truth)
+        feeds.append([x, *operands])
         wanted.append((y, truth))
-    onnx.save_model(alone(proto, [part for part, _ in parts], feeds), path)
-    runner = load(path, runtime)
-    results = runner(*(array for feed in feeds for array in feed))
-    compared = zip(parts, results, wanted, strict=True)
-    own = {part.name: judge(part.name, actual, y, truth) for (part, _), actual, (y, truth) in compared}
-    return own, runner.implementations
+    with opened(alone(proto, [part for part, _ in parts], feeds), runtime) as runner:
+        results = runner(*(array for feed in feeds for array in feed))
+        compared = zip(parts, results, wanted, strict=True)
+        own = {part.name: judge(part.name, actual, y, truth) for (part, _), actual, (y, truth) in compared}
+        return own, runner.implementations

@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from nnorm_export.freezing.table import row_for
-from nnorm_export.parity.comparison import Passthrough, observe
 from nnorm_export.parity.judgement import Array
+from nnorm_export.parity.pytorch_model import Passthrough, observe
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504
 LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; below it digits are lost, below 6e-8 everything

@@ -1,9 +1,9 @@
-"""The metrics of a comparison, and when it passes: an error budget, or tolerances that the user gives.
+"""Metrics of a comparison, and whether it passes: by an error budget, or by tolerances that the user gives.
 
 The truth is the user's own model run in float64. PyTorch's own error against it, in the file's dtype, is the yardstick
 of what that dtype can do on this model and these inputs: a file passes if its error is at most :data:`BUDGET` times
-that. A yardstick that is itself a good part of the result measures nothing, so it fails with the reason. With explicit
-tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
+that. If PyTorch's own error is a large part of the result, it measures nothing, and the comparison fails with that
+reason. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
 """
 
 from __future__ import annotations
@@ -17,23 +17,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnorm_export.errors import NnormExportError
+from nnorm_export.files.tensors import TensorInfo
 
 Array = NDArray[Any]
 
 BUDGET = 10.0
 CRITERIA = ("budget", "allclose")
 
-# PyTorch's own table (torch.testing.assert_close): rtol, atol.
-TOLERANCES = {
-    "float64": (1e-7, 1e-7),
-    "float32": (1.3e-6, 1e-5),
-    "float16": (1e-3, 1e-5),
-    "bfloat16": (1.6e-2, 1e-5),
+
+@dataclass(frozen=True)
+class FloatType:
+    """What a comparison needs to know of a floating-point dtype.
+
+    Attributes:
+        rtol, atol: the tolerances of torch.testing.assert_close.
+        stable: the largest error that PyTorch itself may have against float64, as a share of the greatest entry.
+            Trained networks stay below a tenth of it; random or unstable models and overflow exceed it.
+    """
+
+    rtol: float
+    atol: float
+    stable: float
+
+
+FLOAT_TYPES = {
+    "float64": FloatType(rtol=1e-7, atol=1e-7, stable=1e-10),
+    "float32": FloatType(rtol=1.3e-6, atol=1e-5, stable=2e-4),
+    "float16": FloatType(rtol=1e-3, atol=1e-5, stable=0.1),
+    "bfloat16": FloatType(rtol=1.6e-2, atol=1e-5, stable=0.3),
 }
 
-# The greatest share of the greatest entry that PyTorch itself may be off float64, per dtype. Trained networks stay a
-# tenth of it away; beyond are random or unstable models, and overflow.
-STABLE = {"float64": 1e-10, "float32": 2e-4, "float16": 0.1, "bfloat16": 0.3}
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in FLOAT_TYPES
+
+
+def machine_epsilon(dtype: str) -> float:
+    """The distance from 1 to the next greater number; 0 for a dtype that is not floating-point."""
+    return float(ml_dtypes.finfo(dtype).eps) if dtype in FLOAT_TYPES else 0.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,7 @@ class Criterion:
     """What decides: the error budget, or |file − PyTorch| ≤ atol + rtol·|PyTorch|.
 
     Attributes:
-        rtol, atol: of ``allclose``; None takes those of torch.testing for the output's dtype.
+        rtol, atol: tolerances of ``allclose``; None takes those of torch.testing for the output's dtype.
     """
 
     kind: Literal["budget", "allclose"] = "budget"
@@ -50,7 +71,7 @@ class Criterion:
 
     @classmethod
     def of(cls, kind: str | None, rtol: float | None, atol: float | None) -> Criterion:
-        """From what a user says: tolerances mean ``allclose``, and the one of them that is not given is 0.
+        """Returns the criterion that a user asks for. Tolerances imply ``allclose``; if one is given, the other is 0.
 
         Raises:
             NnormExportError: an unknown kind, or tolerances for the budget.
@@ -60,13 +81,15 @@ class Criterion:
         if rtol is None and atol is None:
             return cls("allclose") if kind == "allclose" else cls()
         if kind == "budget":
-            raise NnormExportError("rtol and atol go with the criterion allclose; the budget is measured")
+            raise NnormExportError(
+                "rtol and atol go with the criterion allclose; leave them out for the budget, which is measured"
+            )
         return cls("allclose", rtol or 0.0, atol or 0.0)
 
     def tolerances(self, dtype: str) -> tuple[float, float]:
         """(rtol, atol) for an output of ``dtype``."""
         if self.rtol is None or self.atol is None:
-            return TOLERANCES[dtype]
+            return FLOAT_TYPES[dtype].rtol, FLOAT_TYPES[dtype].atol
         return self.rtol, self.atol
 
 
@@ -77,11 +100,11 @@ class OutputParity:
     Attributes:
         max_abs_diff: max |file − PyTorch|.
         max_rel_diff: max |file − PyTorch| / |PyTorch|, over finite elements that are not 0.
-        budget_share: the file's error against float64, in parts of what it may be; passes up to 1. None where the
-            model cannot be run in float64.
+        budget_share: the file's error against float64, divided by the error that it may have; at most 1 passes. None
+            if the model does not run in float64.
         top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
-        rows: how many rows were compared.
-        note: why it failed, where that is not the difference alone.
+        rows: the number of rows that were compared.
+        note: why it failed, if the reason is not the difference alone.
     """
 
     name: str
@@ -109,7 +132,7 @@ class ParityReport:
     """The outcome of a comparison; true when it passes.
 
     Attributes:
-        runtime: what ran the file, ``onnxruntime`` for example.
+        runtime: the runtime that ran the file, ``onnxruntime`` for example.
         criterion: ``budget`` or ``allclose``, with its numbers.
         implementations: node -> ``kernel``, ``body`` or ``plugin``.
     """
@@ -131,8 +154,37 @@ class ParityReport:
         return {"passed": bool(self), **asdict(self)}
 
 
-def is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in TOLERANCES
+def judge_outputs(
+    file: str,
+    reference: str,
+    infos: Sequence[TensorInfo],
+    actual: Sequence[Array],
+    expected: Sequence[Array],
+    truth: Sequence[Array] | None = None,
+    criteria: Criterion | Sequence[Criterion] | None = None,
+) -> list[OutputParity]:
+    """:func:`judge` for every output of a file.
+
+    Args:
+        file, reference: what is compared with what, for the error's text.
+        infos: the outputs of the file.
+        actual, expected, truth: the results of the file, of the reference, and those in float64 if there are any.
+        criteria: one criterion for all outputs, or one for each; None for the error budget.
+
+    Raises:
+        NnormExportError: the results differ in number or shape.
+    """
+    shapes, expected_shapes = ([list(array.shape) for array in arrays] for arrays in (actual, expected))
+    if shapes != expected_shapes:
+        raise NnormExportError(
+            f"{file} returns {len(shapes)} outputs of shapes {shapes}, {reference} returns {len(expected_shapes)} of "
+            f"shapes {expected_shapes}: the file was made from another model. Compare it with its own model, or export "
+            "this model again"
+        )
+    truths: Sequence[Array | None] = truth or [None] * len(expected)
+    each = criteria if isinstance(criteria, Sequence) else [criteria] * len(expected)
+    rows = zip(infos, actual, expected, truths, each, strict=True)
+    return [judge(info.name, result, wanted, true, criterion) for info, result, wanted, true, criterion in rows]
 
 
 def judge(
@@ -142,9 +194,12 @@ def judge(
     truth: Array | None,
     criterion: Criterion | None = None,
 ) -> OutputParity:
-    """``actual`` of the file against PyTorch's ``expected`` in the same dtype, and the ``truth`` in float64."""
+    """Compares ``actual`` of the file with PyTorch's ``expected`` in the same dtype and the ``truth`` in float64."""
     if actual.shape != expected.shape:
-        raise NnormExportError(f"output {name} has shape {list(actual.shape)}, PyTorch's {list(expected.shape)}")
+        raise NnormExportError(
+            f"{name} has shape {list(actual.shape)} in the file and {list(expected.shape)} in PyTorch: the file was "
+            "made from another model. Compare it with its own model, or export this model again"
+        )
     rows = actual.shape[0] if actual.ndim else 1
     dtype = actual.dtype.name
     if not is_float(actual.dtype):
@@ -166,7 +221,7 @@ def judge(
     if criterion is not None and criterion.kind == "allclose":
         return replace(parity, passed=_all_close(difference, expected_wide, *criterion.tolerances(dtype)))
     if truth is None:
-        dtype_rtol, dtype_atol = (BUDGET * tolerance for tolerance in TOLERANCES[dtype])
+        dtype_rtol, dtype_atol = (BUDGET * tolerance for tolerance in Criterion().tolerances(dtype))
         return replace(parity, passed=_all_close(difference, expected_wide, dtype_rtol, dtype_atol))
     if unstable := _unstable(expected_wide, truth, dtype):
         return parity.failed(unstable)
@@ -175,7 +230,7 @@ def judge(
 
 
 def worst(parts: Sequence[OutputParity]) -> OutputParity:
-    """One line for an output that was compared on several inputs."""
+    """Combines the comparisons of one output on several inputs."""
     shares = [part.budget_share for part in parts if part.budget_share is not None]
     agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
     return OutputParity(
@@ -192,7 +247,7 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
 
 
 def criterion_text(outputs: Sequence[OutputParity], criterion: Criterion, *, is_double: bool) -> str:
-    """What decided over ``outputs``, in words."""
+    """Describes what decided over ``outputs``."""
     if criterion.rtol is not None:
         return f"allclose, rtol {criterion.rtol:g}, atol {criterion.atol:g}"
     if criterion.kind == "allclose":
@@ -204,7 +259,7 @@ def criterion_text(outputs: Sequence[OutputParity], criterion: Criterion, *, is_
 
 
 def share_text(share: float | None) -> str:
-    """A part of the error budget for a person: ``12.3%``, ``4.0e+03 ×``, or ``-`` where there is none."""
+    """Formats a share of the error budget: ``12.3%``, ``4.0e+03 ×``, or ``-`` for None."""
     if share is None:
         return "-"
     return f"{share:.1%}" if share < 10 else f"{share:.1e} ×"
@@ -215,21 +270,21 @@ def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> f
     error = float(_distance(actual, truth).max(initial=0.0))
     if error == 0.0:
         return 0.0
-    rounding = float(ml_dtypes.finfo(dtype).eps) * _greatest(truth)
+    rounding = machine_epsilon(dtype) * _greatest(truth)
     yardstick = max(float(_distance(expected, truth).max(initial=0.0)), rounding)
     return error / (BUDGET * yardstick) if 0.0 < yardstick < np.inf else float("inf")
 
 
 def _unstable(expected: Array, truth: Array, dtype: str) -> str:
-    """Why PyTorch's own result is no yardstick, or nothing."""
+    """Returns why PyTorch's own result cannot be the yardstick; empty if it can."""
     lost = int((np.isfinite(truth) & ~np.isfinite(expected)).sum())
     if lost:
-        return f"PyTorch itself overflows in {dtype}, in {lost} of {truth.size} entries"
+        return f"PyTorch itself overflows in {dtype}, in {lost} of {truth.size} entries; choose a dtype with more range"
     off, greatest = float(_distance(expected, truth).max(initial=0.0)), _greatest(truth)
-    if off > STABLE[dtype] * greatest:
+    if off > FLOAT_TYPES[dtype].stable * greatest:
         return (
             f"PyTorch's own result in {dtype} is {off:.2e} off the float64 one, whose greatest entry is "
-            f"{greatest:.2e}: the model is random or unstable on these inputs"
+            f"{greatest:.2e}: the model is random or unstable on these inputs. Train it, or give real inputs"
         )
     return ""
 
@@ -248,7 +303,7 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def _all_close(difference: Array, expected: Array, rtol: float, atol: float) -> bool:
-    with np.errstate(invalid="ignore"):  # 0 · infinity, where the difference decides
+    with np.errstate(invalid="ignore"):  # 0 · infinity is NaN: the difference decides there
         allowed = np.nan_to_num(atol + rtol * np.abs(expected), nan=atol, posinf=atol)
     return bool((difference <= allowed).all())
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nnorm_export.parity.comparison import Passthrough, verify
+from nnorm_export.parity.comparison import verify
 from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.parity.pytorch_model import Passthrough
 
 
 def assert_parity(

@@ -15,10 +15,10 @@ from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import staged
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
-from nnorm_export.parity.comparison import Passthrough
 from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
 from nnorm_export.parity.judgement import ParityReport, share_text
 from nnorm_export.parity.probing import ProbeReport
+from nnorm_export.parity.pytorch_model import Passthrough
 from nnorm_export.parity.report.lambdas import lambdas
 from nnorm_export.parity.report.plots import bisection_figure, lambdas_figure, to_svg
 from nnorm_export.runtimes.kserve import is_url

@@ -1,0 +1,36 @@
+"""What bisect() and probe() share: models made from parts of a file, and inputs for an operator with an epilogue."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from nnorm_export.domain import Operator
+from nnorm_export.parity.judgement import Array
+from nnorm_export.runtimes import Runner, load
+
+
+@contextmanager
+def opened(model: onnx.ModelProto, runtime: str | None) -> Iterator[Runner]:
+    """``model`` in a runtime, from a temporary file that exists inside the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "part.onnx"
+        onnx.save_model(model, file)
+        yield load(file, runtime)
+
+
+def with_epilogue(operator: Operator, y: Array, truth: Array | None) -> tuple[list[Array], Array, Array | None]:
+    """Returns operands for the epilogue of ``operator``, and the epilogue of ``y`` and of ``truth`` with them."""
+    # Of a sum they make about |y|, so that a ReLU after it hides nothing.
+    operands = [np.maximum(-2 * y, 0).astype(y.dtype) for _ in operator.operands]
+    wide = [operand.astype(np.float64) for operand in operands]
+    return (
+        operands,
+        operator.apply_epilogue(y, *operands),
+        None if truth is None else operator.apply_epilogue(truth, *wide),
+    )
