@@ -1,72 +1,71 @@
-"""Folds what follows a BatchNormalNorm into it: ReLU, or the sum with a residual and ReLU.
+"""Folds the operators that follow a norm into its node: one rule for each operator that declares an epilogue.
 
     Relu(BatchNormalNorm(X, …))                  ->  BatchNormalNormRelu(X, …)
     Relu(Add(BatchNormalNorm(X, …), residual))   ->  BatchNormalNormAddRelu(X, …, residual),   Add in either order
 
-A kernel then passes over the activations once instead of two or three times. Where only bodies run, nothing is lost:
-they end in the same Add and Relu, and inlined in float32 they give the graph that the nodes apart give. In half
-precision they are more exact: the sum alone is rounded, where the norm's output was rounded before it.
+A kernel then passes over the activations once instead of two or three times. Bodies lose nothing: they end in the same
+operators, and inlined in float32 they give the same graph as the separate nodes. In half precision they are more exact:
+only the last result is rounded, where separate nodes round the norm's output too.
 
-Nothing is folded that anything else sees: a value between the nodes is used once and is no output of the graph. Where
-both operands of the sum are norms, as in a residual block that changes the shape, one is folded and the other is the
-residual. The new node stands where the Relu stood, after everything that it reads.
+A value between the nodes must have one reader and not be an output of the graph, otherwise nothing is folded. Where
+both operands of a sum are norms, as in a residual block that changes the shape, one is folded and the other is the
+residual. The new node stands in the place of the last one, after everything that it reads.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript.rewriter.pattern import MatchResult, RewriteRule, RewriteRuleSet
+from onnxscript.rewriter.pattern import MatchResult, RewriteRule, RewriteRuleSet, Var
 
+from nnorm_export.domain import OPERATORS, Operator
 from nnorm_export.names import DOMAIN
 
 
 def fuse_epilogues(model: ir.Model) -> None:
     """Replaces, in ``model`` as :func:`translate` makes it, every pattern above; the names of the norms are kept."""
-    RewriteRuleSet(
-        [RewriteRule(_relu, _fused_relu), RewriteRule(_add_relu, _fused_add_relu, _is_residual)], commute=True
-    ).apply_to_model(model)
+    # The longest first: a shorter one may be its beginning.
+    for operator in sorted(OPERATORS.values(), key=lambda operator: -len(operator.epilogue)):
+        if operator.epilogue:
+            fusion = _Fusion(operator)
+            rule = RewriteRule(fusion.pattern, fusion.rewrite, fusion.check)
+            RewriteRuleSet([rule], commute=True).apply_to_model(model)
 
 
-def _norm(op: Any) -> Any:
-    return op.BatchNormalNorm(_domain=DOMAIN, _allow_other_inputs=True, _outputs=["norm"])
+@dataclass(frozen=True)
+class _Fusion:
+    """From the norm and the steps of an epilogue, apart, to ``operator``."""
 
+    operator: Operator
 
-def _relu(op: Any) -> Any:
-    return op.Relu(_norm(op))
+    def pattern(self, op: Any) -> Any:
+        y = getattr(op, self.operator.norm)(_domain=DOMAIN, _allow_other_inputs=True, _outputs=["norm"])
+        for step in self.operator.epilogue:
+            operands = [] if step.operand is None else [Var(step.operand)]
+            y = getattr(op, step.op_type)(y, *operands, _allow_other_attributes=False)
+        return y
 
+    def check(self, _: Any, norm: ir.Value, **operands: ir.Value) -> MatchResult:
+        """Each operand must have the shape of the norm's output, so that nothing is broadcast."""
+        result = MatchResult()
+        for operand in operands.values():
+            if operand is norm:
+                return result.fail("the norm is an operand of its own epilogue")
+            if norm.shape is None or norm.shape.has_unknown_dim() or operand.shape != norm.shape:
+                return result.fail(f"{operand.name} has the shape {operand.shape}, the norm {norm.shape}")
+        return result
 
-def _fused_relu(op: Any, norm: ir.Value) -> ir.Value:
-    return _fused(op.BatchNormalNormRelu, norm)
-
-
-def _add_relu(op: Any, residual: Any) -> Any:
-    return op.Relu(op.Add(_norm(op), residual))
-
-
-def _is_residual(_: Any, norm: ir.Value, residual: ir.Value) -> MatchResult:
-    """``residual`` provably has the shape of the norm's output, so nothing is broadcast; Add gives both one dtype."""
-    result = MatchResult()
-    if residual is norm:
-        return result.fail("the norm is added to itself")
-    shape = norm.shape
-    if shape is None or shape.has_unknown_dim() or residual.shape != shape:
-        return result.fail(f"{residual.name} has the shape {residual.shape}, the norm {shape}")
-    return result
-
-
-def _fused_add_relu(op: Any, norm: ir.Value, residual: ir.Value) -> ir.Value:
-    return _fused(op.BatchNormalNormAddRelu, norm, residual)
-
-
-def _fused(make: Any, norm: ir.Value, *operands: ir.Value) -> ir.Value:
-    """The node that takes the place of ``norm``'s: its inputs, then ``operands``; its attributes, name and metadata."""
-    old = norm.producer()
-    assert old is not None
-    output: ir.Value = make(*old.inputs, *operands, _domain=DOMAIN, **old.attributes)
-    new = output.producer()
-    assert new is not None
-    new.name = old.name
-    new.metadata_props.update(old.metadata_props)
-    return output
+    def rewrite(self, op: Any, norm: ir.Value, **operands: ir.Value) -> ir.Value:
+        """The norm with the operands as further inputs; its attributes, name and metadata are kept."""
+        old = norm.producer()
+        assert old is not None
+        make = getattr(op, self.operator.op_type)
+        ordered = [operands[name] for name in self.operator.operands]
+        output: ir.Value = make(*old.inputs, *ordered, _domain=DOMAIN, **old.attributes)
+        new = output.producer()
+        assert new is not None
+        new.name = old.name
+        new.metadata_props.update(old.metadata_props)
+        return output

@@ -1,117 +1,97 @@
-"""Makes the notes of :mod:`nnorm_export.files.note`; ONNX files have the metadata of the module beside it."""
+"""What a written file says of itself: ONNX's metadata, and the note in the formats of PyTorch."""
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
 from nnorm_export._version import __version__
-from nnorm_export.exporting.decompose import calls_of_operators
-from nnorm_export.exporting.source import Source
+from nnorm_export.exporting.source import Frozen
+from nnorm_export.exporting.trace import Call, Traced
 from nnorm_export.files.note import Entry, Note
-from nnorm_export.names import NOTE_FILE
-from nnorm_export.operators import FrozenOperator
+from nnorm_export.names import METADATA_PREFIX, PRODUCER
 
 Tensors = tuple[list[Entry], list[Entry]]  # the inputs and the outputs of a file
 
+_TORCH = torch.__version__.partition("+")[0]
+
+
+def layer_table(calls: Iterable[Call], frozen: Frozen) -> list[Entry]:
+    """One entry for each call of a normalization, with the :attr:`FrozenOperator.record` of its layer."""
+    return [{**call._asdict(), **frozen.records.get(call.path, {})} for call in calls]
+
+
+def stamp(model: ir.Model, form: str, table: list[Entry], weights_sha256: str) -> None:
+    """Writes into ``model`` which program made it, in which form, and what its layers were."""
+    model.producer_name = PRODUCER
+    model.producer_version = __version__
+    model.graph.name = "main_graph"
+    facts = {
+        "version": __version__,
+        "torch": _TORCH,
+        "form": form,
+        "layers": json.dumps(table),
+        "weights_sha256": weights_sha256,
+    }
+    model.metadata_props.update({METADATA_PREFIX + name: fact for name, fact in facts.items()})
+
 
 def note(
-    module: nn.Module, *, file_format: str, form: str, nodes: dict[str, int], layers: list[Entry], tensors: Tensors
+    frozen: Frozen, *, file_format: str, form: str, nodes: dict[str, int], calls: Iterable[Call], tensors: Tensors
 ) -> Note:
-    """The note on a file made of the frozen ``module``."""
+    """The note for a file of PyTorch's made of ``frozen``."""
     return Note(
         format=file_format,
         form=form,
         version=__version__,
-        torch=torch.__version__.partition("+")[0],
-        device=device_of(module).type,
+        torch=_TORCH,
+        device=device_of(frozen.module).type,
         nodes=nodes,
-        weights_sha256=_weights_sha256(module.state_dict()),
+        weights_sha256=frozen.weights_sha256,
         inputs=tensors[0],
         outputs=tensors[1],
-        layers=layers,
+        layers=layer_table(calls, frozen),
     )
 
 
-def add(archive: Path, text: str) -> None:
-    """Adds the note to an archive that PyTorch has written."""
-    with zipfile.ZipFile(archive, "a", zipfile.ZIP_STORED) as file:
-        folder = file.namelist()[0].partition("/")[0]
-        file.writestr(f"{folder}/extra/{NOTE_FILE}", text)
-
-
 def device_of(module: nn.Module) -> torch.device:
+    """The device of the first weight."""
     return next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
-def layers_of_program(source: Source) -> list[Entry]:
-    """One entry for each call of an operator, as :func:`nnorm_export.exporting.metadata.layer_table` makes them."""
-    return _layers(calls_of_operators(source.program), source.records)
-
-
-def layers_of_module(module: nn.Module) -> list[Entry]:
-    """The same by the modules themselves, for a file whose calls nothing but TorchScript counts."""
-    operators = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, FrozenOperator)]
-    records = {path: layer.record for path, layer in operators}
-    return _layers([(path, layer.operator.op_type) for path, layer in operators], records)
-
-
-def _layers(calls: Iterable[tuple[str, str]], records: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
-    counted: Counter[str] = Counter()
-    entries = []
-    for path, op_type in calls:
-        name = f"{path or 'model'}/{op_type}"
-        counted[name] += 1
-        node = name if counted[name] == 1 else f"{name}_{counted[name]}"
-        entries.append({"node": node, "op_type": op_type, "path": path, **records.get(path, {})})
-    return entries
-
-
-def _weights_sha256(tensors: Mapping[str, Any]) -> str:
-    """A hash of every weight, by name: equal for the same frozen model in every format of PyTorch's."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def tensors_of_program(source: Source, inputs: Sequence[str], outputs: Sequence[str]) -> Tensors:
-    """The tensors that the program takes and gives, a dynamic axis by its name."""
-    program = source.program
+def tensors_of_program(traced: Traced) -> Tensors:
+    """The tensors that the program takes and returns, with the name of each dynamic axis."""
+    program = traced.program
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    taken = [values[name] for name in program.graph_signature.user_inputs if isinstance(values.get(str(name)), Tensor)]
-    given = [values[name] for name in program.graph_signature.user_outputs if isinstance(values.get(str(name)), Tensor)]
+    signature = program.graph_signature
+    taken, returned = (
+        [values[name] for name in names if isinstance(values.get(str(name)), Tensor)]
+        for names in (signature.user_inputs, signature.user_outputs)
+    )
     axes = {}
-    for (index, axis), name in source.axis_names.items():
+    for (index, axis), name in traced.axis_names.items():
         if index < len(taken) and axis < taken[index].dim() and not isinstance(taken[index].shape[axis], int):
             axes[str(taken[index].shape[axis])] = name
 
     def entry(name: str, tensor: Tensor) -> Entry:
         shape = [length if isinstance(length, int) else axes.get(str(length), str(length)) for length in tensor.shape]
-        return {"name": name, "dtype": _dtype(tensor), "shape": shape}
+        return _entry(name, tensor, shape)
 
     return (
-        [entry(name, tensor) for name, tensor in zip(inputs, taken, strict=True)],
-        [entry(name, tensor) for name, tensor in zip(outputs, given, strict=True)],
+        [entry(name, tensor) for name, tensor in zip(traced.inputs, taken, strict=True)],
+        [entry(name, tensor) for name, tensor in zip(traced.outputs, returned, strict=True)],
     )
 
 
 def tensors_of_any_size(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Entry]:
     """Tensors of which only the rank is known."""
-    return [
-        {"name": name, "dtype": _dtype(tensor), "shape": [None] * tensor.dim()}
-        for name, tensor in zip(names, tensors, strict=True)
-    ]
+    return [_entry(name, tensor, [None] * tensor.dim()) for name, tensor in zip(names, tensors, strict=True)]
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _entry(name: str, tensor: Tensor, shape: Sequence[Any]) -> Entry:
+    return {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(shape)}

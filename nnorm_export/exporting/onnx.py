@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting import metadata
 from nnorm_export.exporting.epilogues import fuse_epilogues
-from nnorm_export.exporting.report import ExportReport, names, prove
-from nnorm_export.exporting.source import Source
+from nnorm_export.exporting.notes import layer_table, stamp
+from nnorm_export.exporting.report import ExportReport, prove
+from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
+from nnorm_export.exporting.trace import Call, trace
 from nnorm_export.exporting.translate import check_opset, default_opset, translate
-from nnorm_export.files.forms import apply_form, check_form, strip_bodies
-from nnorm_export.files.staging import save, staged
+from nnorm_export.files.forms import apply_form, check_form, nodes_of, strip_bodies
+from nnorm_export.files.staging import save, staged, writing
+from nnorm_export.names import LAYER_PATH
 
 
 def export(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Model,
     args: Sequence[Any] | Tensor,
     f: str | Path,
     *,
@@ -34,7 +37,7 @@ def export(
     dtype: str | torch.dtype | None = None,
     external_data: bool | None = None,
     verify: bool = True,
-    passthrough: Sequence[str | type[nn.Module]] = (),
+    passthrough: Passthrough = (),
 ) -> ExportReport:
     """Writes ``model`` as one ONNX file whose normalizations are single nodes, and proves it equal to PyTorch.
 
@@ -65,43 +68,57 @@ def export(
         ParityError: the written model computes something else.
         In every case ``f`` is what it was before.
     """
-    path = Path(f).expanduser()
     check_form(form)
     check_opset(opset_version)
-    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
-    opset = opset_version or default_opset(source.program)
-    inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
-    onnx_model = translate(source.program, opset, inputs, outputs, source.axis_names)
+    frozen = freeze_source(
+        Request(
+            model=model,
+            args=args,
+            path=Path(f).expanduser(),
+            kwargs=kwargs,
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_shapes=dynamic_shapes,
+            dtype=dtype,
+            verify=verify,
+            passthrough=passthrough,
+        )
+    )
+    traced = trace(frozen)
+    opset = opset_version or default_opset(traced.program)
+    onnx_model = translate(traced, opset)
     fuse_epilogues(onnx_model)
-    table = metadata.layer_table(onnx_model, source.records)
-    weights = metadata.weights_sha256(onnx_model)
-    # Nothing runs a node without its body, so the form custom is compared with the bodies that it then goes without.
+    calls = [Call(str(node.name), node.op_type, node.metadata_props[LAYER_PATH]) for node in nodes_of(onnx_model)]
+    table = layer_table(calls, frozen)
+    # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
     comparable = "portable" if verify and form == "custom" else form
     apply_form(onnx_model, comparable)
-    metadata.stamp(onnx_model, form, table, weights)
+    stamp(onnx_model, form, table, frozen.weights_sha256)
 
+    path = frozen.request.path
     with staged(path) as staging:
-        save(onnx_model, staging, external_data)
-        _check(staging, comparable)
-        parity = prove(staging, path, source, passthrough) if verify else None
+        _write(onnx_model, staging, path, comparable, external_data)
+        parity = prove(staging, frozen, has_normalization_nodes=form != "primitives")
         if comparable != form:
             strip_bodies(onnx_model)
-            save(onnx_model, staging, external_data)
-            _check(staging, form)
-    return ExportReport(path, "onnx", form, opset, len(onnx_model.graph), table, weights, parity)
+            _write(onnx_model, staging, path, form, external_data)
+    return ExportReport(path, "onnx", form, opset, len(onnx_model.graph), table, frozen.weights_sha256, parity)
 
 
-def _check(path: Path, form: str) -> None:
-    """onnx's own checker, by path because of external data; nodes without a body have no types to infer."""
+def _write(model: ir.Model, staging: Path, path: Path, form: str, external_data: bool | None) -> None:
+    """Writes ``model`` to ``staging``, on its way to ``path``, and runs onnx's own checker on the file."""
+    with writing(path):
+        save(model, staging, external_data)
     try:
-        onnx.checker.check_model(str(path), full_check=form != "custom")
+        # By path because of external data; without bodies no types can be inferred.
+        onnx.checker.check_model(str(staging), full_check=form != "custom")
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         if "unsupported type" in str(error):  # bfloat16 convolutions came with opset 22
             raise ExportError(
-                f"an operator of the model does not take this dtype at this opset ({error}); "
+                f"{path} was not written: an operator of the model does not take this dtype at this opset ({error}); "
                 "choose a newer opset, 22 for bf16, or another dtype"
             ) from error
         raise ExportError(
-            f"the written model is not valid ONNX ({error}); "
-            "if PyTorch runs the model on these inputs, this is a defect of nnorm_export"
+            f"{path} was not written: the model is not valid ONNX ({error}). If PyTorch runs the model on these "
+            "inputs, this is a defect of nnorm_export: please report it with this message"
         ) from error

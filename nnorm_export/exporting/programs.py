@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nnorm_export.errors import ExportError, RuntimeMissingError
 from nnorm_export.exporting import notes
-from nnorm_export.exporting.decompose import FOR_ATEN, FOR_INDUCTOR, decomposed, nodes_by_namespace
-from nnorm_export.exporting.report import ExportReport, Passthrough, names, prove
-from nnorm_export.exporting.source import Source
-from nnorm_export.exporting.trace import exporting_state
+from nnorm_export.exporting.report import ExportReport, prove
+from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
+from nnorm_export.exporting.trace import Traced, calls_in, drop_source_lines, exporting_state, nodes_of, trace
 from nnorm_export.files.note import Note
 from nnorm_export.files.pytorch_archive import AOTI, PT2
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
+from nnorm_export.operators import NORMALIZATIONS
 
 # As many threads as the process has that loads the package, not this one; weights folded and packed; and where a caller
 # has the package check its inputs (AOTI_RUNTIME_CHECK_INPUTS), a batch of one passes.
@@ -26,7 +29,7 @@ _INDUCTOR_CONFIGS = {"cpp.dynamic_threads": True, "freezing": True, "aot_inducto
 
 
 def export_program(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Model,
     args: Sequence[Any] | Tensor,
     f: str | Path,
     *,
@@ -56,21 +59,35 @@ def export_program(
     A decomposed program in ``torch.compile`` has Inductor's expm1 on processors, which is exp(x) − 1: exponents near 0
     then lose their digits. ``export_aoti`` knows a way around; operators that are kept are not touched by it.
     """
-    path = _pt2(f)
     if operators not in PT2_OPERATORS:
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(PT2_OPERATORS)}")
-    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
-    program = decomposed(source.program, FOR_ATEN) if operators == "decomposed" else source.program
-    note = _note(source, program, PT2, operators, input_names, output_names)
+    frozen = freeze_source(
+        Request(
+            model=model,
+            args=args,
+            path=_pt2(f),
+            kwargs=kwargs,
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_shapes=dynamic_shapes,
+            dtype=dtype,
+            verify=verify,
+            passthrough=passthrough,
+        )
+    )
+    traced = trace(frozen)
+    program = _decomposed(traced.program, _FOR_ATEN) if operators == "decomposed" else traced.program
+    note = _note(traced, program, PT2, operators)
+    path = frozen.request.path
     with staged(path) as staging:
         with exporting_state(), writing(path):
             torch.export.save(program, str(staging), extra_files={NOTE_FILE: note.to_json()})
-        parity = prove(staging, path, source, passthrough, PT2) if verify else None
+        parity = prove(staging, frozen, PT2)
     return ExportReport.of_note(path, note, parity)
 
 
 def export_aoti(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Model,
     args: Sequence[Any] | Tensor,
     f: str | Path,
     *,
@@ -101,14 +118,29 @@ def export_aoti(
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
         RuntimeMissingError: there is no C++ compiler.
     """
-    path = _pt2(f)
-    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
-    program = decomposed(source.program, FOR_INDUCTOR)
-    note = _note(source, program, AOTI, notes.device_of(source.module).type, input_names, output_names)
+    frozen = freeze_source(
+        Request(
+            model=model,
+            args=args,
+            path=_pt2(f),
+            kwargs=kwargs,
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_shapes=dynamic_shapes,
+            dtype=dtype,
+            verify=verify,
+            passthrough=passthrough,
+        )
+    )
+    traced = trace(frozen)
+    program = _decomposed(traced.program, _FOR_INDUCTOR)
+    note = _note(traced, program, AOTI, notes.device_of(frozen.module).type)
+    path = frozen.request.path
     with staged(path) as staging:
         _compile(program, staging, inductor_configs or {})
-        notes.add(staging, note.to_json())
-        parity = prove(staging, path, source, passthrough, AOTI) if verify else None
+        with writing(path):
+            _add_note(staging, note)
+        parity = prove(staging, frozen, AOTI)
     return ExportReport.of_note(path, note, parity)
 
 
@@ -119,23 +151,71 @@ def _pt2(f: str | Path) -> Path:
     return path
 
 
-def _note(
-    source: Source,
-    program: torch.export.ExportedProgram,
-    file_format: str,
-    form: str,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-) -> Note:
-    inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
+Functions = Mapping[Any, Callable[..., Tensor]]  # torch op -> the function that computes the same
+
+_FOR_ATEN: Functions = {operator.torch_op: operator.aten_function for operator in NORMALIZATIONS.values()}
+_FOR_INDUCTOR: Functions = {operator.torch_op: operator.inductor_function for operator in NORMALIZATIONS.values()}
+
+
+def _decomposed(program: torch.export.ExportedProgram, functions: Functions) -> torch.export.ExportedProgram:
+    """``program`` with each call of a torch op in ``functions`` replaced by the operators of its function.
+
+    torch requires decompositions to be functional, and these functions work in place. Therefore the functions take the
+    place of the torch ops in the graph, and torch traces them as the model's own code. ATen's operators are kept.
+    """
+    try:
+        with _replaced(program, functions):
+            decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+    except Exception as error:  # any operator of the model may fail here, with an error of its own
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ExportError(
+            f"torch cannot decompose the program: {type(error).__name__}: {first}. Export to "
+            "another format, or as pt2 with operators='kept', which needs no decomposition"
+        ) from error
+    if changed := list(decomposed.graph_signature.user_inputs_to_mutate.values()):
+        raise ExportError(
+            f"the model changes its input {changed[0]} in place, which a functional program cannot do; let forward "
+            "work on a copy (x.clone()), or call its first layer without inplace=True"
+        )
+    if left := [node for node in nodes_of(decomposed) if node.target in functions]:
+        raise ExportError(f"torch does not decompose {left[0].target} at this place; export to another format")
+    drop_source_lines(decomposed)
+    return decomposed
+
+
+@contextmanager
+def _replaced(program: torch.export.ExportedProgram, functions: Functions) -> Iterator[None]:
+    calls = [(node, node.target) for node in nodes_of(program) if node.target in functions]
+    for node, target in calls:
+        node.target = functions[target]
+    try:
+        yield
+    finally:
+        for node, target in calls:
+            node.target = target
+
+
+def _note(traced: Traced, program: torch.export.ExportedProgram, file_format: str, form: str) -> Note:
     return notes.note(
-        source.module,
+        traced.frozen,
         file_format=file_format,
         form=form,
-        nodes=nodes_by_namespace(program),
-        layers=notes.layers_of_program(source),
-        tensors=notes.tensors_of_program(source, inputs, outputs),
+        nodes=_nodes_by_namespace(program),
+        calls=calls_in(traced.program),
+        tensors=notes.tensors_of_program(traced),
     )
+
+
+def _nodes_by_namespace(program: torch.export.ExportedProgram) -> dict[str, int]:
+    """Namespace of operators (``aten``, ``nnorm``) -> number of calls."""
+    targets = [node.target for node in nodes_of(program)]
+    return dict(Counter(target.namespace for target in targets if isinstance(target, torch._ops.OpOverload)))
+
+
+def _add_note(package: Path, note: Note) -> None:
+    with zipfile.ZipFile(package, "a", zipfile.ZIP_STORED) as archive:
+        folder = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{folder}/extra/{NOTE_FILE}", note.to_json())
 
 
 def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:

@@ -1,23 +1,17 @@
-"""What the exporters share: the names of inputs and outputs, the comparison with PyTorch, and the report."""
+"""The comparison of a new file with PyTorch, and the report of an export."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from nnorm_export.errors import ExportError, ModelFileError, ParityError
 from nnorm_export.exporting.source import Frozen
 from nnorm_export.files.note import Note
-from nnorm_export.models import arguments
+from nnorm_export.models.arguments import resize_batch
 from nnorm_export.parity.comparison import compare_with_pytorch
 from nnorm_export.parity.judgement import ParityReport
-
-Passthrough = Iterable[str | type[nn.Module]]
 
 
 @dataclass(frozen=True)
@@ -33,8 +27,8 @@ class ExportReport:
         nodes: nodes of the graph; a normalization counts as one in ONNX's forms portable and custom, together with the
             ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.exporting.epilogues`).
         layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
-        weights_sha256: hash of the weights before any folding.
-        parity: the comparison with PyTorch, None where it was not asked for.
+        weights_sha256: hash of the frozen weights before any folding; the same in every format.
+        parity: the comparison with PyTorch, None if the export was not to verify.
     """
 
     path: Path
@@ -57,54 +51,54 @@ class ExportReport:
         return f"{self.path}: {form}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
 
 
-def names(
-    given_inputs: Sequence[str] | None, given_outputs: Sequence[str] | None, inputs: list[str], outputs: list[str]
-) -> tuple[list[str], list[str]]:
-    """The names of the file's inputs and outputs: the user's, or by default those of ``forward``.
-
-    Raises:
-        ExportError: too many, too few, or one of them twice.
-    """
-    inputs = _complete(given_inputs, inputs, "input_names")
-    outputs = _complete(given_outputs, outputs, "output_names")
-    if twice := [name for name, count in Counter([*inputs, *outputs]).items() if count > 1]:
-        raise ExportError(f"two inputs or outputs would be called {twice[0]}; give input_names and output_names")
-    return inputs, outputs
-
-
-def _complete(given: Sequence[str] | None, default: list[str], what: str) -> list[str]:
-    if given is None:
-        return default
-    if isinstance(given, str):
-        raise ExportError(f"{what} is one string; give a list of names: {[given]}")
-    if len(given) != len(default):
-        raise ExportError(f"{what} has {len(given)} names, the model has {len(default)}: {', '.join(default)}")
-    return list(given)
-
-
 def prove(
-    staging: Path, path: Path, frozen: Frozen, passthrough: Passthrough, runtime: str | None = None
-) -> ParityReport:
-    """Compares the file, while it is still at ``staging``, with PyTorch: on the example and, with a dynamic batch, on
-    other batch sizes.
+    staging: Path, frozen: Frozen, runtime: str | None = None, *, has_normalization_nodes: bool = False
+) -> ParityReport | None:
+    """Compares the file at ``staging`` with PyTorch: on the example and, with a dynamic batch, on other batch sizes.
+
+    Args:
+        staging: the file, before it becomes ``frozen.request.path``.
+        runtime: see :func:`nnorm_export.parity.comparison.compare_with_pytorch`.
+        has_normalization_nodes: whether :func:`nnorm_export.bisect` can compare the file layer by layer.
+
+    Returns:
+        None if the request is not to verify.
 
     Raises:
-        ParityError: it computes something else, and must not become ``path``.
-        ExportError: its runtime cannot load it.
+        ParityError: the file computes something else, and must not be written.
+        ExportError: the runtime cannot load the file.
     """
+    request = frozen.request
+    if not request.verify:
+        return None
     examples = [frozen.example]
     if frozen.dynamic_batch:
-        examples += [arguments.resize_batch(frozen.example, size) for size in (1, 3)]
+        examples += [resize_batch(frozen.example, size) for size in (1, 3)]
     try:
-        parity = compare_with_pytorch(staging, frozen.model, examples, passthrough=passthrough, runtime=runtime)
+        parity = compare_with_pytorch(staging, frozen.model, examples, passthrough=request.passthrough, runtime=runtime)
     except ModelFileError as error:
         raise ExportError(
-            f"{path.name} was not written: {error.__cause__ or error}. "
-            "Export with verify=False (--no-verify) for a runtime that can load it"
+            f"{request.path} was not written: its runtime cannot load it: {error.__cause__ or error}. "
+            "To write it for another runtime, export with verify=False (--no-verify)"
         ) from error
     if not parity:
         raise ParityError(
-            f"{path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
-            "Export with verify=False (--no-verify) to keep the file for a closer look"
+            f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
+            f"{_how_to_bisect(frozen, has_normalization_nodes)}"
         )
     return parity
+
+
+def _how_to_bisect(frozen: Frozen, has_normalization_nodes: bool) -> str:
+    path = frozen.request.path
+    what = "with verify=False (--no-verify)"
+    if not has_normalization_nodes:
+        path = path.with_suffix(".onnx")
+        what = f"an ONNX file in the form 'portable' {what}"
+    passthrough = [entry if isinstance(entry, str) else entry.__name__ for entry in frozen.request.passthrough]
+    option = f", passthrough={passthrough!r}" if passthrough else ""
+    return (
+        f"To find the layer that differs, export {what}, then call "
+        f"nnorm_export.bisect({str(path)!r}, model, inputs{option}) with the same model and example inputs, "
+        f"or run: nnorm-export bisect {path}, with the same --model, --checkpoint and --input"
+    )

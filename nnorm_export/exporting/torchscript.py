@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, InputError
 from nnorm_export.exporting import notes
-from nnorm_export.exporting.report import ExportReport, Passthrough, names, prove
-from nnorm_export.exporting.source import Frozen, Source
-from nnorm_export.exporting.trace import exporting_state
-from nnorm_export.files.note import Entry
+from nnorm_export.exporting.report import ExportReport, prove
+from nnorm_export.exporting.source import Frozen, Passthrough, Request, freeze_source
+from nnorm_export.exporting.trace import Call, calls_in, exporting_state, named_calls, trace
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
+from nnorm_export.operators import FrozenOperator
 
 _UNSUPPORTED_PYTHON = (3, 14)
 
@@ -68,7 +68,6 @@ def export_torchscript(
         ParityError: the written model computes something else.
         In every case ``f`` is what it was before.
     """
-    path = Path(f).expanduser()
     if method not in TORCHSCRIPT_METHODS:
         raise ExportError(f"unknown method {method!r}; choose one of {', '.join(TORCHSCRIPT_METHODS)}")
     if isinstance(model, torch.export.ExportedProgram):
@@ -76,70 +75,70 @@ def export_torchscript(
             "TorchScript is made from a module, and this is an exported program, which has lost the model's own code; "
             "give the module, or write the program with export_program or export_aoti (--format pt2, --format aoti)"
         )
+    if method == "script" and (input_names is not None or dynamic_shapes):
+        option = "input_names" if input_names is not None else "dynamic_shapes"
+        raise ExportError(
+            f"{option} needs method='trace': a scripted model takes any shape, by the names of forward's parameters"
+        )
     if sys.version_info >= _UNSUPPORTED_PYTHON:
         warnings.warn(
             "TorchScript is deprecated, and PyTorch does not support it on Python 3.14 and newer. Its successors are "
             "export_program and export_aoti (--format pt2, --format aoti)",
             stacklevel=2,
         )
-    if method == "trace":
-        frozen, module, layers, tensors = _traced(
-            model, args, kwargs, input_names, output_names, dynamic_shapes, dtype, passthrough
+    frozen = freeze_source(
+        Request(
+            model=model,
+            args=args,
+            path=Path(f).expanduser(),
+            kwargs=kwargs,
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_shapes=dynamic_shapes,
+            dtype=dtype,
+            verify=verify,
+            passthrough=passthrough,
         )
-    else:
-        if input_names is not None or dynamic_shapes:
-            option = "input_names" if input_names is not None else "dynamic_shapes"
-            raise ExportError(f"{option} goes with method='trace': a scripted model has its own names, and any shape")
-        frozen, module, layers, tensors = _scripted(
-            model, args, kwargs, output_names, dtype, passthrough, dynamic_batch=dynamic_shapes is None
-        )
+    )
+    module, calls, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
     if optimize:
         with exporting_state():
             module = torch.jit.freeze(module)
-    note = notes.note(
-        frozen.module, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
-    )
+    note = notes.note(frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), calls=calls, tensors=tensors)
+    path = frozen.request.path
     with staged(path) as staging:
         with exporting_state(), writing(path):
             torch.jit.save(module, str(staging), _extra_files={NOTE_FILE: note.to_json()})
-        parity = prove(staging, path, frozen, passthrough, TORCHSCRIPT) if verify else None
+        parity = prove(staging, frozen, TORCHSCRIPT)
     return ExportReport.of_note(path, note, parity)
 
 
-_Parts = tuple[Frozen, torch.jit.ScriptModule, list[Entry], notes.Tensors]
+_Parts = tuple[torch.jit.ScriptModule, list[Call], notes.Tensors]
 
 
-def _traced(
-    model: nn.Module,
-    args: Sequence[Any] | Tensor,
-    kwargs: Mapping[str, Any] | None,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-    dynamic_shapes: Any,
-    dtype: str | torch.dtype | None,
-    passthrough: Passthrough,
-) -> _Parts:
+def _traced(frozen: Frozen) -> _Parts:
     # A tracer follows one path through the model without a word. torch.export refuses what it cannot follow.
-    source = Source.of(model, args, kwargs, dynamic_shapes, dtype, passthrough)
-    inputs, outputs = names(input_names, output_names, source.input_names, source.output_names)
-    example, _ = arguments.dynamic_batch(source.example) if source.dynamic_batch else (source.example, None)
+    traced = trace(frozen)
+    example, _ = arguments.dynamic_batch(frozen.example) if frozen.dynamic_batch else (frozen.example, None)
     with exporting_state(fused_attention=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of shapes: other batch sizes are compared
         tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(example))  # a model may begin in place
         try:
-            module = torch.jit.trace(_flat(source.module, example), tensors, check_trace=False)
+            module = torch.jit.trace(_flat(frozen.module, example), tensors, check_trace=False)
         except Exception as error:
             # Tracing runs the model's own code, which may raise anything. Whatever it is, the user reads that this
             # model cannot be traced, and what its code said; that error stays the cause, which --verbose shows.
-            raise ExportError(f"torch.jit.trace cannot trace {type(model).__name__}: {_first_lines(error)}") from error
-    return source, module, notes.layers_of_program(source), notes.tensors_of_program(source, inputs, outputs)
+            raise ExportError(
+                f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}"
+            ) from error
+    return module, calls_in(traced.program), notes.tensors_of_program(traced)
 
 
 def _flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
     """The model as a function of its tensors alone; everything else among its arguments is built in."""
 
-    class Flat(nn.Module):  # the example is no attribute of it, which TorchScript would save
+    class Flat(nn.Module):  # the example must not be an attribute, which TorchScript would save
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -152,21 +151,12 @@ def _flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
     return Flat().eval()
 
 
-def _scripted(
-    model: nn.Module,
-    args: Sequence[Any] | Tensor,
-    kwargs: Mapping[str, Any] | None,
-    output_names: Sequence[str] | None,
-    dtype: str | torch.dtype | None,
-    passthrough: Passthrough,
-    *,
-    dynamic_batch: bool,
-) -> _Parts:
-    frozen = Frozen.of_module(model, args, kwargs, dtype, passthrough, dynamic_batch=dynamic_batch)
+def _scripted(frozen: Frozen) -> _Parts:
+    name = type(frozen.model).__name__
     if others := [name for name, value in frozen.example.items() if not isinstance(value, Tensor)]:
         raise ExportError(
-            f"{others[0]} is no tensor: a scripted file is compared on tensors, and builds nothing in. Leave it to its "
-            "default, or take method='trace', which builds it in and takes the tensors within it"
+            f"argument {others[0]} of forward is not a tensor, and a scripted file takes tensors only. Leave it to its "
+            "default, or export with method='trace', which keeps its value and takes the tensors within it"
         )
     with exporting_state():
         try:
@@ -175,21 +165,22 @@ def _scripted(
             # TorchScript's compiler has many kinds of errors. Whichever it is, the user reads that this model cannot be
             # compiled, why, and what to do; the compiler's error stays the cause, which --verbose shows.
             raise ExportError(
-                f"torch.jit.script cannot compile {type(model).__name__}: {_first_lines(error)}\n"
-                "Write that part of the model in the language of TorchScript, or take method='trace'"
+                f"torch.jit.script cannot compile {name}: {_first_lines(error)}\n"
+                "Write that part of the model in the language of TorchScript, or export with method='trace'"
             ) from error
         copies = {name: value.clone() for name, value in frozen.example.items()}
         positional, keywords = arguments.unbind(frozen.module, copies)
         try:
             result = frozen.module(*positional, **keywords)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{type(model).__name__} does not run on these inputs: {error}") from error
-    default = frozen.output_names_of(arguments.tensor_names(result))
-    inputs, outputs = names(None, output_names, frozen.input_names, default)
+            raise InputError(
+                f"{name} does not run on these inputs: {error}. Give an example that the model takes"
+            ) from error
+    inputs, outputs = frozen.names(arguments.tensor_names(result))
+    layers = [(path, layer) for path, layer in frozen.module.named_modules() if isinstance(layer, FrozenOperator)]
     return (
-        frozen,
         module,
-        notes.layers_of_module(frozen.module),
+        named_calls((layer.operator.op_type, path) for path, layer in layers),
         (
             notes.tensors_of_any_size(inputs, list(frozen.example.values())),
             notes.tensors_of_any_size(outputs, arguments.tensors_in(result)),

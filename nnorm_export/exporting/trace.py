@@ -1,4 +1,4 @@
-"""From an eval-mode module to a ``torch.export.ExportedProgram``."""
+"""From a frozen model to a ``torch.export.ExportedProgram``, and the calls of normalizations in it."""
 
 from __future__ import annotations
 
@@ -9,85 +9,96 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.decompose import drop_source_lines
-from nnorm_export.models.arguments import unbind
+from nnorm_export.exporting.source import Frozen
+from nnorm_export.exporting.whitening import fold_whitening
+from nnorm_export.models import arguments
 from nnorm_export.models.attention import without_fused_attention
-
-_LOUD = (
-    "torch.onnx",
-    "torch.export",
-    "torch._export",
-    "torch._dynamo",
-    "torch.fx.experimental",
-    "onnxscript",
-    "onnx_ir",
-)
+from nnorm_export.operators import NORMALIZATIONS
 
 
-@contextlib.contextmanager
-def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
-    """What tracing needs of the process, put back afterwards.
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A frozen model on its way into a file by ``torch.export``.
 
-    torch's exporter logs every optional package that is not installed, and warns of its own internals. It cannot
-    express PyTorch's fused attention, which TorchScript can: ``fused_attention`` leaves that as the user has it.
+    Attributes:
+        inputs, outputs: the names of the tensors that the file takes and returns.
+        axis_names: (input, axis) -> name of a dynamic axis.
     """
-    attention: contextlib.AbstractContextManager[None] = (
-        contextlib.nullcontext() if fused_attention else without_fused_attention()
-    )
-    loggers = [logging.getLogger(name) for name in _LOUD]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), torch.no_grad(), attention:
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+
+    frozen: Frozen
+    program: torch.export.ExportedProgram
+    inputs: list[str]
+    outputs: list[str]
+    axis_names: dict[tuple[int, int], str]
 
 
-def trace(
-    frozen: nn.Module, arguments: dict[str, Any], dynamic_shapes: Any, *, dynamic_batch: bool
-) -> torch.export.ExportedProgram:
-    """The program of ``frozen`` for ``arguments`` (name -> value); ``dynamic_batch`` if the shapes are not the user's.
+class Call(NamedTuple):
+    """A call of a normalization: the name of its node, the name of its ONNX operator, and the path of its layer."""
+
+    node: str
+    op_type: str
+    path: str
+
+
+def trace(frozen: Frozen) -> Traced:
+    """The program of ``frozen``; each whitening is folded into the layer before it where possible.
 
     Raises:
-        ExportError: the model cannot be traced; the message carries torch's reason and the line of the model.
+        ExportError: the model cannot be traced, or returns something that is not a tensor.
     """
-    args, kwargs = unbind(frozen, arguments)
+    if frozen.program is not None:
+        # A program does not keep the names of its axes. If the first axis of the first input is dynamic, it is a batch.
+        program, axis_names = frozen.program, {(0, 0): arguments.BATCH}
+    else:
+        example, shapes = frozen.example, frozen.request.dynamic_shapes
+        if frozen.dynamic_batch:
+            example, shapes = arguments.dynamic_batch(example)
+        program = _traced(frozen, example, shapes)
+        if fold_whitening(frozen.module, {node: path_of(node) for node in nodes_of(program)}):
+            program = _traced(frozen, example, shapes)
+        axis_names = arguments.axis_names(example, shapes)
+    inputs, outputs = frozen.names(_output_keys(program))
+    return Traced(frozen=frozen, program=program, inputs=inputs, outputs=outputs, axis_names=axis_names)
+
+
+def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    args, kwargs = arguments.unbind(frozen.module, example)
     if dynamic_shapes:
-        _refuse_dynamic_var_keyword(frozen, arguments)
-    printed = io.StringIO()  # by the model, which is passed on, or by torch, which prints a graph before it raises
+        _refuse_dynamic_var_keyword(frozen.module, example)
+    printed = io.StringIO()  # by the model, whose text is passed on, or by torch, which prints a graph before it raises
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            program = torch.export.export(frozen, args, kwargs, dynamic_shapes=dynamic_shapes or None)
+        with exporting_state(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            program = torch.export.export(frozen.module, args, kwargs, dynamic_shapes=dynamic_shapes or None)
         sys.stderr.write(printed.getvalue())
         drop_source_lines(program)
         return program
     except Exception as error:  # torch.export raises dozens of unrelated types
         remedy = ""
-        if dynamic_batch and re.search(r"onstraint|specializ|dynamic_shapes|Dim\b", str(error)):
+        if frozen.dynamic_batch and re.search(r"onstraint|specializ|dynamic_shapes|Dim\b", str(error)):
             remedy = (
                 "\nThe model's code fixes the first axis of its inputs, which is taken to be a batch of any size. "
                 "Export with dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic."
             )
-        raise ExportError(f"torch.export cannot trace {type(frozen).__name__}: {_reason(error)}{remedy}") from error
+        raise ExportError(
+            f"torch.export cannot trace {type(frozen.module).__name__}: {_reason(error)}{remedy}"
+        ) from error
 
 
-def _refuse_dynamic_var_keyword(model: nn.Module, arguments: dict[str, Any]) -> None:
-    """torch.export fails on them with an assertion of its own."""
+def _refuse_dynamic_var_keyword(model: nn.Module, example: dict[str, Any]) -> None:
+    """Raises an ExportError where torch.export would fail on an assertion of its own."""
     for parameter in inspect.signature(model.forward).parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and arguments.get(parameter.name):
-            names = ", ".join(arguments[parameter.name])
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and example.get(parameter.name):
+            names = ", ".join(example[parameter.name])
             raise ExportError(
                 f"torch.export cannot make axes dynamic where forward takes **{parameter.name}: name {names} in its "
                 "signature, or export with dynamic_shapes={} (--fixed-shape)"
@@ -108,3 +119,90 @@ def _reason(error: Exception) -> str:
     frames = [frame for frame in _FRAME.findall(text) if "/torch/" not in frame]
     where = f"\n{frames[-1]}" if frames else ""
     return f"{type(error).__name__}: " + "\n".join(lines) + where
+
+
+def _output_keys(program: torch.export.ExportedProgram) -> list[str]:
+    """The keys that lead to each output of the file; a None that the model returns is not one."""
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    leaves = program.graph_signature.user_outputs
+    keys = arguments.leaf_names(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    tensors = {node.name for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor)}
+    found = []
+    for key, leaf in zip(keys, leaves, strict=True):
+        if isinstance(leaf, str) and leaf in tensors:
+            found.append(key)
+        elif leaf is not None:  # a constant, or a number that the program computes
+            raise ExportError(f"the model returns {leaf!r} at output {key or '0'}; return tensors only")
+    return found
+
+
+_LOUD = (
+    "torch.onnx",
+    "torch.export",
+    "torch._export",
+    "torch._dynamo",
+    "torch.fx.experimental",
+    "onnxscript",
+    "onnx_ir",
+)
+
+
+@contextlib.contextmanager
+def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
+    """Sets what tracing needs of the process, and restores it afterwards.
+
+    torch's exporter logs every optional package that is not installed, and warns of its own internals. It cannot
+    express PyTorch's fused attention. TorchScript can: ``fused_attention`` leaves that setting as the user has it.
+    """
+    attention: contextlib.AbstractContextManager[None] = (
+        contextlib.nullcontext() if fused_attention else without_fused_attention()
+    )
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), attention:
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def calls_in(program: torch.export.ExportedProgram) -> list[Call]:
+    """The calls of normalizations in ``program``, in order."""
+    op_types: dict[Any, str] = {operator.torch_op: operator.op_type for operator in NORMALIZATIONS.values()}
+    nodes = [node for node in nodes_of(program) if node.target in op_types]
+    return named_calls((op_types[node.target], path_of(node)) for node in nodes)
+
+
+def named_calls(calls: Iterable[tuple[str, str]]) -> list[Call]:
+    """Calls as (op_type, path), each with a name: ``path.of.layer/BatchNormalNorm``, ``…_2`` for the second of it."""
+    counts: Counter[str] = Counter()
+    named = []
+    for op_type, path in calls:
+        name = f"{path or 'model'}/{op_type}"
+        counts[name] += 1
+        named.append(Call(name if counts[name] == 1 else f"{name}_{counts[name]}", op_type, path))
+    return named
+
+
+def nodes_of(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes of the graph and of the graphs in it, such as the branches of ``torch.cond``."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return [node for graph in graphs for node in graph.nodes]
+
+
+def path_of(node: torch.fx.Node) -> str:
+    """The path of the innermost module whose forward made ``node``."""
+    scopes = [path for path, _ in (node.meta.get("nn_module_stack") or {"": ("", None)}).values()]
+    return str(scopes[-1]).removeprefix("L['self'].").removeprefix("L['self']")
+
+
+def drop_source_lines(program: torch.export.ExportedProgram) -> None:
+    """Removes the source line of each node: it names a file of the machine that traced the model."""
+    for node in nodes_of(program):
+        node.meta.pop("stack_trace", None)

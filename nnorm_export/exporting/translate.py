@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.trace import exporting_state
+from nnorm_export.exporting.trace import Traced, exporting_state, named_calls
+from nnorm_export.files.forms import nodes_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES
 from nnorm_export.operators import NORMALIZATIONS
 
@@ -27,37 +27,32 @@ PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VE
 
 
 def check_opset(opset: int | None) -> None:
+    """Raises an ExportError if ``opset`` cannot be written; None stands for the default."""
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and not OLDEST_OPSET <= opset <= newest:
         raise ExportError(f"opset {opset} cannot be written: choose one from {OLDEST_OPSET} to {newest}")
 
 
 def default_opset(program: torch.export.ExportedProgram) -> int:
-    """The oldest that ONNX Runtime 1.18 runs in full and that has the program's dtypes."""
+    """The oldest opset that has the program's dtypes and that ONNX Runtime 1.18 runs in full."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     return 22 if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values) else 20
 
 
-def translate(
-    program: torch.export.ExportedProgram,
-    opset: int,
-    input_names: list[str] | None,
-    output_names: list[str] | None,
-    axis_names: Mapping[tuple[int, int], str],
-) -> ir.Model:
-    """The ONNX model of ``program``; ``axis_names`` maps (input, axis) to the name of that dynamic axis."""
+def translate(traced: Traced, opset: int) -> ir.Model:
+    """The ONNX model of ``traced``: its normalizations are nodes without bodies, named after their layers."""
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
     with exporting_state(), _registered_schemas():
         try:
             onnx_program = torch.onnx.export(
-                program,
+                traced.program,
                 dynamo=True,
                 opset_version=min(opset, NEWEST_CONVERTED_OPSET),
                 custom_translation_table=table,
-                input_names=input_names,
-                output_names=output_names,
+                input_names=traced.inputs,
+                output_names=traced.outputs,
                 verbose=False,
             )
         except Exception as error:  # the exporter wraps whatever a translation raised
@@ -69,7 +64,7 @@ def translate(
     _restamp(model, opset)
     model.ir_version = IR_VERSION
     model.opset_imports[DOMAIN] = DOMAIN_VERSION
-    _name_axes(model, axis_names)
+    _name_axes(model, traced.axis_names)
     for node in model.graph:
         if node.domain == DOMAIN:
             _complete(node)
@@ -156,13 +151,11 @@ def _complete(node: ir.Node) -> None:
 
 
 def _name_after_layers(model: ir.Model) -> None:
-    """``path.of.layer/BatchNormalNorm``, and ``…_2`` for the second call of that layer."""
-    calls: Counter[str] = Counter()
-    for node in model.graph:
-        if node.domain == DOMAIN:
-            name = f"{node.metadata_props[LAYER_PATH] or 'model'}/{node.op_type}"
-            calls[name] += 1
-            node.name = name if calls[name] == 1 else f"{name}_{calls[name]}"
+    nodes = nodes_of(model)
+    for node, call in zip(
+        nodes, named_calls((node.op_type, node.metadata_props[LAYER_PATH]) for node in nodes), strict=True
+    ):
+        node.name = call.node
 
 
 def _layer_path(node: ir.Node) -> str:

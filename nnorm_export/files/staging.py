@@ -20,43 +20,45 @@ EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for 
 def staged(target: Path) -> Iterator[Path]:
     """Yields a path of the target's name in a new folder on the same file system; on success, moves all of it there.
 
-    A link is followed, so that it goes on being one. Companions written beside the target (``model.onnx.data``) are
-    moved first, so that the model never refers to a file that is not there. After an exception the target is what it
-    was before.
+    A link is followed, and remains a link. Companions written beside the target (``model.onnx.data``) are moved first,
+    so that the model never refers to a file that is not there. After an exception the target is what it was before.
+
+    Exceptions inside the block pass through unchanged: write the file within :func:`writing`.
 
     Raises:
-        ExportError: the folder does not exist or cannot be written, the disk is full, or a folder has the name.
+        ExportError: the folder does not exist or cannot be written, or a folder has the name.
     """
     target = target.resolve()
     _refuse_folder(target)
-    staging = None
-    try:
+    with writing(target):
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
         yield staging / target.name
         written = sorted(staging.iterdir(), key=lambda path: path.name == target.name)
         for path in written:
             _refuse_folder(target.with_name(path.name))
-        for path in written:
-            os.replace(path, target.with_name(path.name))
-    except OSError as error:
-        raise ExportError(f"cannot write {target}: {error.strerror or error}; nothing was written") from error
+        with writing(target):
+            for path in written:
+                os.replace(path, target.with_name(path.name))
     finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Torch's own functions raise RuntimeError where ``path`` cannot be written.
+    """Reports a failure to write ``path``. Torch's own functions raise RuntimeError for it.
 
     Raises:
-        ExportError: in its stead.
+        ExportError: the block raised OSError or RuntimeError.
     """
     try:
         yield
-    except RuntimeError as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ExportError(f"cannot write {path}: {first}; nothing was written") from error
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ExportError(
+            f"cannot write {path}: {reason}; nothing was written. Choose a path in an existing folder that you may "
+            "write to, with enough free space"
+        ) from error
 
 
 def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
@@ -69,7 +71,10 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
     if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
         ir.save(model, path, external_data=f"{path.name}.data")
     elif size > EXTERNAL_DATA_BYTES:
-        raise ExportError(f"the weights take {size / 2**30:.1f} GiB, a file without external data at most 2")
+        raise ExportError(
+            f"the weights take {size / 2**30:.1f} GiB, and a file without external data holds 2 at most; leave "
+            "external_data out, or set it to True"
+        )
     else:
         ir.save(model, path)
 
