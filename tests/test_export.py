@@ -14,11 +14,13 @@ import onnx
 import onnx.inliner
 import pytest
 import torch
+from pytorch_writers import GRAPHS
 from small_network import randomized
 from torch import Tensor, nn
 
 import nnorm_export
-from nnorm_export import ExportError, export, freeze, layers, load, verify
+from nnorm_export import ExportError, export, export_program, export_torchscript, freeze, layers, load, verify
+from nnorm_export.files.inspection import describe
 
 FORMS = ("portable", "primitives", "custom")
 
@@ -93,6 +95,28 @@ def test_the_weights_hash_tells_models_apart_and_not_forms(network: nn.Module, i
     other = freeze(network)
     other.conv.bias.data[0] += 1e-6
     assert export(other, image, tmp_path / "m", verify=False).weights_sha256 != hashes[0]
+
+
+@pytest.mark.parametrize("dtype", [None, "fp16"])
+def test_the_weights_hash_is_the_same_in_every_format(
+    dtype: str | None, network: nn.Module, image: Tensor, tmp_path: Path
+) -> None:
+    # Folded in the graph: a plain norm (translation), a whitening (tracing), the constants of TorchScript (freezing).
+    first = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), layers.DecorrelatedBatchNorm2d(3))
+    model = nn.Sequential(first, network)
+    with torch.no_grad():
+        model.train()(torch.randn(16, 3, 8, 6))
+    model.eval()
+    options = {"dtype": dtype, "verify": False}
+    reports = [write(model, image, tmp_path / name, **options) for name, write in GRAPHS.items()]
+    reports.append(export(model, image, tmp_path / "m.onnx", **options))
+    reports.append(export_torchscript(model, image, tmp_path / "s.pt", method="script", **options))
+    if dtype is None:
+        program = torch.export.export(freeze(model), (image,))
+        reports += [write(program, (), tmp_path / "p.pt2", verify=False) for write in (export, export_program)]
+    assert len({report.weights_sha256 for report in reports}) == 1
+    for report in reports[:3]:
+        assert describe(report.path).weights_sha256 == report.weights_sha256
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ import torch.nn.functional as F
 from small_network import randomized
 from torch import Tensor, nn
 
-from nnorm_export import ExportError, FreezeError, InputError, ParityError, export, layers, load, verify
+from nnorm_export import (
+    ExportError,
+    FreezeError,
+    InputError,
+    ParityError,
+    bisect,
+    export,
+    export_program,
+    layers,
+    load,
+    verify,
+)
 
 
 class Branching(nn.Module):
@@ -73,6 +85,53 @@ def test_a_model_that_would_compute_something_else_is_not_written(tmp_path: Path
     assert path.read_bytes() == b"an older model"
     with pytest.warns(UserWarning, match="has a forward of its own"):
         assert export(nn.Sequential(Doubled(4)), torch.randn(3, 4), path, verify=False).parity is None
+
+
+def test_how_to_find_the_layer_that_differs(tmp_path: Path) -> None:
+    class Residual(layers.LayerNormalNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x
+
+    model, x, path = nn.Sequential(nn.Linear(4, 6), Residual(6)), torch.randn(8, 4), tmp_path / "m.onnx"
+
+    def refusal(write: Callable[..., Any], target: Path, **options: Any) -> str:
+        with pytest.warns(UserWarning, match="forward of its own"), pytest.raises(ParityError) as raised:
+            write(model, x, target, **options)
+        return str(raised.value)
+
+    assert f"export with verify=False (--no-verify), then call nnorm_export.bisect({str(path)!r}, model, inputs)" in (
+        refusal(export, path)
+    )
+    assert f"nnorm-export bisect {path}" in refusal(export, path, form="custom")
+    assert "passthrough=['Residual2'])" in refusal(export, path, passthrough=("Residual2",))
+    for write, target, options in ((export, path, {"form": "primitives"}), (export_program, tmp_path / "m.pt2", {})):
+        words = "export an ONNX file in the form 'portable' with verify=False (--no-verify), then call nnorm_export."
+        assert f"{words}bisect({str(path)!r}, model, inputs)" in refusal(write, target, **options)
+    with pytest.warns(UserWarning, match="forward of its own"):
+        export(model, x, path, verify=False)
+    culprit = bisect(path, model, x).culprit
+    assert culprit is not None
+    assert culprit.path == "1"
+
+
+def test_an_error_of_forward_is_not_one_of_writing(tmp_path: Path) -> None:
+    class Reading(nn.Module):
+        """Reads a file in its forward, which is gone when the written model is compared."""
+
+        def __init__(self, table: Path) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + int(self.table.read_text())
+            self.table.unlink()
+            return y
+
+    table = tmp_path / "table.txt"
+    table.write_text("1")
+    with pytest.raises(FileNotFoundError, match=r"table\.txt"):
+        export(Reading(table), torch.randn(2, 4), tmp_path / "m.onnx")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_layer_that_cannot_be_frozen_is_named(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path
     report = export_aoti(model, x, tmp_path / "m.pt2", dtype=dtype)
     assert report.parity
     assert describe(report.path, run=False).compiled_for
+    program = export_program(model, x, tmp_path / "program.pt2", dtype=dtype, verify=False)
+    assert program.weights_sha256 == report.weights_sha256
     runner = load(report.path)
     assert runner.inputs[0].shape == ("batch", 5, 3, 7)
     result = runner(x.numpy().astype(runner.inputs[0].dtype))[0].astype(np.float64)

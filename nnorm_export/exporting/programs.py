@@ -80,7 +80,7 @@ def export_program(
     note = _note(traced, program, PT2, operators)
     path = frozen.request.path
     with staged(path) as staging:
-        with exporting_state(), writing(path):
+        with exporting_state(), writing(path, RuntimeError):
             torch.export.save(program, str(staging), extra_files={NOTE_FILE: note.to_json()})
         parity = prove(staging, frozen, PT2)
     return ExportReport.of_note(path, note, parity)

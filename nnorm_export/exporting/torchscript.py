@@ -108,7 +108,7 @@ def export_torchscript(
     note = notes.note(frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), calls=calls, tensors=tensors)
     path = frozen.request.path
     with staged(path) as staging:
-        with exporting_state(), writing(path):
+        with exporting_state(), writing(path, RuntimeError):
             torch.jit.save(module, str(staging), _extra_files={NOTE_FILE: note.to_json()})
         parity = prove(staging, frozen, TORCHSCRIPT)
     return ExportReport.of_note(path, note, parity)

@@ -45,19 +45,22 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Reports a failure to write ``path``. Torch's own functions raise RuntimeError for it.
+def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Reports that ``path`` cannot be written.
+
+    Args:
+        errors: what the block raises in that case besides OSError; torch's functions raise RuntimeError.
 
     Raises:
-        ExportError: the block raised OSError or RuntimeError.
+        ExportError: the block raised one of them.
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, *errors) as error:
         reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ExportError(
-            f"cannot write {path}: {reason}; nothing was written. Choose a path in an existing folder that you may "
-            "write to, with enough free space"
+            f"cannot write {path}: {reason}; nothing was written. Check that the folder exists, has free space and "
+            "that you may write to it"
         ) from error
 
 

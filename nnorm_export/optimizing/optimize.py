@@ -14,7 +14,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from nnorm_export.errors import ModelFileError, ParityError
 from nnorm_export.files.machine import OPTIMIZED, Machine, this_machine
 from nnorm_export.files.onnx_file import ModelFile, read
-from nnorm_export.files.staging import save, staged
+from nnorm_export.files.staging import save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.agreement import compare
 from nnorm_export.optimizing.nchwc import use_blocks
@@ -132,7 +132,8 @@ def optimize(
         machine = Machine(machine.architecture, None, machine.onnxruntime)
     carry_over(source, model, machine)
     with staged(target) as staging:
-        save(model, staging, external_data)
+        with writing(target):
+            save(model, staging, external_data)
         runner = load(staging)
         parity = compare(runner, load(source.path), inputs) if verify else None
         if parity is not None and not parity:

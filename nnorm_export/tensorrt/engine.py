@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
-from nnorm_export.files.staging import staged
+from nnorm_export.files.staging import staged, writing
 from nnorm_export.tensorrt import parser_input as engines
 from nnorm_export.tensorrt.inspector import plugin_nodes
 from nnorm_export.tensorrt.profiles import (
@@ -102,11 +102,13 @@ def build_engine(
     cache = None if timing_cache is None else Path(timing_cache).expanduser()
     with staged(target) as staging, _staged_cache(cache) as staged_cache:
         with tempfile.TemporaryDirectory() as folder, engines.explained(source.path, "build an engine of it"):
-            onnx = engines.write_for_parser(source, op_types, Path(folder))
+            with writing(target):
+                onnx = engines.write_for_parser(source, op_types, Path(folder))
             serialized = engines.build(onnx, shapes, tf32=tf32, timing_cache=staged_cache)
             engine = polygraphy.EngineFromBytes(serialized)()
         implementations = engines.check_plugins(source, op_types, plugin_nodes(engine, tensorrt, source.path))
-        staging.write_bytes(serialized)
+        with writing(target):
+            staging.write_bytes(serialized)
     notices = [] if profiles is not None else _default_notices(shapes)
     notices += _plugin_notices(source, implementations, plugins, unavailable)
     return EngineReport(target, len(serialized), tensorrt.__version__, shapes, implementations, notices)
@@ -120,7 +122,8 @@ def _staged_cache(cache: Path | None) -> Iterator[Path | None]:
         return
     with staged(cache) as staging:
         if cache.is_file():
-            shutil.copyfile(cache, staging)
+            with writing(cache):
+                shutil.copyfile(cache, staging)
         yield staging
         Path(f"{staging}.lock").unlink(missing_ok=True)  # Polygraphy's
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, InputError, ModelFileError, RuntimeMissingError
 from nnorm_export.files.inspection import ModelDescription, describe
-from nnorm_export.files.staging import staged
+from nnorm_export.files.staging import staged, writing
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
 from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
@@ -77,7 +77,7 @@ def write_report(
         no_risks=no_risks,
         environment=versions() | ({} if is_url(path) else {"SHA-256 of the file": file_sha256(Path(path))}),
     )
-    with staged(Path(page)) as target:
+    with staged(Path(page)) as target, writing(Path(page)):
         target.write_text(text, encoding="utf-8")
 
 

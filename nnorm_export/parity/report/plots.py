@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
-from nnorm_export.files.staging import staged
+from nnorm_export.files.staging import staged, writing
 from nnorm_export.parity.bisection import Bisection
 from nnorm_export.parity.judgement import Array
 
@@ -73,7 +73,7 @@ def plot_bisection(report: Bisection, path: Path) -> None:
         raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}")
     figure = bisection_figure(report)
     figure.suptitle(report.verdict, fontsize=8, wrap=True, parse_math=False)
-    with staged(path) as target:
+    with staged(path) as target, writing(path):
         figure.savefig(target, dpi=150)
 
 
