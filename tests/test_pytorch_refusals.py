@@ -60,7 +60,7 @@ def test_every_format_refuses_alike(
     ("write", "options", "message"),
     [
         (export_torchscript, {"method": "guess"}, "unknown method 'guess'; choose one of trace, script"),
-        (export_torchscript, {"method": "script", "input_names": ["x"]}, "input_names goes with method='trace'"),
+        (export_torchscript, {"method": "script", "input_names": ["x"]}, "input_names needs method='trace'"),
         (export_program, {"operators": "all"}, "unknown operators 'all'; choose one of decomposed, kept"),
         (export_aoti, {"inductor_configs": {"frozen": True}}, "has no option frozen"),
     ],
