@@ -54,9 +54,10 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     Raises:
         ExportError: the block raised one of them.
     """
+    failures: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         yield
-    except (OSError, *errors) as error:
+    except failures as error:
         reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ExportError(
             f"cannot write {path}: {reason}; nothing was written. Check that the folder exists, has free space and "
