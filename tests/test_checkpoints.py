@@ -18,7 +18,9 @@ from golden_data import GOLDEN
 from torch import nn
 
 from nnorm_export import CheckpointError, NnormExportError, freeze, layers
-from nnorm_export.models.checkpoints import build_model, load_checkpoint, load_program, parse_arguments
+from nnorm_export.cli.source import load_program
+from nnorm_export.models.checkpoints import load_checkpoint
+from nnorm_export.models.factory import build_model, parse_arguments
 
 
 class Net(nn.Module):
@@ -295,12 +297,12 @@ def test_a_factory_a_class_and_a_finished_model(nets: str) -> None:
         ("factory_needs:build", {}, "a_package_that_is_not_there.*install"),
         ("factory_broken:build", {}, r"ZeroDivisionError: division by zero \(factory_broken.py, line 2\)"),
         ("factory_nets:nothing", {}, "has no nothing; it has .*build"),
-        ("factory_nets:number", {}, "is a int, neither"),
-        ("factory_nets:wrong", {}, "returned a str, not"),
+        ("factory_nets:number", {}, "is a int; name an nn.Module"),
+        ("factory_nets:wrong", {}, "returned a str; name a function"),
         ("factory_nets:fails", {}, r"ValueError: no GPU here \(factory_nets.py, line 8\)"),
         ("factory_nets:needs", {}, r"needs\(width\) cannot be called: missing.*--model-arg"),
         ("factory_nets:build", {"wdth": 3}, "unexpected keyword argument 'wdth'"),
-        ("factory_nets:finished", {"width": 3}, "takes no arguments: width"),
+        ("factory_nets:finished", {"width": 3}, "takes no arguments; leave out --model-arg width"),
     ],
 )
 def test_models_that_cannot_be_built(spec: str, arguments: dict[str, Any], message: str, nets: str) -> None:

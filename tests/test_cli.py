@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -224,6 +225,12 @@ def test_verify_takes_random_inputs_of_the_files_shapes() -> None:
     assert "no --input: random data of the file's shapes (float32[4, 3, 8, 8])" in result.stderr
 
 
+def advised_bisect(message: str) -> list[str]:
+    """The arguments of the command that the message names."""
+    (line,) = [line.strip() for line in message.splitlines() if line.strip().startswith("nnorm-export bisect ")]
+    return shlex.split(line)[1:]
+
+
 def _with_other_exponents(source: Path, target: Path) -> None:
     model = onnx.load(source)
     for initializer in model.graph.initializer:
@@ -239,6 +246,9 @@ def test_verify_detects_another_lambda(tmp_path: Path) -> None:
     result = run("verify", target, *MODEL, *INPUT, code=1)
     assert "DIFFERENT" in result.stdout
     assert f"error: {target} does not compute what cli_nets:build computes: output differs" in result.stderr
+    advised = advised_bisect(result.stderr)
+    assert advised == ["bisect", str(target), *MODEL, *INPUT]
+    assert "layer norm (BatchNormalNormRelu) computes something else" in run(*advised, code=1).stderr
     report = json.loads(run("verify", target, *MODEL, *INPUT, "--json", code=1).stdout)
     assert not report["passed"]
     assert run("verify", target, *MODEL, *INPUT, "-q", code=1).stdout == ""
@@ -256,6 +266,25 @@ def test_a_failed_export_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert "--no-verify" in message
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_a_failed_export_says_how_to_find_the_layer(tmp_path: Path) -> None:
+    model = ("-m", "cli_nets:another_formula", "--model-arg", "norm='a b'", *INPUT)
+    message = fails("export", *model, "-o", tmp_path / "net.onnx", code=1)
+    kept = str(tmp_path / "net.unverified.onnx")
+    assert f"export again with --no-verify -o {kept}, then run" in message
+    advised = advised_bisect(message)
+    run("export", *model, "--no-verify", "-o", kept)
+    assert "layer norm (BatchNormalNormRelu) computes something else" in run(*advised, code=1).stderr
+    for options in (("--form", "primitives"), ("--format", "pt2", "-o", tmp_path / "net.pt2")):
+        assert "nnorm-export bisect" not in fails("export", *model, "-o", tmp_path / "net.onnx", *options, code=1)
+
+
+def test_no_bisect_of_a_file_without_nodes_is_advised(tmp_path: Path) -> None:
+    run("export", *MODEL, *INPUT, "--form", "primitives", "-o", tmp_path / "net.onnx")
+    result = run("verify", tmp_path / "net.onnx", "-m", "cli_nets:another_formula", "-c", "best.pth", code=1)
+    assert "does not compute" in result.stderr
+    assert "nnorm-export bisect" not in result.stderr
 
 
 def test_a_missing_runtime_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,12 +322,12 @@ def test_a_file_of_someone_elses() -> None:
         ((*MODEL, "--model-arg", "width=5", *INPUT), "the model's is [5, 3, 3, 3]"),
         ((*MODEL, "--checkpoint-key", "ema", *INPUT), "no weights under the key 'ema'"),
         ((*MODEL, "-i", "2,3,8,eight"), "cannot make an input of '2,3,8,eight'; write --input 8,3,32,32"),
-        ((*MODEL, "-i", "images:float23[2,3]"), "no dtype 'float23'"),
+        ((*MODEL, "-i", "images:float23[2,3]"), "unknown dtype 'float23'"),
         ((*MODEL, "-i", "99999999,99999999"), "too many"),
         ((*MODEL, "-i", "x:[2,,3]"), "cannot make an input"),
         ((*MODEL, "-i", "nothing.npz"), "nothing.npz: no such file"),
         ((*MODEL, "-i", "cli_nets.npy"), "no such file"),
-        ((*MODEL, "-i", "best.pth"), "'best.pth', which is no .npy or .npz file"),
+        ((*MODEL, "-i", "best.pth"), "'best.pth', which is not a .npy or .npz file"),
         ((*MODEL, "-i", "images:1,3,8,8", "-i", "images:1,3,8,8"), "input images is given twice"),
         ((*MODEL, "-i", "pixels:2,3,8,8"), "the model has no input pixels; it takes images"),
         (
@@ -363,7 +392,7 @@ def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, form: str) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", "net.pt2"), "net.pt2 is no name for an ONNX file; say --format pt2 or --format aoti"),
+        (("-o", "net.pt2"), "net.pt2 is not a name for an ONNX file; say --format pt2 or --format aoti"),
         (("-o", "net.pt"), "say --format torchscript"),
         (("--format", "pt2", "--opset", "18"), "--opset goes with --format onnx, and this is pt2"),
         (("--method", "script"), "--method goes with --format torchscript, and this is onnx"),

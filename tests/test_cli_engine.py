@@ -57,7 +57,7 @@ def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRT:
     ("command", "expected"),
     [
         ("engine", "nnorm-export engine net.onnx -o net.plan --min x:1,3,32,32"),
-        ("verify", "tensorrt"),
+        ("verify", "nnorm-export doctor"),
     ],
 )
 def test_help(command: str, expected: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -29,6 +32,19 @@ def test_help_and_version(arguments: tuple[str, ...], expected: str) -> None:
     assert expected in run(*arguments).stdout
 
 
+def test_help_imports_neither_pytorch_nor_onnx() -> None:
+    code = (
+        "import sys\n"
+        "from nnorm_export.cli import app\n"
+        "for command in app.registered_commands:\n"
+        "    app([command.callback.__name__.replace('_', '-'), '--help'], standalone_mode=False)\n"
+        "assert not {'torch', 'onnx'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage:") == 8
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -37,6 +53,10 @@ def test_help_and_version(arguments: tuple[str, ...], expected: str) -> None:
         ("nnorm-export bisect m.onnx --runtime onnx", ["onnxruntime", "onnxruntime-cuda"]),
         ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose"]),
         ("nnorm-export export --form p", ["portable", "primitives"]),
+        ("nnorm-export export --format ", ["onnx", "torchscript", "pt2", "aoti"]),
+        ("nnorm-export export --method ", ["trace", "script"]),
+        ("nnorm-export export --operators ", ["decomposed", "kept"]),
+        ("nnorm-export export --dtype b", ["bf16"]),
         ("nnorm-export serve-repo m.onnx --backend t", ["tensorrt"]),
     ],
 )
@@ -47,6 +67,11 @@ def test_the_shell_completes(words: str, expected: list[str]) -> None:
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
     assert run(**environment).stdout.split() == expected
+
+
+def test_a_wrong_choice_is_told_the_right_ones() -> None:
+    shown = run("export", "-m", "nets:build", "--form", "other", code=2).stderr
+    assert "'other' is not one of portable, primitives, custom." in " ".join(shown.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

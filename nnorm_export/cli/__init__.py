@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from nnorm_export._version import __version__
-from nnorm_export.cli._common import Command
 from nnorm_export.cli.bisect import bisect
 from nnorm_export.cli.doctor import doctor
 from nnorm_export.cli.engine import engine
 from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
+from nnorm_export.cli.options import grouped
+from nnorm_export.cli.output import Command
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (export, verify, bisect, doctor, inspect, optimize, engine, serve_repo):
-    app.command(cls=Command)(command)
+    app.command(cls=Command)(grouped(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -7,25 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli._common import (
-    CheckpointKeyOption,
-    CheckpointOption,
-    InputOption,
-    JsonOption,
-    ModelArgOption,
-    ModelOption,
-    PassthroughOption,
-    QuietOption,
-    RuntimeOption,
-    TrustPickleOption,
-    VerboseOption,
-    print_facts,
-    print_json,
-    print_notices,
-    print_table,
-    working,
-)
-from nnorm_export.errors import ParityError
+from nnorm_export.cli.options import BisectOptions, ModelOptions
+from nnorm_export.cli.output import Output, print_facts, print_table
 
 if TYPE_CHECKING:
     from nnorm_export.parity.bisection import Bisection
@@ -33,31 +16,9 @@ if TYPE_CHECKING:
 
 def bisect(
     path: Annotated[str, typer.Argument(metavar="FILE", help="The ONNX file, with its normalizations as nodes.")],
-    model: ModelOption,
-    model_arg: ModelArgOption = None,
-    checkpoint: CheckpointOption = None,
-    checkpoint_key: CheckpointKeyOption = None,
-    trust_pickle: TrustPickleOption = False,
-    passthrough: PassthroughOption = None,
-    input_specs: InputOption = None,
-    runtime: RuntimeOption = None,
-    layer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH",
-            help="Another layer to look at, by its path in the model: layer1.0.conv1. Repeatable.",
-            rich_help_panel="Comparison",
-        ),
-    ] = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Draw the errors of every layer: .png, .svg or .pdf.", rich_help_panel="Output"
-        ),
-    ] = None,
-    json_output: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    model: ModelOptions,
+    options: BisectOptions,
+    output: Output,
 ) -> None:
     """Find the first layer at which a runtime leaves PyTorch.
 
@@ -73,32 +34,30 @@ def bisect(
       nnorm-export bisect net.onnx -m nets:build -c best.pth \\
         --runtime reference --layer layer1.0.conv1 --plot errors.png
     """
-    from nnorm_export.cli._file_inputs import inputs_of
-    from nnorm_export.cli._source import load_source
+    from nnorm_export.cli.source import inputs_for, load_source
     from nnorm_export.parity import bisection
 
-    with working("Loading the model", quiet=quiet):
-        source = load_source(model, model_arg, checkpoint, checkpoint_key, trust_pickle)
-        inputs, notices = inputs_of(source, input_specs, path, runtime)
-    print_notices([*source.notices, *notices], quiet=quiet)
-    with working(f"Comparing {path} with PyTorch layer by layer", quiet=quiet):
+    with output.working("Loading the model"):
+        source = load_source(model)
+        inputs, notices = inputs_for(source, model.input_specs, path, options.runtime)
+    output.notices([*source.notices, *notices])
+    with output.working(f"Comparing {path} with PyTorch layer by layer"):
         report = bisection.bisect(
-            path, source.module, inputs, runtime=runtime, layers=layer or (), passthrough=passthrough or ()
+            path,
+            source.module,
+            inputs,
+            runtime=options.runtime,
+            layers=options.layer or (),
+            passthrough=model.passthrough or (),
         )
-        if plot is not None:
+        if options.plot is not None:
             from nnorm_export.parity.report.plots import plot_bisection
 
-            plot_bisection(report, Path(plot))
-    print_notices(report.notes, quiet=quiet)
-    if json_output:
-        print_json({"path": path, **report.to_json()})
-    elif not quiet:
-        _print(report)
+            plot_bisection(report, Path(options.plot))
+    output.notices(report.notes)
+    output.show({"path": path, **report.to_json()}, lambda: _print(report))
     if not report:
-        if json_output:
-            typer.echo(f"error: {report.verdict}", err=True)
-            raise typer.Exit(ParityError.exit_code)
-        raise ParityError(report.verdict)
+        output.fail(report.verdict)
 
 
 def _print(report: Bisection) -> None:

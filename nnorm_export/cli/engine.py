@@ -5,22 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli._common import (
-    JsonOption,
-    QuietOption,
-    VerboseOption,
-    counted,
-    print_facts,
-    print_json,
-    print_notices,
-    print_table,
-    size_text,
-    working,
-)
+from nnorm_export.cli.options import EngineOptions
+from nnorm_export.cli.output import Output, counted, print_facts, print_table, size_text
 
 if TYPE_CHECKING:
     from nnorm_export.tensorrt.engine import EngineReport
@@ -30,49 +20,10 @@ Shapes = dict[str, list[int]]
 _SHAPE = re.compile(r"(?P<name>.+):(?P<lengths>\d+(?:\s*[,x]\s*\d+)*)")
 
 
-def _shape_option(flag: str, word: str) -> Any:
-    return typer.Option(
-        flag,
-        metavar="NAME:SHAPE",
-        help=f"The {word} shape of an input: x:8,3,32,32. Repeatable.",
-        rich_help_panel="Shapes",
-    )
-
-
 def engine(
-    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A file of nnorm-export's.")],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The file to write; by default MODEL.plan beside the other.",
-            rich_help_panel="File",
-        ),
-    ] = None,
-    least: Annotated[list[str] | None, _shape_option("--min", "least")] = None,
-    best: Annotated[list[str] | None, _shape_option("--opt", "most frequent")] = None,
-    greatest: Annotated[list[str] | None, _shape_option("--max", "greatest")] = None,
-    plugins: Annotated[
-        bool | None,
-        typer.Option(
-            "--plugins/--no-plugins",
-            help="Run every normalization with our plugin, or none; by default those that it is likely faster for.",
-            rich_help_panel="Engine",
-        ),
-    ] = None,
-    tf32: Annotated[
-        bool,
-        typer.Option("--tf32", help="Round factors of float32 products, for speed.", rich_help_panel="Engine"),
-    ] = False,
-    timing_cache: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Keep TensorRT's measurements for the next build.", rich_help_panel="Engine"),
-    ] = None,
-    json_output: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="An ONNX file that nnorm-export wrote.")],
+    options: EngineOptions,
+    output: Output,
 ) -> None:
     """Build a TensorRT engine, for the GPU of this machine.
 
@@ -91,20 +42,24 @@ def engine(
       nnorm-export verify net.plan -m nets:build -c best.pth \\
         --runtime tensorrt
     """
-    profiles = _profiles(_shapes("--min", least), _shapes("--opt", best), _shapes("--max", greatest))
+    profiles = _profiles(options)
     from nnorm_export.tensorrt.parser_input import import_polygraphy
 
-    import_polygraphy()  # says what is missing before anything takes time
+    import_polygraphy()  # raises before anything takes time
     from nnorm_export.tensorrt.engine import build_engine
 
-    target = str(Path(path).with_suffix(".plan")) if output is None else output
-    with working(f"Building {target}: TensorRT measures, which takes minutes", quiet=quiet):
-        report = build_engine(path, target, profiles=profiles, plugins=plugins, timing_cache=timing_cache, tf32=tf32)
-    if json_output:
-        print_json(asdict(report))
-    elif not quiet:
-        print_notices(report.notices, quiet=quiet)
-        _print(report, verbose)
+    target = options.target or str(Path(path).with_suffix(".plan"))
+    with output.working(f"Building {target}: TensorRT measures, which takes minutes"):
+        report = build_engine(
+            path,
+            target,
+            profiles=profiles,
+            plugins=options.plugins,
+            timing_cache=options.timing_cache,
+            tf32=options.tf32,
+        )
+    output.notices(report.notices)
+    output.show(asdict(report), lambda: _print(report, output.verbose))
 
 
 def _shapes(flag: str, specs: list[str] | None) -> Shapes:
@@ -121,13 +76,15 @@ def _shapes(flag: str, specs: list[str] | None) -> Shapes:
     return shapes
 
 
-def _profiles(least: Shapes, best: Shapes, greatest: Shapes) -> dict[str, tuple[list[int], ...]] | None:
+def _profiles(options: EngineOptions) -> dict[str, tuple[list[int], ...]] | None:
     """What build_engine takes; None where no shapes are given."""
-    for name in (*least, *best, *greatest):
-        given = {"--min": least, "--opt": best, "--max": greatest}
+    flags = {"--min": options.least, "--opt": options.best, "--max": options.greatest}
+    given = {flag: _shapes(flag, specs) for flag, specs in flags.items()}
+    names = dict.fromkeys(name for shapes in given.values() for name in shapes)
+    for name in names:
         if missing := [flag for flag, shapes in given.items() if name not in shapes]:
             raise typer.BadParameter(f"input {name} needs --min, --opt and --max; it lacks {' and '.join(missing)}")
-    return {name: (least[name], best[name], greatest[name]) for name in least} or None
+    return {name: tuple(shapes[name] for shapes in given.values()) for name in names} or None
 
 
 def _print(report: EngineReport, verbose: bool) -> None:
@@ -135,7 +92,7 @@ def _print(report: EngineReport, verbose: bool) -> None:
     facts = [
         ("file", str(report.path)),
         ("size", size_text(report.size)),
-        ("for", f"TensorRT {report.tensorrt}, and the kind of GPU that is in this machine"),
+        ("for", f"TensorRT {report.tensorrt}, and GPUs like the one in this machine"),
         *(("shapes", f"{name}: {shapes}") for name, shapes in report.profiles.items()),
         ("normalizations", counted(ran) or "none that are nodes of the file"),
     ]

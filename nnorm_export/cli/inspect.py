@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli._common import (
-    JsonOption,
-    QuietOption,
-    VerboseOption,
-    counted,
-    print_facts,
-    print_json,
-    print_table,
-    size_text,
-    working,
-)
+from nnorm_export.cli.options import NoRun
+from nnorm_export.cli.output import Output, counted, print_facts, print_table, size_text
 
 if TYPE_CHECKING:
     from nnorm_export.files.inspection import LayerDescription, ModelDescription
@@ -24,12 +15,9 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[str, typer.Argument(metavar="FILE", help="The file to describe.")],
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Do not open the file in its runtime.", rich_help_panel="Output")
-    ] = False,
-    json_output: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,  # Command reads it: tracebacks
+    no_run: NoRun = False,
+    *,
+    output: Output,
 ) -> None:
     """Show what a file is: its inputs, its normalizations, their λ and what runs them.
 
@@ -46,12 +34,9 @@ def inspect(
     """
     from nnorm_export.files.inspection import describe
 
-    with working(f"Reading {path}", quiet=quiet):
+    with output.working(f"Reading {path}"):
         description = describe(path, run=not no_run)
-    if json_output:
-        print_json(description.to_json())
-    elif not quiet:
-        _print(description)
+    output.show(description.to_json(), lambda: _print(description))
 
 
 def _print(description: ModelDescription) -> None:

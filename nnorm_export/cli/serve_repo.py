@@ -6,60 +6,14 @@ from typing import Annotated
 
 import typer
 
-from nnorm_export.cli._common import JsonOption, QuietOption, VerboseOption, completing, print_json, print_notices
-
-_SERVER = "Server"
+from nnorm_export.cli.options import ServerOptions
+from nnorm_export.cli.output import Output
 
 
 def serve_repo(
     path: Annotated[str, typer.Argument(metavar="FILE", help="An ONNX file, or an engine of TensorRT.")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FOLDER", help="The model repository; made if need be.")
-    ],
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name on the server; default the file's.")
-    ] = None,
-    version: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The version to write; default the next.")
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=completing("nnorm_export.serving.repository:BACKENDS"),
-            help="onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    library: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Where the server finds the library of kernels: an absolute path there. Default where it is here; "
-            "none serves the bodies.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="cpu|gpu", help="What runs it.", rich_help_panel=_SERVER)] = "cpu",
-    instances: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Instances of the model on each device.", rich_help_panel=_SERVER)
-    ] = 1,
-    threads: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Threads of an instance; 0 for all.", rich_help_panel=_SERVER)
-    ] = 0,
-    max_batch: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="The greatest batch; 0 for no batching.", rich_help_panel=_SERVER),
-    ] = 32,
-    max_delay: Annotated[
-        int,
-        typer.Option(
-            metavar="MICROSECONDS", min=0, help="How long a request waits for others.", rich_help_panel=_SERVER
-        ),
-    ] = 1000,
-    json_output: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    options: ServerOptions,
+    output: Output,
 ) -> None:
     """Write a file into a model repository of Triton Inference Server.
 
@@ -82,21 +36,22 @@ def serve_repo(
 
     written = write_repository(
         path,
-        output,
-        name=name,
-        backend=backend,
-        version=version,
-        max_batch_size=max_batch,
-        max_queue_delay_microseconds=max_delay,
-        instances=instances,
-        device=device,
-        threads=threads,
-        library_path=library,
+        options.folder,
+        name=options.name,
+        backend=options.backend,
+        version=options.version,
+        max_batch_size=options.max_batch,
+        max_queue_delay_microseconds=options.max_delay,
+        instances=options.instances,
+        device=options.device,
+        threads=options.threads,
+        library_path=options.library,
     )
-    print_notices(written.notes, quiet=quiet)
-    if json_output:
-        print_json(written.to_json())
-    elif not quiet:
+    output.notices(written.notes)
+
+    def print_text() -> None:
         typer.echo(f"wrote {written.folder / str(written.version)}")
-        if verbose:
+        if output.verbose:
             typer.echo(written.config, nl=False)
+
+    output.show(written.to_json(), print_text)

@@ -45,6 +45,10 @@ class ExportReport:
         nodes = sum(note.nodes.values())
         return cls(path, note.format, note.form, None, nodes, note.layers, note.weights_sha256, parity)
 
+    def to_json(self) -> dict[str, Any]:
+        parity = None if self.parity is None else self.parity.to_json()
+        return {**vars(self), "path": str(self.path), "parity": parity}
+
     def __str__(self) -> str:
         parity = "not verified" if self.parity is None else str(self.parity)
         form = f"{self.form}, opset {self.opset}" if self.opset else f"{self.format} ({self.form})"

@@ -1,20 +1,16 @@
-"""State dicts as people save them: reading the file, finding the weights in it, and fitting them to a model."""
+"""State dicts as people save them: finding the weights in a checkpoint, and fitting them to a model."""
 
 from __future__ import annotations
 
-import importlib
-import re
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
 
-# Where training scripts put the weights, the likeliest first: what was trained goes before its averages.
+# Where training scripts store the weights, the likeliest first: trained weights go before their averages.
 KEYS = (
     "model_state_dict",
     "state_dict",
@@ -31,7 +27,7 @@ KEYS = (
     "params_ema",
     "ema",
 )
-# What wrappers put before every key: DataParallel, torch.compile, and the attribute of a Lightning module.
+# Prefixes that wrappers add to every key: DataParallel, torch.compile, and the attribute of a Lightning module.
 PREFIXES = {
     "module.": "DataParallel or AveragedModel",
     "_orig_mod.": "torch.compile",
@@ -44,66 +40,26 @@ _LINE = "\n    "
 _COUNTER = "num_batches_tracked"  # used by training only, and absent from the authors' checkpoints
 
 
-def read_file(path: Path, *, trust_pickle: bool) -> Any:
-    """What ``torch.save`` put into ``path``, or the tensors of a ``.safetensors`` file."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*TorchScript archive")  # said as an error below
-            return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # torch.load passes on whatever the pickle or the archive raises
-        raise CheckpointError(f"{path}: {_reason(error, trust_pickle)}") from error
-
-
-def _reason(error: Exception, trust_pickle: bool) -> str:
-    text = str(error)
-    if "TorchScript" in text:
-        return "a TorchScript archive, not a checkpoint; save the model's state_dict() with torch.save"
-    # The unpickler says so too of bytes that are no pickle at all, but then of an unknown operand.
-    if "WeightsUnpickler error" in text and "Unsupported operand" not in text:
-        needed = re.search(r"GLOBAL ([\w.]+)", text)
-        return (
-            f"loading it would run code{f' ({needed.group(1)})' if needed else ''}, which weights alone do not need; "
-            "save model.state_dict() without anything else, or, if you trust whoever made the file, give --trust-pickle"
-        )
-    if trust_pickle and isinstance(error, (ImportError, AttributeError)):
-        return f"it holds an object whose class cannot be imported ({error}); run this where its module lies"
-    if isinstance(error, RuntimeError) and "PytorchStreamReader" in text:
-        return "the file is damaged or cut short; copy it again, or load an earlier checkpoint"
-    return "not a checkpoint; give a file that torch.save wrote, or a .safetensors file"
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        safetensors = importlib.import_module("safetensors.torch")
-    except ImportError:
-        raise CheckpointError(f"{path}: reading it needs the safetensors package: pip install safetensors") from None
-    try:
-        state: dict[str, Tensor] = safetensors.load_file(path)
-    except Exception as error:  # its errors are no subclass of anything public
-        raise CheckpointError(f"{path}: not a safetensors file ({error})") from error
-    return state
-
-
 def find_state_dict(contents: Any, path: Path, key: str | None = None) -> tuple[dict[str, Tensor], str, list[str]]:
-    """(state dict, where it lay, other places that look like one too); ``key`` may be dotted."""
+    """Returns the state dict, its key, and the keys of other state dicts; ``key`` may be dotted."""
     if key is not None:
         chosen = _follow(contents, key)
         state = None if chosen is None else _as_state_dict(chosen)
         if state is None:
-            raise CheckpointError(f"{path}: no weights under the key {key!r}; it holds {_summary(contents)}")
+            raise CheckpointError(
+                f"{path}: no weights under the key {key!r}; it holds {_summary(contents)}; "
+                "choose another with --checkpoint-key"
+            )
         return state, key, []
     state = _as_state_dict(contents)
     if state is not None:
         return state, "", []
     places = dict(_places(contents, ""))
     if not places:
-        raise CheckpointError(f"{path}: holds no state dict; it is {_summary(contents)}")
+        raise CheckpointError(
+            f"{path}: holds no state dict; it is {_summary(contents)}. Save model.state_dict() in it, or name the key "
+            "of the weights with --checkpoint-key"
+        )
     chosen_key, *others = places
     return places[chosen_key], chosen_key, others
 
@@ -144,11 +100,11 @@ def _summary(contents: Any) -> str:
 
 
 def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> list[str]:
-    """Loads ``state`` into ``model`` strictly, or raises and leaves it as it was; returns notices."""
+    """Loads ``state`` into ``model`` strictly, or raises and leaves the model as it was; returns notices."""
     state, notices = _unwrap(dict(state), list(model.state_dict()), path)
     before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
     try:
-        # Not strict: torch's own list, after the layers' hooks have renamed and added keys, is judged below.
+        # Not strict: the layers' hooks rename and add keys, and the keys that torch then lists are judged below.
         outcome = model.load_state_dict(state, strict=False)
         missing, unexpected = (
             [key for key in keys if key.rpartition(".")[2] != _COUNTER]
@@ -181,7 +137,7 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> list[str]:
 
 
 def _unwrap(state: dict[str, Tensor], expected: list[str], path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Drops what wrappers put before every key, as long as the model's own keys do not begin with it."""
+    """Drops the prefix that a wrapper added to every key, unless the model's own keys begin with it."""
     notices = []
     stripped = True
     while stripped:

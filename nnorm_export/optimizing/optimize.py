@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,17 @@ class OptimizeReport:
     reorders_after: int
     layers: list[OptimizedLayer]
     parity: ParityReport | None
+
+    def to_json(self) -> dict[str, Any]:
+        parity = None if self.parity is None else self.parity.to_json()
+        layers = [asdict(layer) for layer in self.layers]
+        return {
+            **vars(self),
+            "path": str(self.path),
+            "machine": asdict(self.machine),
+            "layers": layers,
+            "parity": parity,
+        }
 
     @property
     def in_blocks(self) -> list[OptimizedLayer]:

@@ -66,7 +66,7 @@ def plain():
     return Net(norm=nn.BatchNorm2d)
 
 
-def another_formula():
+def another_formula(norm=None):
     return Net(norm=AnotherFormula)
 
 

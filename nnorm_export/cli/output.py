@@ -1,0 +1,158 @@
+"""What the commands print and how they fail: results go to stdout; notices, progress and errors to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
+
+from nnorm_export.cli.options import OutputOptions
+from nnorm_export.errors import NnormExportError, ParityError
+
+if TYPE_CHECKING:
+    from nnorm_export.parity.judgement import ParityReport
+
+INTERRUPTED = 130  # the exit code of shells; click's own, 1, would mean a mismatch here
+
+
+class Command(TyperCommand):
+    """A command that prints a NnormExportError as one message on stderr and exits with the error's code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NnormExportError as error:
+            if ctx.params.get("verbose"):
+                traceback.print_exception(error)
+            if ctx.params.get("json_output"):
+                print_json({"error": str(error), "exit_code": error.exit_code})
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+@dataclass
+class Output(OutputOptions):
+    """How much a command prints, and as what."""
+
+    @contextlib.contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Shows a spinner if stderr is a terminal, and sends what the user's code prints to stderr."""
+        console = Console(stderr=True)
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            for category in (FutureWarning, DeprecationWarning):  # torch's own code causes them, not the user's model
+                warnings.simplefilter("ignore", category)
+            if self.quiet or not console.is_terminal:
+                yield
+            else:
+                with console.status(what):
+                    yield
+
+    def notices(self, notices: Iterable[str]) -> None:
+        if not self.quiet:
+            for notice in notices:
+                typer.echo(f"note: {notice}", err=True)
+
+    def show(self, as_json: dict[str, Any], print_text: Callable[[], None]) -> None:
+        """Prints the result of a command: as JSON, as text, or not at all."""
+        if self.json_output:
+            print_json(as_json)
+        elif not self.quiet:
+            print_text()
+
+    def fail(self, message: str) -> None:
+        """Raises the ParityError of a command that has shown its result."""
+        if self.json_output:
+            typer.echo(f"error: {message}", err=True)  # stdout already has its one object
+            raise typer.Exit(ParityError.exit_code)
+        raise ParityError(message)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(_finite(value), indent=2, default=str))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither infinity nor NaN; they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Prints lines of a name and a value; a long value continues below itself."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    _print(table, facts)
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = False) -> None:
+    """Prints a table whose first column is text; the others are text too, unless they are ``numbers``."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, column in enumerate(columns):
+        justify: Any = "right" if numbers and index > 0 else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=index > 0)
+    _print(table, rows)
+
+
+def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
+    for row in rows:
+        table.add_row(*map(Text, row))  # as Text, so that brackets in values are not markup
+    Console(highlight=False, soft_wrap=False).print(table)
+
+
+def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None:
+    """Prints a comparison with ``other``; None stands for ``--no-verify``."""
+    if report is None:
+        typer.echo(f"not compared with {other} (--no-verify)")
+        return
+    from nnorm_export.parity.judgement import share_text
+
+    rows = [
+        (
+            output.name,
+            f"{output.max_abs_diff:.1e}",
+            f"{output.max_rel_diff:.1e}",
+            share_text(output.budget_share),
+            "-" if output.top1_agreement is None else f"{output.top1_agreement:.2%}",
+            str(output.rows),
+            "equal" if output.passed else "DIFFERENT",
+        )
+        for output in report.outputs
+    ]
+    print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
+    ran = f"{report.runtime} (normalizations: {ways(report.implementations) or 'inlined'})"
+    print_facts([("runtime", ran), ("criterion", report.criterion)])
+
+
+def ways(implementations: dict[str, str]) -> str:
+    """``{"a": "kernel", "b": "body", "c": "kernel"}`` -> ``2 by kernel, 1 by body``."""
+    return counted(Counter(f"by {implementation}" for implementation in implementations.values()))
+
+
+def counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def size_text(count: int) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    power = min(int(math.log10(count) // 3), 3)
+    return f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"

@@ -1,0 +1,124 @@
+"""``--model``, what belongs to it, and inputs for comparing it with a file."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nnorm_export.cli.inputs import EXAMPLES, SEED, Inputs, read_inputs
+from nnorm_export.cli.options import ModelOptions
+from nnorm_export.errors import CheckpointError, NnormExportError
+from nnorm_export.files.inspection import describe
+from nnorm_export.models.arguments import bind
+from nnorm_export.models.checkpoints import load_checkpoint
+from nnorm_export.models.factory import build_model, parse_arguments
+from nnorm_export.names import DOMAIN
+from nnorm_export.runtimes import load
+from nnorm_export.runtimes.kserve import is_url
+from nnorm_export.runtimes.tensorrt import is_engine
+
+DYNAMIC_ROWS = 4  # the length of a dynamic axis in random inputs
+
+
+@dataclass
+class Source:
+    """A module, and the program that it came from if it came from a ``.pt2`` file."""
+
+    module: nn.Module
+    program: torch.export.ExportedProgram | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def load_program(path: str | Path) -> torch.export.ExportedProgram:
+    """Returns the program in a ``.pt2`` file that ``torch.export.save`` wrote.
+
+    Raises:
+        CheckpointError: no such file, not a program, or one with an operator that is not installed.
+    """
+    import nnorm_export.operators  # noqa: F401 - registers the operators that the program may call
+
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: {'a folder; give a file in it' if Path(path).is_dir() else 'no such file'}")
+    try:
+        return torch.export.load(path)
+    except Exception as error:  # zip, JSON and schema errors of many types
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{path}: not an exported program ({reason}); write one with "
+            "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
+        ) from error
+
+
+def load_source(options: ModelOptions) -> Source:
+    """Returns the model that the options describe.
+
+    Raises:
+        NnormExportError: see :mod:`nnorm_export.models.checkpoints`; or options that exclude each other.
+    """
+    model, checkpoint = options.model, options.checkpoint
+    if model.endswith(".pt2"):
+        if options.model_arg or checkpoint:
+            option = "--model-arg" if options.model_arg else "--checkpoint"
+            raise NnormExportError(
+                f"{option} does not go with a .pt2 file, which carries its model and weights; leave it out"
+            )
+        program = load_program(model)
+        return Source(program.module(), program)
+    if model.endswith((".pt", ".pth", ".ckpt", ".safetensors")):
+        raise NnormExportError(
+            f"{model} is a checkpoint, and weights need a model: -m package.module:factory --checkpoint {model}"
+        )
+    torch.manual_seed(SEED)  # a factory's random weights are the same for every command
+    module = build_model(model, parse_arguments(options.model_arg or ()))
+    if checkpoint is None:
+        return Source(module, notices=[f"no --checkpoint: the weights are those that {model} returns"])
+    notices = load_checkpoint(module, checkpoint, key=options.checkpoint_key, trust_pickle=options.trust_pickle)
+    return Source(module, notices=notices)
+
+
+def inputs_for(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
+    """Returns inputs for comparing the model with the file ``path``, by position or by name, and notices."""
+    # Only TensorRT knows the inputs of an engine, and only the server those of its model.
+    described: Any = load(path, runtime) if is_engine(path) or is_url(path) else describe(path, run=False)
+    infos = described.inputs
+    if specs:
+        inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])
+    elif source.program is not None and source.program.example_inputs is not None:
+        args, kwargs = source.program.example_inputs
+        inputs = Inputs(list(args), dict(kwargs))
+    else:
+        if unknown := [info for info in infos if info.shape and all(dim is None for dim in info.shape)]:
+            raise NnormExportError(f"{path} takes {unknown[0]}, of unknown lengths; give {EXAMPLES}")
+        shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
+        specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
+        inputs = read_inputs(specs, source.module)
+        inputs.notices.append(f"no --input: random data of the file's shapes ({', '.join(specs)})")
+    if not inputs.kwargs:
+        return tuple(inputs.args), inputs.notices
+    return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
+
+
+def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
+    """Returns the end of a message that the file ``path`` differs; empty where bisect does not take the file."""
+    if is_engine(path) or is_url(path):
+        return ""
+    description = describe(path, run=False)
+    if DOMAIN not in description.nodes or description.optimized_for is not None:
+        return ""
+    return f". To find the layer that differs, run\n  {bisect_command(path, options, runtime)}"
+
+
+def bisect_command(path: str, options: ModelOptions, runtime: str | None = None) -> str:
+    """Returns the command that compares ``path`` with the same model on the same inputs, layer by layer."""
+    words = ["nnorm-export", "bisect", path, "-m", options.model]
+    repeated = {"--model-arg": options.model_arg, "--passthrough": options.passthrough, "-i": options.input_specs}
+    single = {"-c": options.checkpoint, "--checkpoint-key": options.checkpoint_key, "--runtime": runtime}
+    given = [(flag, [value]) for flag, value in single.items() if value is not None]
+    for flag, values in (*given, *repeated.items()):
+        words += [word for value in values or () for word in (flag, value)]
+    return shlex.join([*words, *(["--trust-pickle"] if options.trust_pickle else [])])
