@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.models.arguments import DTYPES
-from nnorm_export.runtimes.pytorch import to_numpy
+from nnorm_export.models import arguments
+from nnorm_export.models.arrays import to_numpy
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0
 
-_INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
-_DTYPES = {**DTYPES, **{name: getattr(torch, name) for name in _INTEGERS}, "bool": torch.bool}
+_DTYPES = {**arguments.DTYPES, **{name: getattr(torch, name) for name in DTYPES}}
 _FILES = (".npy", ".npz")
 _NAMED = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<rest>.+)", re.DOTALL)
 _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)?(?:\[(?P<bracketed>[\d,\sx]*)\]|(?P<bare>\d+(?:\s*[,x]\s*\d+)*))")

@@ -39,7 +39,6 @@ def optimize(
     """
     from nnorm_export.cli.inputs import read_inputs_of_file
     from nnorm_export.files.inspection import describe
-    from nnorm_export.models.arrays import to_numpy
     from nnorm_export.optimizing.optimize import optimize as write
 
     target = options.target or str(Path(path).with_suffix(".cpu.onnx"))
