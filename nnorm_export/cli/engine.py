@@ -98,5 +98,4 @@ def _print(report: EngineReport, verbose: bool) -> None:
     ]
     print_facts(facts)
     if verbose and report.implementations:
-        typer.echo()
-        print_table(("node", "run by"), report.implementations.items())
+        print_table(("node", "run by"), report.implementations.items(), apart=True)

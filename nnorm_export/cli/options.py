@@ -104,10 +104,7 @@ Runtime = Annotated[
 ]
 ExternalData = Annotated[
     bool | None,
-    _file(
-        "--external-data/--no-external-data",
-        "Keep the weights in FILE.data, or never; by default where they exceed 2 GiB.",
-    ),
+    _file("--external-data/--no-external-data", "Keep the weights in FILE.data; by default those over 2 GiB."),
 ]
 NoRun = Annotated[bool, _output("--no-run", "Do not open the file in its runtime.")]
 NoVerify = Annotated[bool, _output("--no-verify", "Write the file without comparing it.")]
@@ -201,16 +198,13 @@ class ExportOptions:
         str | None,
         _pytorch(
             "--operators HOW",
-            "decomposed (default): a .pt2 that needs PyTorch alone. kept: each normalization one operator of "
-            "torch.ops.nnorm.",
+            "decomposed (default): a .pt2 that needs PyTorch alone. kept: operators of torch.ops.nnorm.",
             **_one_of("nnorm_export.names:PT2_OPERATORS"),
         ),
     ] = None
     inductor_config: Annotated[
         list[str] | None,
-        _pytorch(
-            "--inductor-config KEY=VALUE", "An option of Inductor for aoti: a Python literal or text. Repeatable."
-        ),
+        _pytorch("--inductor-config KEY=VALUE", "An option of Inductor for aoti: a literal or text. Repeatable."),
     ] = None
     no_verify: NoVerify = False
 
@@ -221,8 +215,7 @@ class VerifyOptions:
         str | None,
         _general(
             "--url URL",
-            "Instead of a file, a model on a server that speaks the KServe v2 protocol, such as Triton: "
-            "http://HOST:8000/MODEL or grpc://HOST:8001/MODEL.",
+            "Instead of a file, a model on a server (KServe v2): http://HOST:8000/MODEL or grpc://HOST:8001/MODEL.",
         ),
     ] = None
     runtime: Runtime = None
@@ -248,9 +241,7 @@ class VerifyOptions:
     ] = False
     record: Annotated[
         str | None,
-        _certificate(
-            "--record DIR", "If it passes, write a certificate: inputs, outputs, hashes, tolerances, versions."
-        ),
+        _certificate("--record DIR", "If it passes, write a certificate: inputs, outputs, hashes, versions."),
     ] = None
     replay: Annotated[
         str | None,
@@ -300,9 +291,7 @@ class EngineOptions:
 @dataclass
 class ServerOptions:
     folder: Annotated[str, _general("--output -o FOLDER", "The model repository; created if missing.")]
-    name: Annotated[str | None, _general("--name NAME", "The model's name on the server; by default the file's.")] = (
-        None
-    )
+    name: Annotated[str | None, _general("--name NAME", "The model's name there; by default the file's.")] = None
     version: Annotated[int | None, _general("--version N", "The version to write; by default the next.", min=1)] = None
     backend: Annotated[
         str | None,

@@ -103,8 +103,12 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     _print(table, facts)
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = False) -> None:
-    """Prints a table whose first column is text; the others are text too, unless they are ``numbers``."""
+def print_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = False, apart: bool = False
+) -> None:
+    """Prints a table, ``apart`` after an empty line; the columns after the first are text, or ``numbers``."""
+    if apart:
+        typer.echo()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for index, column in enumerate(columns):
         justify: Any = "right" if numbers and index > 0 else "left"

@@ -90,8 +90,19 @@ def verify(
     as_json |= {} if risks is None else {"float16_risks": [risk.to_json() for risk in risks]}
     as_json |= {} if probed is None else {"probes": probed.to_json()}
     as_json |= {} if options.page is None else {"report": options.page}
-    written = [name for name in (report and options.record, options.page) if name]
-    output.show(as_json, lambda: _print(report, probed, risks, source.module, written, verbose=output.verbose))
+
+    def print_text() -> None:
+        print_parity(report)
+        if output.verbose and report.implementations:
+            print_table(("node", "ran by"), report.implementations.items(), apart=True)
+        if probed is not None:
+            _print_probes(probed)
+        if risks is not None:
+            _print_risks(risks, source.module)
+        for name in filter(None, (report and options.record, options.page)):
+            typer.echo(f"wrote {name}")
+
+    output.show(as_json, print_text)
     if not report:
         advice = bisect_advice(path, model, options.runtime)
         output.fail(f"{path} does not compute what {model.model} computes: {_different(report)}{advice}")
@@ -108,29 +119,6 @@ def _path(file: str | None, options: VerifyOptions) -> str:
     return str(file or options.url)
 
 
-def _print(
-    report: ParityReport,
-    probed: ProbeReport | None,
-    risks: list[HalfRisk] | None,
-    module: nn.Module,
-    written: list[str],
-    *,
-    verbose: bool,
-) -> None:
-    print_parity(report)
-    if verbose and report.implementations:
-        typer.echo()
-        print_table(("node", "ran by"), report.implementations.items())
-    if probed is not None:
-        typer.echo()
-        _print_probes(probed)
-    if risks is not None:
-        typer.echo()
-        _print_risks(risks, module)
-    for name in written:
-        typer.echo(f"wrote {name}")
-
-
 def _print_probes(probed: ProbeReport) -> None:
     from nnorm_export.parity.judgement import share_text
 
@@ -141,12 +129,13 @@ def _print_probes(probed: ProbeReport) -> None:
         verdict = "equal" if layer.parity.passed else "DIFFERENT"
         branches = f"{count} of {count + len(layer.missed)}{missed}"
         rows.append((layer.name, layer.implementation, branches, share_text(layer.parity.budget_share), verdict))
-    print_table(("node", "ran by", "branches", "of budget", ""), rows)
+    print_table(("node", "ran by", "branches", "of budget", ""), rows, apart=True)
 
 
 def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
     from nnorm_export.parity.half_safety import normalizations
 
+    typer.echo()
     if not normalizations(module):
         typer.echo("--float16 examines layers, and an exported program has none; give the model as MODULE:FACTORY")
     elif not risks:
