@@ -30,9 +30,13 @@ class InputError(NnormExportError, ValueError):
 
 
 class ParityError(NnormExportError):
-    """A written model does not compute what PyTorch computes."""
+    """A written model does not compute what PyTorch computes; ``advice`` says how to find the layer."""
 
     exit_code = 1
+
+    def __init__(self, finding: str, advice: str = "") -> None:
+        super().__init__(f"{finding}\n{advice}" if advice else finding)
+        self.finding = finding
 
 
 class RuntimeMissingError(NnormExportError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,12 +79,12 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
             )
             description = describe(target, run=False)
     except ParityError as error:
-        if options.file_format != "onnx" or options.form == "primitives":
-            raise  # bisect compares the nodes of normalizations, and there are none in such a file
+        form = "--format onnx " if options.file_format != "onnx" else "--form portable "
         kept = str(Path(target).with_suffix(".unverified.onnx"))
         raise ParityError(
-            f"{error}\nTo find the layer that differs, export again with --no-verify -o {kept}, then run\n"
-            f"  {bisect_command(kept, model)}"
+            error.finding,
+            f"To find the layer that differs, export again with {form}--no-verify -o {shlex.quote(kept)}, then run\n"
+            f"  {bisect_command(kept, model)}",
         ) from error
     as_json = report.to_json() | {
         "files": description.files,

@@ -87,8 +87,8 @@ def prove(
         ) from error
     if not parity:
         raise ParityError(
-            f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}\n"
-            f"{_how_to_bisect(frozen, has_normalization_nodes)}"
+            f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}",
+            advice=_how_to_bisect(frozen, has_normalization_nodes),
         )
     return parity
 
