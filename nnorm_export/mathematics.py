@@ -1,12 +1,18 @@
 """The formulas of normality normalization in PyTorch; every layer and every operator of the package calls these.
 
 Source: *On the Importance of Gaussianizing Representations* (ICML 2025), cited as NN with its equation numbers.
-Everything here is shape-agnostic and differentiable, works for float32 and float64, and holds no state.
+Everything here is shape-agnostic and differentiable, works for float32 and float64, and holds no state. TorchScript
+compiles the functions that the operators call.
+
+ψ and λ̂ need log1p|h| and expm1(η·t)/η, and how these are evaluated decides speed and accuracy. The functions here are
+differentiable; :mod:`nnorm_export.operators.aten` works in place, and :mod:`nnorm_export.operators.inductor` uses
+polynomials. :func:`gaussianization` builds the rest of the computation around each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,8 +53,10 @@ def expand_trailing(values: Tensor, trailing: int) -> Tensor:
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, but no call at all where that is what it is: TorchScript folds into a convolution only what is
-    right behind it."""
+    """Return ``x`` in ``dtype``, and ``x`` itself if it already has that dtype.
+
+    A call of ``to`` that changes nothing would keep TorchScript from folding the next operation into a convolution.
+    """
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -80,6 +88,82 @@ def _shift(exponent: Tensor, delta: float) -> Tensor:
     return torch.where(exponent.abs() <= delta, torch.zeros_like(exponent), shifted)
 
 
+# (s, log, η₊, η₋) -> ψ = s·((1 + |h|)^η − 1)/η, where log is a logarithm of 1 + |h| to the function's own base
+PowerTransform = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# h -> s and log, as the power transform takes them, and |h|, t = log1p|h| and s·t, from which λ̂ is estimated
+Logarithm = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
+
+
+class Gaussianize(Protocol):
+    """h, standardised over ``dim`` -> ψ(h; λ̂) and λ̂; see :func:`estimate_lmbda` for the other arguments."""
+
+    def __call__(
+        self, h: Tensor, dim: list[int], delta: float, order: int = 2, alpha: float = 1.0
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+def gaussianization(logarithm: Logarithm, power_transform: PowerTransform) -> Gaussianize:
+    """Return h -> (ψ(h; λ̂), λ̂) with λ̂ estimated from h (NN eq. 3, 5–15), for one way of evaluating log and ψ."""
+
+    def gaussianize(
+        h: Tensor, dim: list[int], delta: float, order: int = 2, alpha: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        sign, log, magnitude, t, signed_t = logarithm(h)
+        lmbda = newton_step(h, magnitude, t, signed_t, dim, delta, order, alpha)
+        exponent_pos, exponent_neg = resolve_exponents(lmbda, delta)
+        return power_transform(sign, log, exponent_pos, exponent_neg), lmbda
+
+    return gaussianize
+
+
+def newton_step(
+    h: Tensor, magnitude: Tensor, t: Tensor, signed_t: Tensor, dim: list[int], delta: float, order: int, alpha: float
+) -> Tensor:
+    r"""λ̂ = 1 − α·L′/(L″ + δ) (order 2), or 1 − α·L′ (order 1): one step of Newton's method from λ = 1 (NN eq. 5–15).
+
+    With a = (1 + |h|)·t, d = a − |h| and means over ``dim``:
+
+        L′ = mean(h·d) − mean(s·t)
+        L″ = mean(|h|·(a·t − 2d) + d²) − mean(d)² − 2·mean(h·d)²
+
+    L is the negative log-likelihood of λ under a normal distribution; L′ and L″ are its derivatives at λ = 1.
+    Temporaries are reused in place: 13 passes over memory.
+
+    Args:
+        h: values standardised over ``dim``.
+        magnitude, t, signed_t: |h|, t = log1p|h| and s·t.
+        dim, delta, order, alpha: see :func:`estimate_lmbda`.
+    """
+    a = (magnitude + 1.0).mul_(t)
+    d = a - magnitude
+    mean_hd = (h * d).mean(dim, keepdim=True)
+    slope = mean_hd - signed_t.mean(dim, keepdim=True)
+    if order == 1:
+        return 1.0 - alpha * slope
+    terms = a.mul_(t).sub_(d, alpha=2.0).mul_(magnitude).addcmul_(d, d)
+    curvature = terms.mean(dim, keepdim=True) - torch.square(d.mean(dim, keepdim=True)) - 2.0 * torch.square(mean_hd)
+    damped = curvature + delta
+    # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
+    return 1.0 - alpha * slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
+
+
+def estimate_lmbda(h: Tensor, dim: list[int], delta: float, *, order: int = 2, alpha: float = 1.0) -> Tensor:
+    r"""λ̂ from h by one step of Newton's method; see :func:`newton_step` for the formula.
+
+    Args:
+        h: values standardised over ``dim``.
+        dim: the axes that form one sample set.
+        delta: the damping of the Newton step, the same number as the exponent shift δ.
+        order: 2 (Newton) or 1 (gradient descent).
+        alpha: the step size α.
+
+    Returns:
+        λ̂ with ``dim`` kept as axes of length 1. A set without any spread (h = 0 throughout) gives λ̂ = 1.
+    """
+    _, _, magnitude, t, signed_t = _logarithm(h)
+    return newton_step(h, magnitude, t, signed_t, dim, delta, order, alpha)
+
+
 def power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Tensor:
     r"""ψ(h) = s·((1 + |h|)^η − 1)/η, with s = 1 and η = η₊ where h ≥ 0, s = −1 and η = η₋ where h < 0 (NN eq. 3).
 
@@ -91,9 +175,22 @@ def power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Te
         exponent_pos, exponent_neg: η₊ and η₋ (see :func:`resolve_exponents`), broadcastable against ``h``.
     """
     sign, magnitude = _sign_and_magnitude(h)
-    t = torch.log1p(magnitude)
-    exponent = torch.where(h < 0, exponent_neg, exponent_pos)
+    return _power_transform(sign, torch.log1p(magnitude), exponent_pos, exponent_neg)
+
+
+def _power_transform(sign: Tensor, t: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Tensor:
+    exponent = torch.where(sign < 0, exponent_neg, exponent_pos)
     return sign * t * _expm1_over_identity(exponent * t)
+
+
+def _logarithm(h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    sign, magnitude = _sign_and_magnitude(h)
+    t = torch.log1p(magnitude)
+    return sign, t, magnitude, t, sign * t
+
+
+# ψ(h; λ̂) and λ̂ with gradients.
+gaussianize = gaussianization(_logarithm, _power_transform)
 
 
 def _sign_and_magnitude(h: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,38 +208,3 @@ def _expm1_over_identity(z: Tensor) -> Tensor:
     # The quotient is never formed where z is small: its 0/0 would reach the gradient even though it is not selected.
     away_from_zero = torch.where(small, torch.ones_like(z), z)
     return torch.where(small, 1.0 + 0.5 * z, torch.expm1(away_from_zero) / away_from_zero)
-
-
-def estimate_lmbda(h: Tensor, dim: Sequence[int], delta: float, *, order: int = 2, alpha: float = 1.0) -> Tensor:
-    r"""λ̂ = 1 − α·L′/(L″ + δ) (order 2), or 1 − α·L′ (order 1): one step of Newton's method from λ = 1 (NN eq. 5–15).
-
-    With t = log1p|h|, d = (1 + |h|)·t − |h| and means over ``dim``:
-
-        L′ = mean(h·d) − mean(s·t)
-        L″ = mean(|h|·((1 + |h|)·t² − 2d)) + mean((d − mean d)²) − 2·mean(h·d)²
-
-    L is the negative log-likelihood of λ under a normal distribution; L′ and L″ are its derivatives at λ = 1.
-
-    Args:
-        h: values standardised over ``dim``.
-        dim: the axes that form one sample set.
-        delta: the damping of the Newton step, the same number as the exponent shift δ.
-        order: 2 (Newton) or 1 (gradient descent).
-        alpha: the step size α.
-
-    Returns:
-        λ̂ with ``dim`` kept as axes of length 1. A set without any spread (h = 0 throughout) gives λ̂ = 1.
-    """
-    dim = list(dim)
-    sign, magnitude = _sign_and_magnitude(h)
-    t = torch.log1p(magnitude)
-    d = (1.0 + magnitude) * t - magnitude
-    mean_hd = (h * d).mean(dim, keepdim=True)
-    slope = mean_hd - (sign * t).mean(dim, keepdim=True)
-    if order == 1:
-        return 1.0 - alpha * slope
-    d_spread = torch.square(d - d.mean(dim, keepdim=True))
-    curvature_terms = magnitude * ((1.0 + magnitude) * torch.square(t) - 2.0 * d) + d_spread
-    damped = curvature_terms.mean(dim, keepdim=True) - 2.0 * torch.square(mean_hd) + delta
-    # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
-    return 1.0 - alpha * slope / torch.where(damped == 0, torch.ones_like(damped), damped)

@@ -13,12 +13,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.layers._normalization import Normalization
-from nnorm_export.mathematics import (
-    estimate_lmbda,
-    power_transform,
-    resolve_exponents,
-    standardize_over,
-)
+from nnorm_export.mathematics import gaussianize, power_transform, resolve_exponents, standardize_over
 
 Form = Literal["reference", "paper"]
 
@@ -60,8 +55,7 @@ class NormalNorm(Normalization):
 
     def _gaussianize_samples(self, x: Tensor, dim: Sequence[int]) -> Tensor:
         """Standardise, transform and add noise, all with the statistics that ``x`` itself has over ``dim``."""
-        h = standardize_over(x, list(dim), self.eps)
-        x = self._transform(h, estimate_lmbda(h, dim, self.delta))
+        x, _ = gaussianize(standardize_over(x, list(dim), self.eps), list(dim), self.delta)
         if self._adds_noise:
             x = self._add_noise(x, mean_absolute_deviation(x, dim))
         return x

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnorm_export.layers._base import Form, NormalNorm, mean_absolute_deviation
 from nnorm_export.layers._running import RunningStatistics
-from nnorm_export.mathematics import estimate_lmbda, expand_trailing, standardize
+from nnorm_export.mathematics import expand_trailing, gaussianize, standardize
 
 
 class _BatchNormalNorm(RunningStatistics, NormalNorm):
@@ -119,9 +119,8 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         dim = [0, *range(2, x.dim())]
         variance, mean = torch.var_mean(x, dim, correction=0, keepdim=True)
         h = self._standardize(x, mean, variance)
-        lmbda = estimate_lmbda(h, dim, self.delta, order=self.order, alpha=self.alpha)
         count = x.numel() // self.num_features
-        x = self._transform(h, lmbda)
+        x, lmbda = gaussianize(h, dim, self.delta, self.order, self.alpha)
         norm = mean_absolute_deviation(x, dim)
         if self.track_running_stats:
             self._update_running_stats(mean, variance, lmbda, norm, count)

@@ -5,60 +5,43 @@ InstanceNormalNorm is GroupNormalNorm with one channel a group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nnorm_export.domain.group_normal_norm import GROUP_NORMAL_NORM
-from nnorm_export.mathematics import in_dtype, per_channel
-from nnorm_export.operators import inductor
-from nnorm_export.operators.aten import normal_norm_over
-from nnorm_export.operators.spec import OPSET, FrozenOperator, TracedOperator
+from nnorm_export.mathematics import Gaussianize, in_dtype, per_channel, standardize_over
+from nnorm_export.operators import aten, inductor
+from nnorm_export.operators.spec import FrozenOperator, TracedOperator
 
 
-def group_normal_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
-    """y = weight·ψ(h; λ̂) + bias with h = (x − mean)/√(var + ε) over a group's channels and extent, λ̂ by NN eq. 5–15.
+def _computed_by(gaussianize: Gaussianize) -> Callable[..., Tensor]:
+    def group_normal_norm(
+        x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float
+    ) -> Tensor:
+        """y = weight·ψ(h; λ̂) + bias with h = (x − mean)/√(var + ε) over a group's channels and extent (NN eq. 5–15).
 
-    Args:
-        x: [N, C, *spatial], float16, bfloat16, float32 or float64; any N, 0 included.
-        weight, bias: [C], float32 or float64.
-        num_groups: a divisor of C; C itself for instance normalization.
-        epsilon: ε, added to the biased variance.
-        delta: the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's.
+        Args:
+            x: [N, C, *spatial], float16, bfloat16, float32 or float64; any N, 0 included.
+            weight, bias: [C], float32 or float64.
+            num_groups: a divisor of C; C itself for instance normalization.
+            epsilon: ε, added to the biased variance.
+            delta: the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's.
 
-    Returns:
-        y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
-    """
-    psi = normal_norm_over(_rows(in_dtype(x, weight.dtype), num_groups), [-1], epsilon, delta).reshape(x.shape)
-    return in_dtype(psi.mul_(per_channel(weight, x)).add_(per_channel(bias, x)), x.dtype)
+        Returns:
+            y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.
+        """
+        samples = in_dtype(x, weight.dtype).flatten(1)
+        rows = samples.reshape([x.shape[0], num_groups, samples.shape[1] // num_groups])
+        psi, _ = gaussianize(standardize_over(rows, [-1], epsilon), [-1], delta)
+        return in_dtype(psi.reshape(x.shape).mul_(per_channel(weight, x)).add_(per_channel(bias, x)), x.dtype)
 
-
-def _rows(x: Tensor, num_groups: int) -> Tensor:
-    samples = x.flatten(1)
-    return samples.reshape([x.shape[0], num_groups, samples.shape[1] // num_groups])
-
-
-def _for_inductor(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
-    psi = inductor.normal_norm_over(_rows(x.to(weight.dtype), num_groups), [-1], epsilon, delta).reshape(x.shape)
-    return (psi * per_channel(weight, x) + per_channel(bias, x)).to(x.dtype)
+    return group_normal_norm
 
 
-_OP = torch.library.custom_op(
-    "nnorm::group_normal_norm",
-    group_normal_norm,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, int num_groups, float epsilon, float delta) -> Tensor",
-)
-
-
-@_OP.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, epsilon: float, delta: float) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _translate(X: Any, weight: Any, bias: Any, num_groups: int, epsilon: float, delta: float) -> Any:
-    return OPSET.GroupNormalNorm(X, weight, bias, num_groups=num_groups, epsilon=epsilon, delta=delta)
+group_normal_norm = _computed_by(aten.gaussianize)
 
 
 class FrozenGroupNormalNorm(FrozenOperator):
@@ -68,12 +51,11 @@ class FrozenGroupNormalNorm(FrozenOperator):
         batch_rank: the rank of a batched input where an unbatched one is allowed too (instance norms), else 0.
     """
 
-    operator = TracedOperator(
-        declaration=GROUP_NORMAL_NORM,
-        torch_op=torch.ops.nnorm.group_normal_norm.default,
-        aten_function=group_normal_norm,
-        inductor_function=_for_inductor,
-        translate=_translate,
+    operator = TracedOperator.register(
+        GROUP_NORMAL_NORM,
+        group_normal_norm,
+        _computed_by(inductor.gaussianize),
+        memory_format=torch.contiguous_format,
     )
 
     def __init__(
@@ -88,14 +70,15 @@ class FrozenGroupNormalNorm(FrozenOperator):
         super().__init__(parameters, record, f"[N, {len(parameters['weight'])}, *spatial]")
         self.num_groups, self.eps, self.delta, self.batch_rank = num_groups, epsilon, delta, batch_rank
 
+    def _arguments(self) -> tuple[Tensor, Tensor, int, float, float]:
+        return self.weight, self.bias, self.num_groups, self.eps, self.delta
+
+    def _takes(self, x: Tensor) -> bool:
+        axis = 0 if x.dim() == self.batch_rank - 1 else 1
+        return x.dim() > axis and x.shape[axis] == self.weight.shape[0]
+
     def forward(self, x: Tensor) -> Tensor:
+        self._require_input(x)
         unbatched = x.dim() == self.batch_rank - 1
-        batched = x.unsqueeze(0) if unbatched else x
-        self._require_input(batched.dim() >= 2 and batched.shape[1] == self.weight.shape[0], x)
-        if torch.jit.is_scripting() or torch.jit.is_tracing():
-            y = group_normal_norm(batched, self.weight, self.bias, self.num_groups, self.eps, self.delta)
-        else:
-            y = torch.ops.nnorm.group_normal_norm(
-                batched, self.weight, self.bias, self.num_groups, self.eps, self.delta
-            )
+        y = self._compute(x.unsqueeze(0) if unbatched else x)
         return y.squeeze(0) if unbatched else y

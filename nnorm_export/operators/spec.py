@@ -14,7 +14,7 @@ from nnorm_export.domain import Operator
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
-OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
+_OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,38 +26,82 @@ class TracedOperator:
         torch_op: the ``torch.library`` op that a traced model calls.
         aten_function: what ``torch_op`` computes, in ATen's operators alone; TorchScript compiles it.
         inductor_function: the same for Inductor (:mod:`nnorm_export.operators.inductor`).
-        translate: writes the node for a call of ``torch_op``, as torch's ``custom_translation_table`` wants it.
     """
 
     declaration: Operator
     torch_op: torch._ops.OpOverload
     aten_function: Callable[..., Tensor]
     inductor_function: Callable[..., Tensor]
-    translate: Callable[..., Any]
+
+    @classmethod
+    def register(
+        cls,
+        declaration: Operator,
+        aten_function: Callable[..., Tensor],
+        inductor_function: Callable[..., Tensor],
+        *,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> TracedOperator:
+        """Register the torch op ``nnorm::`` with the name and the signature of ``aten_function``.
+
+        Args:
+            declaration: the operator in ONNX.
+            aten_function: takes the inputs of the declaration, then the attributes by their names.
+            inductor_function: the same for Inductor.
+            memory_format: of the output.
+        """
+        op = torch.library.custom_op(f"{DOMAIN}::{aten_function.__name__}", aten_function, mutates_args=())
+        op.register_fake(lambda x, *rest: torch.empty_like(x, memory_format=memory_format))
+        return cls(
+            declaration=declaration,
+            torch_op=op._opoverload,
+            aten_function=aten_function,
+            inductor_function=inductor_function,
+        )
 
     @property
     def op_type(self) -> str:
         """The name of the ONNX node."""
         return self.declaration.op_type
 
+    @property
+    def translate(self) -> Callable[..., Any]:
+        """The function that writes the node for a call of :attr:`torch_op`, for torch's ``custom_translation_table``."""
+        names = [argument.name for argument in self.torch_op._schema.arguments]
+        count = len(self.declaration.inputs)
+
+        def translate(*arguments: Any) -> Any:
+            inputs, attributes = arguments[:count], dict(zip(names[count:], arguments[count:], strict=True))
+            if not self.declaration.is_per_channel:  # the parameters have the shape of the normalized axes
+                attributes["axis"] = -len(inputs[1].shape)
+            return getattr(_OPSET, self.op_type)(*inputs, **attributes)
+
+        return translate
+
 
 class FrozenOperator(FrozenModule):
     """A normalization frozen for inference: buffers that hold the operator's parameters, and a call of its torch op.
 
     The parameters stay float32 (or float64) when the model around them is cast to float16 or bfloat16. In a file
-    of TorchScript, scripted or traced, the operator's function takes the place of the torch op.
+    of TorchScript, scripted or traced, the operator's function replaces the torch op.
 
     Attributes:
+        operator: the operator.
+        function: its :attr:`TracedOperator.aten_function`, as a static method, which TorchScript compiles.
         record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``form`` and so on.
         expected: the shape of an input, in words.
     """
 
-    if TYPE_CHECKING:  # TorchScript would take the annotations of a class for types of its own
+    if TYPE_CHECKING:  # TorchScript would read the annotations of a class as types of its own
         operator: TracedOperator
+        function: Callable[..., Tensor]
         record: dict[str, Any]
         expected: str
         weight: Tensor
         bias: Tensor
+
+    def __init_subclass__(cls) -> None:
+        cls.function = staticmethod(cls.operator.aten_function)
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], expected: str) -> None:
         super().__init__(parameters)
@@ -65,9 +109,28 @@ class FrozenOperator(FrozenModule):
         self.name = f"layer {record['path'] or '(the model itself)'} ({record['layer']})"
         self.expected = expected
 
-    def _require_input(self, fits: bool, x: Tensor) -> None:
-        if not fits:
+    def _arguments(self) -> tuple[Any, ...]:
+        """The arguments of the operator after x."""
+        raise NotImplementedError
+
+    def _takes(self, x: Tensor) -> bool:
+        """Whether the operator takes an input of the shape of ``x``."""
+        return x.dim() >= 2 and x.shape[1] == self.weight.shape[0]
+
+    def _require_input(self, x: Tensor) -> None:
+        if not self._takes(x):
             raise ValueError(f"{self.name}: expected an input of shape {self.expected}, got {list(x.shape)}")
+
+    def _compute(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting() or torch.jit.is_tracing():
+            y = self.function(x, *self._arguments())
+        else:
+            y = self.operator.torch_op(x, *self._arguments())
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._require_input(x)
+        return self._compute(x)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.record.items())
