@@ -66,7 +66,7 @@ class TracedOperator:
 
     @property
     def translate(self) -> Callable[..., Any]:
-        """The function that writes the node for a call of :attr:`torch_op`, for torch's ``custom_translation_table``."""
+        """Writes the node for a call of :attr:`torch_op`, as torch's ``custom_translation_table`` needs it."""
         names = [argument.name for argument in self.torch_op._schema.arguments]
         count = len(self.declaration.inputs)
 
