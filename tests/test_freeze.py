@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import standins
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export import FreezeError, freeze, layers
 from nnorm_export.freezing import Row, register
+from nnorm_export.layers.related._standard import Freezable
 from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm, FrozenLayerNormalNorm
 
 
@@ -259,6 +262,38 @@ def test_what_is_no_module_and_what_cannot_be_copied() -> None:
     model.leftover = model.weight * 2  # a tensor of a training step's graph
     with pytest.raises(FreezeError, match="cannot be deep-copied"):
         freeze(model)
+
+
+class Halved(Freezable):
+    """A user's layer that states what it is at inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+    def frozen(self) -> nn.Module:
+        return nn.Identity()
+
+
+class Quartered(Halved):
+    """A forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 4
+
+
+def test_a_layer_that_states_its_frozen_form_needs_no_row() -> None:
+    assert type(freeze(nn.Sequential(Halved()))[0]) is nn.Identity
+    with pytest.warns(UserWarning, match=r"layer 0 \(Quartered\) has a forward of its own"):
+        freeze(nn.Sequential(Quartered()))
+
+
+def test_training_needs_neither_onnx_nor_onnxscript() -> None:
+    missing = "import sys; sys.modules.update(dict.fromkeys(('onnx', 'onnxscript', 'onnx_ir', 'onnxruntime')))"
+    train = (
+        "import torch; from nnorm_export import layers; layers.LayerNormalNorm(4)(torch.randn(2, 4)).sum().backward()"
+    )
+    result = subprocess.run([sys.executable, "-c", f"{missing}; {train}"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_class_name_is_registered_once() -> None:

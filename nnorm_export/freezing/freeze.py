@@ -64,8 +64,8 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
             _refuse_hooks(path, layer)
             if forward_is_overridden(layer, row):
                 warnings.warn(
-                    f"layer {path or '(the model itself)'} ({type(layer).__name__}) has a forward of its own, which "
-                    "the operator of its base class does not compute; the comparison with PyTorch will tell",
+                    f"layer {path or '(the model itself)'} ({type(layer).__name__}) has a forward of its own, but the "
+                    "operator of its base class is exported; check with verify() that both compute the same",
                     stacklevel=2,
                 )
             frozen = _in_arithmetic_of(model, layer, row.freeze(layer, path))

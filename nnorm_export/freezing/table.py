@@ -1,8 +1,9 @@
-"""The table of layers: from a training-time layer, recognised by class name and attributes, to its eval-mode form.
+"""The table of layers: from a training-time layer to its eval-mode form.
 
-The authors tell their users to copy ``layers.py`` into their own code, so no import path can be relied on: a layer is
-recognised when a class of its method resolution order bears the name and the layer has the attributes of a row. Our
-own layers have the same names and attributes, hence the same rows. A new normalization adds a row here.
+The authors tell their users to copy ``layers.py`` into their own code, so import paths say nothing: a layer is
+recognised when a class in its method resolution order has the name, and the layer the attributes, of a row. This
+package's normality layers have the authors' names and attributes, hence the same rows. A layer that derives from
+:class:`~nnorm_export.layers.related._standard.Freezable` needs no row of its own.
 """
 
 from __future__ import annotations
@@ -22,24 +23,45 @@ class Row:
 
     Attributes:
         class_names: names of the classes that the row covers; subclasses count.
-        attributes: what a layer of these names must have, so that a class of the same name but another meaning is
-            not mistaken for it.
+        attributes: attributes that a layer must also have, so that an unrelated class of the same name is not taken
+            for it.
         freeze: builds the eval-mode module from a layer and its path in the model.
+        base: a class whose subclasses the row covers, where names are not needed. It has a method ``frozen``.
     """
 
     class_names: tuple[str, ...]
     attributes: tuple[str, ...]
     freeze: Callable[[nn.Module, str], nn.Module]
+    base: type[nn.Module] | None = None
+
+    def covers(self, layer: nn.Module) -> bool:
+        """Whether ``layer`` is of this kind."""
+        if self.base is not None:
+            return isinstance(layer, self.base)
+        names = {cls.__name__ for cls in _user_classes(layer)}
+        return not names.isdisjoint(self.class_names) and all(hasattr(layer, name) for name in self.attributes)
+
+    def frozen_class(self, layer: nn.Module) -> Any:
+        """The class of ``layer`` whose forward :attr:`freeze` knows; a subclass may have changed it."""
+        if self.base is not None:
+            return next(cls for cls in _user_classes(layer) if "frozen" in vars(cls))
+        return next(cls for cls in _user_classes(layer) if cls.__name__ in self.class_names)
 
 
 _ROWS: list[Row] = []
 
 
 def register(row: Row) -> None:
-    """Adds a row. A class name that another row claims already is an error at import, not a surprise at export."""
+    """Add a row.
+
+    Raises:
+        ValueError: another row has one of its class names, at import rather than at export.
+    """
     claimed = {name for other in _ROWS for name in other.class_names}
     if twice := claimed.intersection(row.class_names):
-        raise ValueError(f"{', '.join(sorted(twice))}: a row of the table of layers has this class name already")
+        raise ValueError(
+            f"{', '.join(sorted(twice))}: the table of layers has a row for this class name; rename the class"
+        )
     _ROWS.append(row)
 
 
@@ -47,17 +69,12 @@ def row_for(layer: nn.Module) -> Row | None:
     """The row that covers ``layer``, or None. PyTorch's own layers, ``torch.nn.BatchNorm2d`` and so on, have none."""
     if is_torchs_own(layer):
         return None
-    names = {cls.__name__ for cls in _user_classes(layer)}
-    for row in _ROWS:
-        if names.intersection(row.class_names) and all(hasattr(layer, name) for name in row.attributes):
-            return row
-    return None
+    return next((row for row in _ROWS if row.covers(layer)), None)
 
 
 def forward_is_overridden(layer: nn.Module, row: Row) -> bool:
-    """Whether a subclass has a forward of its own, which the operator of the class that it derives from cannot know."""
-    matched: Any = next(cls for cls in _user_classes(layer) if cls.__name__ in row.class_names)
-    return type(layer).forward is not matched.forward
+    """Whether a subclass has its own forward, which the operator of the class that it derives from does not compute."""
+    return type(layer).forward is not row.frozen_class(layer).forward
 
 
 def is_torchs_own(layer: nn.Module) -> bool:
