@@ -140,8 +140,8 @@ POWER_TRANSFORM = """
 """
 
 # ONNX's per-channel multiply-add is BatchNormalization with mean 0 and variance 1: one pass over a tensor of any rank
-# where Mul and Add are two and need the channel axis aligned. The epsilon is a power of two, so that it and
-# unit_variance add up to 1 exactly; some runtimes take none below 1e-5.
+# where Mul and Add are two and need the channel axis aligned. The epsilon is a power of two, so that its sum with
+# unit_variance is exactly 1; some runtimes refuse an epsilon below 1e-5.
 UNIT_STATISTICS = """
     # weight, a vector with one entry a channel -> zeros, unit_variances
     zeros = Sub (weight, weight)
@@ -156,7 +156,8 @@ def per_channel_affine(y: str, x: str, scale: str, shift: str) -> str:
     return f"    {y} = BatchNormalization <epsilon = {_UNIT_EPSILON!r}> ({inputs})"
 
 
-# IsPositive is no operator: it stands for what tells the sign fastest. ONNX Runtime has no HardSigmoid for float64.
+# What replaces the statement "is_positive = IsPositive (h)", the fastest for each arithmetic: ONNX Runtime has no
+# HardSigmoid for float64.
 _IS_POSITIVE = {
     "float": "is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)",
     "double": """steep = Constant <value = double {1e30}> ()

@@ -1,6 +1,6 @@
 """From a training-time model to its eval-mode form; see :func:`freeze`."""
 
-from nnorm_export.freezing import normal, plain, standard  # each registers its rows of the table of layers
+from nnorm_export.freezing import normal, plain, standard  # each adds its rows to the table of layers
 from nnorm_export.freezing.freeze import freeze
 from nnorm_export.freezing.table import Row, register
 

@@ -1,4 +1,4 @@
-"""freeze(): a deep copy of a model in eval mode, in which every known normalization is its frozen operator."""
+"""freeze(): a deep copy of a model in eval mode, in which frozen operators replace the known normalizations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from nnorm_export.operators import FrozenOperator
 
 
 def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = ()) -> nn.Module:
-    """A copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
+    """Return a copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
 
-    The model itself is not touched. Layers that are shared stay shared, and references to a layer from plain lists,
-    dicts and attributes lead to its operator too. PyTorch's own layers, its norms included, are copied as they are.
-    Freezing a frozen model gives a copy of it.
+    The model itself is not changed. Shared layers stay shared, and references to a layer from plain lists, dicts and
+    attributes lead to its operator too. PyTorch's own layers, including its norms, are copied unchanged. Freezing a
+    frozen model returns a copy of it.
 
     Args:
         model: any module; its normalizations are found by class name and attributes, subclasses included.
         passthrough: classes, or names of classes, that look like an unknown normalization but are plain PyTorch
-            code, to be exported as they are.
+            code, to be exported unchanged.
 
     Raises:
         FreezeError: a layer that looks like a normalization but is unknown, that cannot be frozen (no running
@@ -36,7 +36,9 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
             the operator would drop. The message names its path in the model.
     """
     if not isinstance(model, nn.Module):
-        raise FreezeError(f"freeze() takes a torch.nn.Module, got {type(model).__name__}")
+        raise FreezeError(
+            f"freeze() takes a torch.nn.Module, got {type(model).__name__}; build the model and load the state into it"
+        )
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
     frozen = _freeze(model, names, prefix="")
     _fold_parametrizations(frozen)
@@ -50,7 +52,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
     composites: list[str] = []
     for inner_path, layer in model.named_modules(remove_duplicate=False):
         path = f"{prefix}.{inner_path}".strip(".")
-        # A layer may hold others: a norm and an activation, say. They are frozen as parts of what it becomes.
+        # A layer may hold others, a norm and an activation for example, which are frozen as parts of its frozen form.
         if any(inner_path.startswith(f"{composite}.") for composite in composites):
             continue
         has_children = next(layer.children(), None) is not None
@@ -75,9 +77,9 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
             raise refuse(
                 path,
                 layer,
-                "it looks like a normalization, but nnorm_export does not know it",
+                "it looks like a normalization, but it is unknown to nnorm_export",
                 "register a row for it (nnorm_export.freezing.register), or, if it is plain PyTorch code, "
-                f"export it as it is with passthrough=[{type(layer).__name__!r}] (--passthrough)",
+                f"export it unchanged with passthrough=[{type(layer).__name__!r}] (--passthrough)",
             )
     _refuse_unregistered(model)
     try:
@@ -85,12 +87,12 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
     except (RuntimeError, TypeError) as error:
         raise FreezeError(
             f"{type(model).__name__} cannot be deep-copied ({error}); a tensor that the model keeps from a training "
-            "step, or an open file or lock among its attributes, is the usual cause: delete it before exporting"
+            "step, or an open file or lock among its attributes, is the usual cause; delete it before exporting"
         ) from error
 
 
 def _fold_parametrizations(frozen: nn.Module) -> None:
-    """Weight norm, weight standardization and their like: the weight that they compute is a constant at inference."""
+    """Replace parametrizations (weight norm, weight standardization) by the weight that they compute."""
     for module in list(frozen.modules()):
         for hook in list(module._forward_pre_hooks.values()):
             if isinstance(hook, WEIGHT_HOOKS):
@@ -109,14 +111,14 @@ def _fold_parametrizations(frozen: nn.Module) -> None:
 
 
 def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> nn.Module:
-    """A layer without affine or statistics has no dtype of its own; in a float64 model it computes in float64."""
+    """Cast ``frozen`` to float64 if the layer has no tensor, hence no dtype, and the model is a float64 model."""
     has_dtype = any(tensor.is_floating_point() for tensor in layer.state_dict().values())
     is_double = any(tensor.dtype == torch.float64 for tensor in model.state_dict().values())
     return frozen if has_dtype or not is_double else frozen.to(torch.float64)
 
 
 def _refuse_unregistered(model: nn.Module) -> None:
-    """A layer in a plain list or dict alone is no part of the model: not trained, not moved, and not found here."""
+    """Raise if a normalization is only in a plain list or dict: torch does not train, move or list such a layer."""
     registered = {id(layer) for layer in model.modules()}
     for path, owner in model.named_modules():
         for name, value in vars(owner).items():

@@ -1,4 +1,4 @@
-"""Rows of the table of layers: the normality-normalization layers, ours and the authors'."""
+"""Rows of the table of layers: the normality-normalization layers of this package and of the authors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm,
 
 
 def _record(layer: nn.Module, path: str, form: str, **facts: Any) -> dict[str, Any]:
-    """What metadata and ``inspect`` say of a frozen layer; JSON-able."""
+    """What metadata and ``inspect`` say about a frozen layer; its values fit JSON."""
     cls = type(layer)
     return {"path": path, "layer": cls.__name__, "form": form, "epsilon": float(layer.eps), **facts}  # type: ignore[arg-type]
 
 
 def _affine(layer: nn.Module, path: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """weight and bias, ones and zeros where the layer has none: the operators take no optional inputs."""
+    """weight and bias; ones and zeros if the layer has none, because the operators have no optional inputs."""
     return {
         name: state.in_arithmetic_of(layer, state.vector(layer, path, name, shape, absent=absent))
         for name, absent in (("weight", 1.0), ("bias", 0.0))
@@ -29,12 +29,12 @@ def _affine(layer: nn.Module, path: str, shape: tuple[int, ...]) -> dict[str, Te
 
 
 def _attribute(value: float) -> float:
-    """ONNX attributes are float32, so the operator's own value is the rounded one, in PyTorch too."""
+    """Round to float32 as ONNX attributes are, so that the operator has the same value in PyTorch."""
     return float(np.float32(value))
 
 
 def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
-    """scale = 1/√(σ² + ε), shift = −μ·scale, η₊ and η₋ from λ, resolved once in float64 (NN eq. 3; math.md)."""
+    """scale = 1/√(σ² + ε), shift = −μ·scale, η₊ and η₋ from λ, resolved once in float64 (NN eq. 3)."""
     if not layer.track_running_stats:
         raise refuse(
             path,
@@ -50,7 +50,9 @@ def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
     if layer.standardize:
         damped = variance + state.epsilon(layer, path)
         if bool((damped == 0).any()):
-            raise refuse(path, layer, "running_var + eps is 0", "a constant channel needs eps > 0")
+            raise refuse(
+                path, layer, "running_var + eps is 0", "a constant channel needs eps > 0; set it and train again"
+            )
         scale = torch.rsqrt(damped)
         shift = -mean * scale
     else:
@@ -75,7 +77,12 @@ def freeze_layer(layer: nn.Module, path: str) -> FrozenLayerNormalNorm:
 def freeze_group(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
     channels, groups = int(layer.num_channels), int(layer.num_groups)  # type: ignore[arg-type]
     if channels % groups:
-        raise refuse(path, layer, f"{groups} groups do not divide {channels} channels", "mend its arguments")
+        raise refuse(
+            path,
+            layer,
+            f"{groups} groups do not divide {channels} channels",
+            "make num_groups a divisor of num_channels",
+        )
     return _freeze_groups(layer, path, channels, groups)
 
 

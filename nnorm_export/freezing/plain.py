@@ -1,4 +1,4 @@
-"""Rows of the table of layers: the authors' plain norms, which become PyTorch's own so that exporters fold them."""
+"""Rows of the table of layers: the authors' plain norms, which become torch.nn's so that exporters can fold them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def _load_affine(norm: nn.Module, layer: nn.Module, path: str, shape: tuple[int,
 
 
 def _load(norm: nn.Module, name: str, layer: nn.Module, value: Tensor) -> None:
-    """Puts ``value`` in place of the tensor ``name`` of ``norm``, in the dtype and on the device of ``layer``'s."""
+    """Replace the tensor ``name`` of ``norm`` by ``value``, in the dtype and on the device of that of ``layer``."""
     original = getattr(layer, name)
     target = getattr(norm, name)
     converted = value.to(dtype=original.dtype, device=original.device)
-    target.data = converted.clone()  # where nothing was converted it is the user's own tensor
+    target.data = converted.clone()  # if nothing was converted, it is the user's own tensor
 
 
 def freeze_batch(layer: nn.Module, path: str) -> nn.Module:
@@ -35,7 +35,7 @@ def freeze_batch(layer: nn.Module, path: str) -> nn.Module:
     norm = cls(channels, eps=state.epsilon(layer, path), affine=layer.weight is not None)
     mean = state.vector(layer, path, "running_mean", (channels,))
     variance = state.variance(layer, path, "running_var", (channels,))
-    if not layer.standardize:  # x stays as it is: (x - 0) / sqrt((1 - eps) + eps)
+    if not layer.standardize:  # x is unchanged: (x - 0) / sqrt((1 - eps) + eps)
         mean, variance = torch.zeros_like(mean), torch.full_like(variance, 1.0 - norm.eps)
     _load(norm, "running_mean", layer, mean)
     _load(norm, "running_var", layer, variance)
@@ -55,7 +55,7 @@ def freeze_group(layer: nn.Module, path: str) -> nn.Module:
 
 
 def freeze_instance(layer: nn.Module, path: str) -> nn.Module:
-    """As a group norm with one channel a group: PyTorch's instance norm refuses a single spatial element."""
+    """As a group norm with one channel in each group: torch's instance norm refuses a single spatial element."""
     channels = int(layer.num_features)  # type: ignore[arg-type]
     norm = nn.GroupNorm(channels, channels, eps=state.epsilon(layer, path), affine=layer.weight is not None)
     return _load_affine(norm, layer, path, (channels,))
@@ -64,7 +64,7 @@ def freeze_instance(layer: nn.Module, path: str) -> nn.Module:
 class FrozenStandardize(nn.Module):
     """y = (x − mean)/std per channel, or with one mean and std for all: the input layer of the authors' networks."""
 
-    if TYPE_CHECKING:  # TorchScript would take the annotations of a class for types of its own
+    if TYPE_CHECKING:  # TorchScript would read the annotations of a class as types of its own
         mean: Tensor
         std: Tensor
 
@@ -87,7 +87,7 @@ def freeze_standardize(layer: nn.Module, path: str) -> nn.Module:
         name: state.vector(layer, path, name, tuple(value.shape)) for name, value in (("mean", mean), ("std", std))
     }
     if bool((checked["std"] == 0).any()):
-        raise refuse(path, layer, "std is 0", "a constant input channel cannot be standardised; drop it")
+        raise refuse(path, layer, "std is 0", "a constant input channel cannot be standardised; drop the channel")
     return FrozenStandardize(mean.detach().clone(), std.detach().clone())
 
 

@@ -1,4 +1,4 @@
-"""Reading a layer's state: every value checked, in float64, with errors that name the layer."""
+"""Read a layer's state in float64 and check every value, with errors that name the layer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nnorm_export.layers.frozen_module import arithmetic_of
 
 
 def vector(layer: nn.Module, path: str, name: str, shape: tuple[int, ...], *, absent: float | None = None) -> Tensor:
-    """The float64 value of the buffer or parameter ``name``, of exactly ``shape`` and finite.
+    """The float64 value of the buffer or parameter ``name``, which must have ``shape`` and be finite.
 
-    ``absent`` is what stands for a value that is None (a layer without affine has no weight).
+    ``absent`` replaces a value that is None (a layer without affine has no weight).
     """
     value: Tensor | None = getattr(layer, name)
     if value is None:
@@ -36,19 +36,20 @@ def vector(layer: nn.Module, path: str, name: str, shape: tuple[int, ...], *, ab
             path,
             layer,
             f"{name} is not finite in {int((~finite).sum())} of {value.numel()} entries",
-            "the training has diverged or the checkpoint is damaged; load a checkpoint from before",
+            "the training has diverged or the checkpoint is damaged; load an earlier checkpoint",
         )
     return value
 
 
 def variance(layer: nn.Module, path: str, name: str, shape: tuple[int, ...]) -> Tensor:
+    """:func:`vector` of values that must not be negative."""
     value = vector(layer, path, name, shape)
     if bool((value < 0).any()):
         raise refuse(
             path,
             layer,
             f"{name} is negative in {int((value < 0).sum())} of {value.numel()} channels (least {value.min():.3g})",
-            "a variance cannot be; the checkpoint is damaged, load another",
+            "the checkpoint is damaged; load an earlier one",
         )
     return value
 
@@ -56,15 +57,15 @@ def variance(layer: nn.Module, path: str, name: str, shape: tuple[int, ...]) -> 
 def epsilon(layer: nn.Module, path: str) -> float:
     value = float(layer.eps)  # type: ignore[arg-type]
     if not (math.isfinite(value) and value >= 0):
-        raise refuse(path, layer, f"eps is {value}", "it must be finite and not negative")
+        raise refuse(path, layer, f"eps is {value}", "set it to the finite, non-negative value of the training")
     return value
 
 
 def exponent_shift(layer: nn.Module, path: str) -> tuple[str, float]:
-    """(form, δ): our layers say their form, the authors' have only the reference form, δ = √ε."""
+    """(form, δ): this package's layers have a ``form``; the authors' layers have the reference form, δ = √ε."""
     form = str(getattr(layer, "form", "reference"))
     if form not in ("reference", "paper"):
-        raise refuse(path, layer, f"form is {form!r}", "it must be 'reference' or 'paper'")
+        raise refuse(path, layer, f"form is {form!r}", "set it to 'reference' or 'paper'")
     return form, math.sqrt(epsilon(layer, path)) if form == "reference" else 0.0
 
 

@@ -78,13 +78,13 @@ def forward_is_overridden(layer: nn.Module, row: Row) -> bool:
 
 
 def is_torchs_own(layer: nn.Module) -> bool:
-    """Whether the class is PyTorch's; a parametrization puts one of its own in front of the layer's."""
+    """Whether the layer's class is PyTorch's. A parametrization inserts a class before the layer's own."""
     cls = next(cls for cls in type(layer).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
     return _is_of_torch(cls)
 
 
 def looks_like_normalization(layer: nn.Module) -> bool:
-    """Whether ``layer`` is a normalization by its name, or keeps a λ, and is neither PyTorch's own nor a container."""
+    """Whether ``layer`` keeps a λ, or is a leaf with "norm" in its class name, and is not PyTorch's own."""
     if is_torchs_own(layer):
         return False
     keeps_lmbda = any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer)))
@@ -101,5 +101,5 @@ def _is_of_torch(cls: type) -> bool:
 
 
 def refuse(path: str, layer: nn.Module, reason: str, remedy: str) -> FreezeError:
-    """An error that names the layer by its path and class, the reason and the remedy."""
+    """Return an error that names the layer by path and class, the reason and the remedy."""
     return FreezeError(f"layer {path or '(the model itself)'!s} ({type(layer).__name__}): {reason}; {remedy}")

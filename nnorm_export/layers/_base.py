@@ -1,6 +1,6 @@
-"""What all normality-normalization layers share: standardise → estimate λ → power transform → noise → affine.
+"""The base of all normality-normalization layers: standardise → estimate λ → power transform → noise → affine.
 
-The formulas themselves are those of :mod:`nnorm_export.mathematics`.
+The formulas are in :mod:`nnorm_export.mathematics`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class NormalNorm(Normalization):
 
     h is the standardised input, ψ the power transform (NN eq. 3), and the middle term the noise of training only:
     z ~ N(0, 1), ξ = ``noise_train`` and s̄ the mean absolute deviation of ψ(h), through which no gradient flows.
-    Subclasses say over which axes, in :meth:`_normalize`, and which inputs they take, in :meth:`_check_input`.
+    Subclasses define the axes in :meth:`_normalize` and the accepted inputs in :meth:`_check_input`.
 
     Args:
         eps: ε, added to the variance; it also sets the exponent shift δ.
         noise_train: ξ ≥ 0; 0 switches the noise off.
-        form: ``"reference"`` for what the authors' implementation computes (δ = √ε), ``"paper"`` for plain
-            Yeo-Johnson and an undamped Newton step (δ = 0).
+        form: ``"reference"`` for the authors' implementation (δ = √ε), ``"paper"`` for plain Yeo-Johnson and an
+            undamped Newton step (δ = 0).
 
     Raises:
-        ValueError: ``form`` is neither of the two, ``eps`` or ``noise_train`` is negative.
+        ValueError: ``form`` is unknown, or ``eps`` or ``noise_train`` is negative.
     """
 
     def __init__(self, eps: float, noise_train: float, form: Form) -> None:
@@ -41,7 +41,7 @@ class NormalNorm(Normalization):
             choices = " or ".join(repr(choice) for choice in get_args(Form))
             raise ValueError(f"form must be {choices}, got {form!r}")
         if noise_train < 0:
-            raise ValueError(f"noise_train must not be negative, got {noise_train}")
+            raise ValueError(f"noise_train must not be negative, got {noise_train}; 0 switches the noise off")
         self.noise_train = noise_train
         self.form = form
 
@@ -54,7 +54,7 @@ class NormalNorm(Normalization):
         return power_transform(h, *resolve_exponents(lmbda, self.delta))
 
     def _gaussianize_samples(self, x: Tensor, dim: Sequence[int]) -> Tensor:
-        """Standardise, transform and add noise, all with the statistics that ``x`` itself has over ``dim``."""
+        """Standardise, transform and add noise, with the statistics of ``x`` over ``dim``."""
         x, _ = gaussianize(standardize_over(x, list(dim), self.eps), list(dim), self.delta)
         if self._adds_noise:
             x = self._add_noise(x, mean_absolute_deviation(x, dim))
@@ -70,6 +70,6 @@ class NormalNorm(Normalization):
 
 @torch.no_grad()
 def mean_absolute_deviation(x: Tensor, dim: Sequence[int]) -> Tensor:
-    """s̄ = mean|x − mean x| over ``dim``, kept as axes of length 1; a constant for the gradient."""
+    """s̄ = mean|x − mean x| over ``dim``, kept as axes of length 1; no gradient flows through it."""
     dim = list(dim)
     return (x - x.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)

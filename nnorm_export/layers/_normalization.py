@@ -1,4 +1,4 @@
-"""What every normalization of the package shares: its arithmetic, its affine, and the words for bad input."""
+"""The base of every layer of the package: arithmetic, affine and the check of inputs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nnorm_export.mathematics import expand_trailing
 
 
 class Normalization(nn.Module, ABC):
-    """The base of all layers. Subclasses compute in :meth:`_normalize`, and say which inputs they take.
+    """The base of all layers. Subclasses define :meth:`_normalize` and :meth:`_check_input`.
 
-    Inputs in float16 or bfloat16 are computed in float32, under autocast too; the output has the input's dtype.
+    Inputs in float16 or bfloat16 are computed in float32, also under autocast; the output has the input's dtype.
 
     Args:
         eps: ε ≥ 0, added to a variance.
@@ -30,13 +30,13 @@ class Normalization(nn.Module, ABC):
     def __init__(self, eps: float) -> None:
         super().__init__()
         if eps < 0:
-            raise ValueError(f"eps must not be negative, got {eps}")
+            raise ValueError(f"eps must not be negative, got {eps}; torch's default is 1e-5")
         self.eps = eps
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, callers may use it as a keyword
         """Normalise ``input``; shape and dtype of the output are those of the input."""
-        if not input.is_floating_point():  # as torch.nn's own norms refuse integers
-            raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}")
+        if not input.is_floating_point():  # torch.nn's norms refuse integers in the same way
+            raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}; pass x.float()")
         self._check_input(input)
         x = input if input.dtype == torch.float64 else input.float()
         with without_autocast(input.device):
@@ -44,11 +44,11 @@ class Normalization(nn.Module, ABC):
 
     @abstractmethod
     def _check_input(self, x: Tensor) -> None:
-        """Raises, as torch's own norms do, where ``x`` is no input of the layer."""
+        """Raise, as torch's own norms do, if the layer does not take ``x``."""
 
     @abstractmethod
     def _normalize(self, x: Tensor) -> Tensor:
-        """The layer, in the dtype of ``x`` (float32 or float64)."""
+        """Compute the layer in the dtype of ``x`` (float32 or float64)."""
 
     def _init_affine(
         self,
@@ -57,14 +57,14 @@ class Normalization(nn.Module, ABC):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        # Bias first: optimizer states index parameters by registration order, and the authors' layers hold them so.
+        # Bias first, as in the authors' layers: optimizer states index parameters by registration order.
         for name in ("bias", "weight"):
             parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype)) if affine else None
             self.register_parameter(name, parameter)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weight 1 and bias 0."""
+        """Set weight to 1 and bias to 0."""
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -80,7 +80,7 @@ class Normalization(nn.Module, ABC):
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    # Autocast knows no meta device (shape inference), and has nothing to switch off there.
+    # Autocast does not exist on the meta device (shape inference), so it need not be switched off there.
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device_type=device.type, enabled=False)
     return contextlib.nullcontext()

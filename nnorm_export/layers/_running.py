@@ -1,4 +1,4 @@
-"""Statistics that a layer keeps of its training batches, for inference."""
+"""Running statistics of the training batches, for inference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunningStatistics(nn.Module):
 
     @abstractmethod
     def reset_running_stats(self) -> None:
-        """The statistics of a layer that has seen no batch."""
+        """Set the statistics to those of a layer before its first batch."""
 
     def _count_batch(self) -> None:
         if self.training and self.track_running_stats:
@@ -41,13 +41,13 @@ class RunningStatistics(nn.Module):
     def _move(self, name: str, batch_value: Tensor) -> None:
         buffer: Tensor = getattr(self, name)
         batch_value = batch_value.reshape(buffer.shape)
-        # Kept a tensor: reading the count as a Python number would break the graph of torch.compile.
+        # A tensor, because reading the count as a Python number would break the graph of torch.compile.
         counted = self.num_batches_tracked.to(batch_value.dtype)
         factor = 1.0 / counted if self.momentum is None else self.momentum
         buffer.copy_(factor * batch_value + (1.0 - factor) * buffer.to(batch_value.dtype))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # The authors' layers keep the count as a plain attribute, so none of their checkpoints holds it.
+        # The authors' layers keep the count as a plain attribute, so their checkpoints do not contain it.
         current = self.num_batches_tracked
         default = torch.zeros_like(current, device="cpu") if current.is_meta else current
         state_dict.setdefault(f"{prefix}num_batches_tracked", default)

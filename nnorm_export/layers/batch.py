@@ -1,4 +1,4 @@
-"""Batch normality normalization: statistics over the batch while training, frozen ones at inference."""
+"""Batch normality normalization: statistics of the batch in training, frozen statistics at inference."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         num_features: the number C of channels.
         order: 2 for a Newton step towards λ̂, 1 for a gradient step.
         alpha: the size α of that step.
-        iterations: accepted for the authors' signature, which takes a single step whatever it says; warns if not 1.
+        iterations: has no effect, as in the authors' implementation, which takes one step; warns if not 1.
         standardize: False leaves x as it is (h = x) and the running mean and variance untouched.
         affine: whether there are ``weight`` and ``bias``.
-        track_running_stats: False freezes the running statistics. They exist nevertheless, evaluation uses them.
+        track_running_stats: False freezes the running statistics; evaluation uses them all the same.
         momentum: m; None for the cumulative average, m = 1/``num_batches_tracked``.
         noise_train, eps, form: see :class:`~nnorm_export.layers.NormalNorm`.
 
     State: ``running_mean``, ``running_var`` (unbiased), ``running_lmbda``, ``running_norm`` (mean absolute deviation
-    of ψ's output), ``num_batches_tracked``; the last may be missing from a state dict, as it is from the authors'.
+    of ψ's output), ``num_batches_tracked``; the last may be missing from a state dict, as in the authors'.
 
     Raises:
         ValueError: wrong number of axes; one value per channel in training; ``order`` not 1 or 2.
@@ -85,7 +85,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         self._init_affine((num_features,), affine, device, dtype)
 
     def reset_running_stats(self) -> None:
-        """λ = 1, mean 0, variance 1, and √(2/π), the mean absolute deviation of a standard normal variable."""
+        """Set λ = 1, mean 0, variance 1, and √(2/π), the mean absolute deviation of a standard normal variable."""
         self.running_lmbda.fill_(1.0)
         self.running_mean.zero_()
         self.running_var.fill_(1.0)
@@ -95,19 +95,24 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self._input_ndims:
             expected = " or ".join(f"{ndim}D" for ndim in self._input_ndims)
-            raise ValueError(f"expected {expected} input (got {x.dim()}D input)")
+            raise ValueError(
+                f"expected {expected} input (got {x.dim()}D input); reshape it, or use the layer for that rank"
+            )
         if x.shape[1] != self.num_features:
             raise RuntimeError(
                 f"{type(self).__name__}: running_mean should contain {x.shape[1]} elements not {self.num_features} "
                 f"(expected {self.num_features} channels, got input of size {list(x.shape)})"
             )
         if self.training and math.prod(x.shape) == self.num_features:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {x.shape}; "
+                "use a larger batch, or call eval()"
+            )
 
     def _normalize(self, x: Tensor) -> Tensor:
         trailing = x.dim() - 2
         self._count_batch()
-        # An empty batch has no statistics: the running ones stay as they are, and an empty tensor comes out.
+        # An empty batch has no statistics: the running ones do not change, and the output is empty.
         if self.training and x.numel() > 0:
             x = self._transform_with_batch_statistics(x)
         else:

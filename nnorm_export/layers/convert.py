@@ -32,14 +32,14 @@ _TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 def convert_normal_norm(module: nn.Module, *, noise_train: float | None = None, form: Form = "reference") -> nn.Module:
     r"""Replace each torch.nn BatchNorm, LayerNorm, GroupNorm and InstanceNorm by its normality-normalizing counterpart.
 
-    (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers hold the very Parameters
-    and running statistics of the old ones, and keep their eps, momentum, mode, device and dtype; running λ starts at
-    1. A layer that occurs several times is replaced by one layer. A layer without bias gets one of zeros, so build
-    the optimizer after converting. The fused inference path of nn.TransformerEncoderLayer, which would compute a
-    plain LayerNorm whatever stands in its place, is switched off where a norm of such a layer is replaced.
+    (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
+    the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1.
+    A layer that occurs several times is replaced by one layer. A layer without bias gets one of zeros, so build
+    the optimizer after converting. The fused inference path of nn.TransformerEncoderLayer always computes a plain
+    LayerNorm, so it is switched off where a norm of such a layer is replaced.
 
-    A BatchNorm with ``track_running_stats=False`` keeps that; note that its counterpart evaluates with the initial
-    statistics, where torch's takes those of the batch.
+    The counterpart of a BatchNorm with ``track_running_stats=False`` has that too, and evaluates with the initial
+    statistics, whereas torch's layer takes those of the batch.
 
     Args:
         module: the model, changed in place, or a single normalization.
@@ -54,10 +54,10 @@ def convert_normal_norm(module: nn.Module, *, noise_train: float | None = None, 
             frozen statistics. The model is then unchanged.
 
     Warns:
-        UserWarning: for a subclass of one of torch's normalizations, which is left alone.
+        UserWarning: for a subclass of a torch.nn normalization, which is not replaced.
     """
     options: dict[str, Any] = {"form": form} if noise_train is None else {"form": form, "noise_train": noise_train}
-    # All layers are built before any is placed, so that an error leaves the model as it was.
+    # All layers are built before any is placed, so that an error leaves the model unchanged.
     replacements: dict[int, NormalNorm] = {}
     for path, layer in module.named_modules():
         replacement = _counterpart(layer, path or "the module itself", module, options)
@@ -106,7 +106,7 @@ def _counterpart(layer: nn.Module, path: str, root: nn.Module, options: dict[str
     else:
         warnings.warn(
             f"{path}: {cls.__name__} is a subclass of a torch.nn normalization and may compute something else, so it "
-            "is left alone. Replace it yourself if it should normalise to normality.",
+            "is not replaced. Replace it yourself if it should normalise to normality.",
             UserWarning,
             stacklevel=3,
         )
@@ -117,7 +117,7 @@ def _counterpart(layer: nn.Module, path: str, root: nn.Module, options: dict[str
 
 def _take_over_state(new: NormalNorm, old: nn.Module) -> None:
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        # What torch's layer holds as None or not at all (a bias, statistics that are not tracked) stays initial here.
+        # Where torch's layer has None or no attribute (a bias, untracked statistics), the initial value stays.
         value = getattr(old, name, None)
         if value is not None:
             setattr(new, name, value)

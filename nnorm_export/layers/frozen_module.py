@@ -1,4 +1,4 @@
-"""In which arithmetic frozen layers compute, whatever the dtype of the model around them."""
+"""The arithmetic of frozen layers, which does not follow the dtype of the model around them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def arithmetic_of(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 class FrozenModule(nn.Module):
-    """A layer frozen for inference: its buffers stay float32 (or float64) when the model around it is cast to less.
+    """A layer frozen for inference: its buffers stay float32 (or float64) when the model is cast to a narrower dtype.
 
     Args:
-        tensors: name -> buffer; None for one that the layer does not have.
-        arithmetic: float32 or float64; without it each tensor keeps its own of the two.
+        tensors: name -> buffer; None for a buffer that the layer lacks.
+        arithmetic: float32 or float64; None lets each tensor keep its own.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | None], arithmetic: torch.dtype | None = None) -> None:
@@ -29,7 +29,7 @@ class FrozenModule(nn.Module):
         self.training = False
 
     def train(self, mode: bool = True) -> FrozenModule:
-        """Has no effect but the flag's: the statistics are frozen, and there is no noise."""
+        """Set the flag ``training`` only: the statistics stay frozen, and no noise is added."""
         super().train(mode)
         return self
 

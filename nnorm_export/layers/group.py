@@ -15,12 +15,12 @@ from nnorm_export.layers._base import Form, NormalNorm
 class GroupNormalNorm(NormalNorm):
     r"""y = ψ((x − mean x)/√(var x + ε); λ̂)·weight + bias over each group of channels of each sample (NN eq. 2–15).
 
-    The statistics, λ̂ among them, run over the channels of a group and all spatial axes; they come from the input
-    itself, in training and in evaluation, with a full Newton step (order 2, α = 1). Training adds noise. ``weight``
-    and ``bias`` are per channel.
+    The statistics and λ̂ are over the channels of a group and all spatial axes. They come from the input, in training
+    and in evaluation; λ̂ takes a full Newton step (order 2, α = 1). Training adds noise. ``weight`` and ``bias`` are
+    per channel.
 
     Args:
-        num_channels: the number C of channels. Note the order of the first two: torch.nn.GroupNorm has it reversed.
+        num_channels: the number C of channels. torch.nn.GroupNorm has the first two arguments in the other order.
         num_groups: the number of groups, which divides C.
         affine: whether there are ``weight`` and ``bias``.
         eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
@@ -53,15 +53,21 @@ class GroupNormalNorm(NormalNorm):
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() < 2:
-            raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {x.dim()}")
+            raise RuntimeError(
+                f"Expected at least 2 dimensions for input tensor but received {x.dim()}; "
+                f"pass [N, {self.num_channels}, *spatial]"
+            )
         if x.shape[1] != self.num_channels:
             raise RuntimeError(
                 f"Expected the number of channels in input to be num_channels={self.num_channels}, "
                 f"but got {x.shape[1]} (input of shape {list(x.shape)})"
             )
-        # torch.nn.GroupNorm's condition: a batch of such samples passes, although each of its sets has one value.
+        # The condition of torch.nn.GroupNorm: a batch of such samples passes, although each set has one value.
         if self.training and math.prod(x.shape) == self.num_groups:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {list(x.shape)}; "
+                "use fewer groups, or call eval()"
+            )
 
     def _normalize(self, x: Tensor) -> Tensor:
         # Splitting an axis is a view in every memory format, so a channels-last input stays channels-last.
@@ -79,9 +85,9 @@ class GroupNormalNorm(NormalNorm):
 class _InstanceNormalNorm(NormalNorm):
     r"""y = ψ((x − mean x)/√(var x + ε); λ̂)·weight + bias over the spatial axes of each channel (NN eq. 2–15).
 
-    :class:`GroupNormalNorm` with one channel a group, for batched and unbatched inputs. The statistics, λ̂ among
-    them, come from the input itself, in training and in evaluation, with a full Newton step (order 2, α = 1).
-    Training adds noise.
+    :class:`GroupNormalNorm` with one channel in each group, for batched and unbatched inputs. The statistics and λ̂
+    come from the input, in training and in evaluation; λ̂ takes a full Newton step (order 2, α = 1). Training adds
+    noise.
 
     Args:
         num_features: the number C of channels.
@@ -115,7 +121,10 @@ class _InstanceNormalNorm(NormalNorm):
     def _check_input(self, x: Tensor) -> None:
         unbatched = self._spatial_ndim + 1
         if x.dim() not in (unbatched, unbatched + 1):
-            raise ValueError(f"expected {unbatched}D or {unbatched + 1}D input (got {x.dim()}D input)")
+            raise ValueError(
+                f"expected {unbatched}D or {unbatched + 1}D input (got {x.dim()}D input); "
+                "reshape it, or use the layer for that rank"
+            )
         channel_dim = x.dim() - unbatched
         channels = x.shape[channel_dim]
         if channels != self.num_features:
@@ -124,7 +133,10 @@ class _InstanceNormalNorm(NormalNorm):
                 raise ValueError(f"expected input's {mismatch}")
             warnings.warn(f"expected input's {mismatch} It is unused because affine=False.", stacklevel=4)
         if self.training and math.prod(x.shape[channel_dim + 1 :]) == 1:
-            raise ValueError(f"Expected more than 1 spatial element when training, got input size {x.shape}")
+            raise ValueError(
+                f"Expected more than 1 spatial element when training, got input size {x.shape}; "
+                "use larger maps, or call eval()"
+            )
 
     def _normalize(self, x: Tensor) -> Tensor:
         x = self._gaussianize_samples(x, range(-self._spatial_ndim, 0))

@@ -14,8 +14,8 @@ from nnorm_export.layers._base import Form, NormalNorm
 class LayerNormalNorm(NormalNorm):
     r"""y = ψ((x − mean x)/√(var x + ε); λ̂)·weight + bias over the trailing ``normalized_shape`` (NN eq. 2–15).
 
-    The statistics, λ̂ among them, come from the input itself, in training and in evaluation; they are always those of
-    a full Newton step (order 2, α = 1). Training adds noise.
+    The statistics and λ̂ come from the input, in training and in evaluation; λ̂ takes a full Newton step (order 2,
+    α = 1). Training adds noise.
 
     Args:
         normalized_shape: the trailing axes to normalise over; an int for the last one.
@@ -43,7 +43,9 @@ class LayerNormalNorm(NormalNorm):
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.normalized_shape = tuple(operator.index(size) for size in shape)
         if not self.normalized_shape:
-            raise ValueError("normalized_shape must name at least one axis, got ()")
+            raise ValueError(
+                "normalized_shape must name at least one axis, got (); pass the lengths of the trailing axes"
+            )
         self.elementwise_affine = elementwise_affine
         self._init_affine(self.normalized_shape, elementwise_affine, device, dtype)
 

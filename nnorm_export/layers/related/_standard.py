@@ -1,4 +1,4 @@
-"""Layers that become standard operators with frozen constants at inference: no operator of ours says them better."""
+"""The bases of layers that become standard ONNX operators with frozen constants at inference."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ Kind = Literal["linear", "norm", "activation"]
 
 
 class Freezable(nn.Module):
-    """A layer that says itself what it is at inference, and in place of what it stands in a network.
+    """A layer that defines its form at inference, :meth:`frozen`, and the layers that it replaces in a network.
 
     Attributes:
-        replaces: the kinds of layers, one after the other, in whose place :func:`nnorm_export.layers.convert_norm`
-            puts this one.
+        replaces: the kinds of successive layers that :func:`nnorm_export.layers.convert_norm` replaces by this one.
     """
 
     replaces: ClassVar[tuple[Kind, ...]] = ("norm",)
 
     @abstractmethod
     def frozen(self) -> nn.Module:
-        """The layer in eval mode, out of standard operators: nothing of training is in it, and constants are folded."""
+        """Return the layer in eval mode, made of standard operators, without its training code, constants folded."""
 
     @classmethod
     @abstractmethod
     def counterpart(cls, replaced: Sequence[nn.Module]) -> Freezable:
-        """The layer in place of ``replaced``, which are of the kinds in :attr:`replaces`."""
+        """Return the layer that replaces ``replaced``, layers of the kinds in :attr:`replaces`."""
 
     @property
     def _arithmetic(self) -> torch.dtype:
-        """What the frozen layer computes in."""
+        """The dtype in which the frozen layer computes."""
         return arithmetic_of((*self.parameters(), *self.buffers()))
 
     def _double(self, name: str) -> Tensor:
-        """The parameter or buffer ``name`` in float64, where constants are folded."""
+        """The parameter or buffer ``name`` in float64, in which constants are folded."""
         value: Tensor = getattr(self, name)
         return value.detach().to(torch.float64)
 
@@ -80,10 +79,13 @@ class ChannelNorm(Normalization, Freezable):
         if x.dim() < 2 or x.shape[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__}: expected an input of shape [N, {self.num_features}, *spatial], "
-                f"got {list(x.shape)}"
+                f"got {list(x.shape)}; set num_features to the input's channels"
             )
         if self.training and isinstance(self, RunningStatistics) and x.numel() == self.num_features:
-            raise ValueError(f"expected more than 1 value per channel when training, got input size {list(x.shape)}")
+            raise ValueError(
+                f"expected more than 1 value per channel when training, got input size {list(x.shape)}; "
+                "use a larger batch, or call eval()"
+            )
 
     @property
     def _affine(self) -> dict[str, Tensor | None]:
@@ -94,8 +96,8 @@ class ChannelNorm(Normalization, Freezable):
 
 
 def channels_of(norm: nn.Module) -> int:
-    """The number of channels that a normalization of torch.nn, or of this package, works on."""
+    """The number of channels of a normalization of torch.nn or of this package."""
     for name in ("num_features", "num_channels"):
         if isinstance(count := getattr(norm, name, None), int):
             return count
-    raise ValueError(f"{type(norm).__name__} does not say how many channels it has")
+    raise ValueError(f"{type(norm).__name__} does not say how many channels it has; give it num_features")

@@ -1,4 +1,4 @@
-"""Decorrelated batch normalization: whitening of groups of channels, with or without normality."""
+"""Decorrelated batch normalization: whitening of groups of channels, with or without the power transform."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Running = Literal["whitening", "covariance"]
 
 
 class _InverseSquareRoot(torch.autograd.Function):
-    """Σ ↦ Σ^(−1/2) for symmetric matrices, whose derivative divides by no difference of eigenvalues.
+    """Σ ↦ Σ^(−1/2) for symmetric matrices, with a derivative that does not divide by differences of eigenvalues.
 
-    No eigenvalue is taken for less than ``least``, what damping has made the least, or than rounding has left of it.
+    Eigenvalues are clamped from below to ``least``, the damping ε, and to the rounding of the greatest one.
     """
 
     @staticmethod
@@ -53,7 +53,7 @@ def whitening_matrix(covariance: Tensor, epsilon: float, iterations: int | None)
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     covariance = covariance + epsilon * identity
     if iterations is None:
-        # torch declares no types for the `apply` that it gives each Function; this one gives a matrix.
+        # torch declares no type for Function.apply; this one returns a matrix first.
         matrix: Tensor = _InverseSquareRoot.apply(covariance, epsilon)[0]  # type: ignore[no-untyped-call]
         return matrix
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
@@ -67,9 +67,8 @@ def whitening_matrix(covariance: Tensor, epsilon: float, iterations: int | None)
 class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
     r"""y = Σ^(−1/2)·(x − μ)·weight + bias with the covariance Σ of each group of channels.
 
-    Huang et al., *Decorrelated Batch Normalization* (CVPR 2018), cited as DBN: ZCA whitening, over the batch and space
-    while training and with running statistics at inference, where it is a constant: a 1×1 convolution in as many
-    groups.
+    Huang et al., *Decorrelated Batch Normalization* (CVPR 2018), cited as DBN: ZCA whitening, with statistics of the
+    batch in training and running statistics at inference, where it is a 1×1 convolution with as many groups.
 
     Args:
         num_features: the number C of channels.
@@ -127,7 +126,9 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self._input_ndims:
             expected = " or ".join(f"{ndim}D" for ndim in self._input_ndims)
-            raise ValueError(f"expected {expected} input (got {x.dim()}D input)")
+            raise ValueError(
+                f"expected {expected} input (got {x.dim()}D input); reshape it, or use the layer for that rank"
+            )
         super()._check_input(x)
 
     def _normalize(self, x: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
 
 
 class FrozenWhitening(FrozenModule):
-    """y = W·x + b with a matrix for each group of channels: a convolution of one pixel."""
+    """y = W·x + b with a matrix for each group of channels: a 1×1 convolution."""
 
     if TYPE_CHECKING:
         weight: Tensor  # [C, C/groups]
@@ -211,10 +212,10 @@ class FrozenWhitening(FrozenModule):
         return in_dtype(y, x.dtype)
 
     def fold_into(self, linear: nn.Module) -> bool:
-        """Makes the convolution or linear map before this one do its work, where that is exact: W·(V·x + c) + b.
+        """Fold this layer into the convolution or linear map before it: W·(V·x + c) + b.
 
         Returns:
-            Whether it does. The channels of a group must all come from the same group of the convolution.
+            Whether it was folded. The channels of a group must all come from the same group of the convolution.
         """
         weight, bias = linear.weight, linear.bias
         assert isinstance(weight, nn.Parameter)
@@ -233,14 +234,15 @@ class FrozenWhitening(FrozenModule):
 
 
 class _DecorrelatedBatchNormalNorm(nn.Module):
-    r"""y = ψ(Σ^(−1/2)·(x − μ); λ)·weight + bias: whitening in place of the standardization (NN; DBN).
+    r"""y = ψ(Σ^(−1/2)·(x − μ); λ)·weight + bias: whitening instead of the standardization (NN; DBN).
 
-    Two layers, ``whiten`` without affine and ``gaussianize``, a BatchNormalNorm without standardization; freezing makes
-    a grouped 1×1 convolution and the operator BatchNormalNorm of them.
+    Two layers: ``whiten``, without affine, and ``gaussianize``, a BatchNormalNorm without standardization. Frozen they
+    are a grouped 1×1 convolution and the operator BatchNormalNorm.
 
     Args:
         num_features, num_groups, running, iterations: see :class:`DecorrelatedBatchNorm2d`.
-        eps, momentum, affine, noise_train, order, alpha, form: see :class:`BatchNormalNorm2d`; ε is both layers'.
+        eps, momentum, affine, noise_train, order, alpha, form: see :class:`BatchNormalNorm2d`; ε is that of both
+            layers.
     """
 
     replaces: ClassVar[tuple[Kind, ...]] = ("norm",)

@@ -1,4 +1,4 @@
-"""EvoNorm-S0, a normalization and activation in one."""
+"""EvoNorm-S0, which combines a normalization and an activation."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def evo_s0(x: Tensor, v: Tensor, num_groups: int, epsilon: float) -> Tensor:
 class EvoNormS0(ChannelNorm):
     r"""y = x·sigmoid(v·x)/√(var x + ε)·weight + bias, the variance over each group of channels of each sample.
 
-    Liu et al., *Evolving Normalization-Activation Layers* (NeurIPS 2020). It takes the place of a
-    normalization and of the activation after it.
+    Liu et al., *Evolving Normalization-Activation Layers* (NeurIPS 2020). It replaces a normalization and
+    the activation after it.
 
     Args:
         num_features: the number C of channels.
         num_groups: the number of groups, which divides C.
         eps: ε.
-        affine: whether there are ``weight`` and ``bias``. ``v`` there is in any case.
+        affine: whether there are ``weight`` and ``bias``; ``v`` always exists.
 
-    Shape: (N, C, \*spatial), any spatial axes or none. Nothing is frozen: statistics come from the input.
+    Shape: (N, C, \*spatial), any spatial axes or none. The statistics come from the input, at inference too.
 
     Raises:
         ValueError: ``num_groups`` does not divide ``num_features``; another number of channels.

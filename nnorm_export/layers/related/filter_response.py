@@ -22,16 +22,17 @@ class FilterResponseNorm(ChannelNorm):
     r"""y = max(x/√(ν² + ε)·weight + bias, τ) with ν² the mean of x² over the spatial axes.
 
     Singh and Krishnan, *Filter Response Normalization Layer* (CVPR 2020), cited as FRN: no mean is subtracted, so the
-    activation after it is the thresholded linear unit max(·, τ), part of the layer here.
+    activation after it is the thresholded linear unit max(·, τ), which is part of this layer.
 
     Args:
         num_features: the number C of channels.
-        eps: ε; with ``learnable_eps`` what the layer adds to ``|eps_learned|``, a parameter that starts at 1e-4.
+        eps: ε; with ``learnable_eps`` ε is ``eps + |eps_learned|``, a parameter that starts at 1e-4.
         learnable_eps: for maps of few pixels, where ν² may be near 0.
-        threshold: whether τ, ``tau``, is learned per channel; without it the activation is yours.
+        threshold: whether τ, ``tau``, is learned per channel; without it add an activation after the layer.
         affine: whether there are ``weight`` and ``bias``.
 
-    Shape: (N, C, \*spatial) with at least one spatial axis. Nothing is frozen: statistics come from the input.
+    Shape: (N, C, \*spatial) with at least one spatial axis. The statistics come from the input, at inference
+    too.
 
     Raises:
         ValueError: no spatial axis, another number of channels.
@@ -58,7 +59,9 @@ class FilterResponseNorm(ChannelNorm):
     def _check_input(self, x: Tensor) -> None:
         super()._check_input(x)
         if x.dim() < 3:
-            raise ValueError(f"FilterResponseNorm: expected at least one spatial axis, got {list(x.shape)}")
+            raise ValueError(
+                f"FilterResponseNorm: expected at least one spatial axis, got {list(x.shape)}; pass [N, C, *spatial]"
+            )
 
     def _epsilon(self, like: Tensor) -> Tensor:
         epsilon = torch.full((), self.eps, dtype=like.dtype, device=like.device)

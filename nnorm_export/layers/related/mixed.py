@@ -1,4 +1,4 @@
-"""BMLV and LMBV: the mean from the batch and the deviation from the sample, and the other way round.
+"""BMLV and LMBV: mean of the batch and deviation of the sample, and the reverse.
 
 Source: Rao and Sohl-Dickstein, *Is Batch Norm Unique?* (2020), table 1, cited as RS.
 """
@@ -27,7 +27,7 @@ def batch_mean_layer_variance(x: Tensor, mean: Tensor, epsilon: float) -> Tensor
 
 
 class _MixedNorm(RunningStatistics, ChannelNorm):
-    """One statistic from the batch, per channel over N and space, and one from each sample, over C and space."""
+    """One statistic of the batch, per channel over N and space, and one of each sample, over C and space."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class _MixedNorm(RunningStatistics, ChannelNorm):
     _statistic: str
 
     def _of_batch(self, x: Tensor) -> Tensor:
-        """The statistic of the batch while training, else the running one, with axes of length 1."""
+        """The statistic of the batch in training, else the running one, with axes of length 1."""
         self._count_batch()
         if not (self.training and x.numel()):
             return expand_trailing(getattr(self, self._statistic), x.dim() - 2).to(x.dtype)

@@ -1,4 +1,4 @@
-"""PreLayerNorm, RegNorm and PreRegNorm: normalization by the deviation of each sample, the mean taken elsewhere.
+"""PreLayerNorm, RegNorm and PreRegNorm: division by the deviation of each sample; its mean is not subtracted.
 
 Source: Rao and Sohl-Dickstein, *Is Batch Norm Unique?* (2020), table 1, cited as RS.
 """
@@ -22,8 +22,8 @@ from nnorm_export.models.copying import deepcopy
 def pairwise_regularizer(z: Tensor) -> Tensor:
     """E_{a≠b}[Σ((z̃ᵃ + z̃ᵇ)² − 2)] over the pairs of different samples of a batch, Σ over a sample's values (RS table 1).
 
-    It is least where samples are opposite on average: it takes the place of the batch mean that the layer does not
-    subtract. 0 for a batch of one, which has no pairs.
+    It is least where samples are opposite on average, and so replaces the subtraction of the batch mean. 0 for a batch
+    of one, which has no pairs.
     """
     count = z.shape[0]
     if count < 2:
@@ -36,15 +36,15 @@ def pairwise_regularizer(z: Tensor) -> Tensor:
 
 
 class _Regularized(nn.Module):
-    """Keeps the regularizer of the last batch that the layer was trained on."""
+    """A layer that keeps the regularizer of its last training batch."""
 
     _regularizer: Tensor | None = None
 
     @property
     def regularizer(self) -> Tensor | None:
-        """The loss term of the last call in training, with its gradient; None before one and in eval mode.
+        """The loss term of the last call in training, with its gradient; None before the first and in eval mode.
 
-        A layer that is called more than once in a forward pass counts with the last call.
+        If a layer is called more than once in a forward pass, the last call counts.
         """
         return self._regularizer
 
@@ -53,7 +53,7 @@ class _Regularized(nn.Module):
         return z
 
     def __getstate__(self) -> dict[str, Any]:
-        # A tensor with a gradient can neither be copied nor saved.
+        # A tensor with a gradient cannot be copied or saved.
         return {name: value for name, value in self.__dict__.items() if name != "_regularizer"}
 
 
@@ -80,7 +80,7 @@ class RegNorm(_Regularized, ChannelNorm):
         eps: ε.
         affine: whether there are ``weight`` and ``bias``.
 
-    Shape: (N, C, \*spatial), any spatial axes or none. Nothing is frozen: the deviation comes from the input.
+    Shape: (N, C, \*spatial), any spatial axes or none. The deviation comes from the input, at inference too.
     """
 
     def __init__(
@@ -121,15 +121,16 @@ class PreLayerNorm(Normalization, Freezable):
     r"""y = z/√(var_i z + ε)·weight + bias with z = W(x − mean_i x): the linear map is part of the layer (RS table 1).
 
     Args:
-        linear: W, an nn.Linear or nn.Conv; a bias of its own counts as part of z.
+        linear: W, an nn.Linear or nn.Conv; its bias, if it has one, is part of z.
         eps: ε.
         affine: whether there are ``weight`` and ``bias``, one for each channel or feature of z.
 
     Shape: that of ``linear``. The statistics of nn.Linear are over its features, the last axis; those of a convolution
-    over the channels and space of each sample. Nothing is frozen: statistics come from the input.
+    over the channels and space of each sample. The statistics come from the input, at
+    inference too.
 
     Raises:
-        TypeError: ``linear`` is neither.
+        TypeError: ``linear`` is neither of these.
     """
 
     replaces = ("linear", "norm")
@@ -137,7 +138,10 @@ class PreLayerNorm(Normalization, Freezable):
     def __init__(self, linear: nn.Module, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(eps)
         if not isinstance(linear, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-            raise TypeError(f"{type(self).__name__} takes an nn.Linear or nn.Conv, got {type(linear).__name__}")
+            raise TypeError(
+                f"{type(self).__name__} takes an nn.Linear or nn.Conv, got {type(linear).__name__}; "
+                "pass the linear map before the normalization"
+            )
         features = linear.out_features if isinstance(linear, nn.Linear) else linear.out_channels
         weight = next(linear.parameters())
         self.linear = linear
@@ -150,7 +154,7 @@ class PreLayerNorm(Normalization, Freezable):
         return cls(replaced[0], **options)
 
     def _check_input(self, x: Tensor) -> None:
-        """The linear map does."""
+        """Do nothing: :attr:`linear` checks its input."""
 
     @property
     def _by_last_axis(self) -> bool:
@@ -189,7 +193,7 @@ def scaled(z: Tensor, by_last_axis: bool, epsilon: float) -> Tensor:
 
 
 class FrozenPreLayerNorm(FrozenModule):
-    """The linear map is the model's own, and has the model's dtype; the statistics are in float32 or float64."""
+    """The linear map has the dtype of the model; the statistics are computed in float32 or float64."""
 
     if TYPE_CHECKING:
         weight: Tensor | None

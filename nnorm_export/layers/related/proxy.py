@@ -26,16 +26,15 @@ class ProxyNorm(Freezable):
     r"""z = (φ(γ·x̂ + β) − E[φ(γ·Y + β)])/√(Var[φ(γ·Y + β)] + ε), Y ~ N(β̃, (1 + γ̃)²) per channel (PN eq. 7).
 
     Labatie et al., *Proxy-Normalizing Activations to Match Batch Normalization while Removing Batch Dependence*
-    (NeurIPS 2021). ``norm`` gives γ·x̂ + β, with γ and β its own ``weight`` and ``bias``, and φ is ``activation``. The
-    moments are those of ``num_samples`` values of Y that are uniform in probability; at inference they are constants,
-    and all that is left of them is one affine after the activation.
+    (NeurIPS 2021). ``norm`` computes γ·x̂ + β, with γ and β its ``weight`` and ``bias``, and φ is ``activation``. The
+    moments are those of ``num_samples`` values of Y that are uniform in probability. At inference they are constants,
+    which one affine after the activation applies.
 
     Args:
         norm: a norm independent of the batch: layer, group or instance norm, of torch.nn or of this package.
         activation: φ, any pointwise module.
-        extra_parameters: whether there are β̃ and γ̃, ``proxy_bias`` and ``proxy_weight``; they start at 0. Without them
-            they are 0.
-        rescale: False leaves out the division, which PN does before a final mean pooling.
+        extra_parameters: whether β̃ and γ̃, ``proxy_bias`` and ``proxy_weight``, are learned from 0; else they are 0.
+        rescale: False omits the division, as PN does before a final mean pooling.
         eps: ε.
         num_samples: n.
 
@@ -82,7 +81,7 @@ class ProxyNorm(Freezable):
         weight, bias = (getattr(self.norm, name, None) for name in ("weight", "bias"))
         device = next((t.device for t in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         y = uniform_in_probability(self.num_samples).to(device, dtype)
-        y = y.reshape(-1, *(1,) * len(self.shape)).expand(-1, *self.shape).clone()  # an activation may work in place
+        y = y.reshape(-1, *(1,) * len(self.shape)).expand(-1, *self.shape).clone()  # the activation may work in place
         if self.proxy_weight is not None and self.proxy_bias is not None:
             y = y * (1.0 + self.proxy_weight.to(dtype)) + self.proxy_bias.to(dtype)
         if weight is not None:
@@ -123,7 +122,7 @@ class ProxyNorm(Freezable):
 
 
 class FrozenProxyNorm(nn.Module):
-    """The norm, which is frozen in its turn, the activation and one affine."""
+    """The norm, which :func:`nnorm_export.freeze` freezes in turn, the activation and one affine."""
 
     def __init__(self, norm: nn.Module, activation: nn.Module, proxy: nn.Module) -> None:
         super().__init__()
@@ -137,7 +136,7 @@ class FrozenProxyNorm(nn.Module):
 
 
 class FrozenAffine(FrozenModule):
-    """y = scale·x + shift per channel, axis 1 or the trailing axes."""
+    """y = scale·x + shift per channel, on axis 1 or on the trailing axes."""
 
     if TYPE_CHECKING:
         scale: Tensor | None
@@ -158,6 +157,6 @@ class FrozenAffine(FrozenModule):
         elif self.scale is None:
             values = values + per_channel(self.shift, x)
         else:
-            # One node in ONNX, and runtimes know how to fold it.
+            # One node in ONNX, which runtimes can fold.
             values = nn.functional.batch_norm(values, self.zero, self.one, self.scale, self.shift, eps=0.0)
         return in_dtype(values, x.dtype)

@@ -1,4 +1,4 @@
-"""Put a normalization of this package in the place of others."""
+"""Replace layers of torch.nn by a normalization of this package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"
 
 
 class Replacement(Protocol):
-    """What :func:`convert_norm` takes: every layer of this package that says what it replaces."""
+    """A class that :func:`convert_norm` takes: it declares what it replaces."""
 
     replaces: tuple[Kind, ...]
 
@@ -35,26 +35,26 @@ class Replacement(Protocol):
 
 
 def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Module:
-    """Replaces torch.nn's layers in ``module``, in place, by the layer ``to``.
+    """Replace layers of torch.nn in ``module``, in place, by the layer ``to``.
 
-    What is replaced depends on the layer: most take the place of a normalization, wherever it is; EvoNormS0,
-    FilterResponseNorm and ProxyNorm that of a normalization and the activation after it, PreLayerNorm that of a linear
-    map and the normalization after it, WeightStandardization that of the weight of every linear map and convolution.
-    Two layers must be neighbours in an nn.Sequential: what a forward of its own does with them cannot be seen. The new
-    layer keeps parameters and running statistics that both have, and dtype, device and mode.
+    What is replaced depends on ``to``: most layers replace a normalization; EvoNormS0, FilterResponseNorm and ProxyNorm
+    replace a normalization and the activation after it, PreLayerNorm a linear map and the normalization after it, and
+    WeightStandardization the weight of every linear map and convolution. Two layers must be neighbours in an
+    nn.Sequential, because the order of calls in a user's forward is unknown. The new layer keeps dtype, device, mode,
+    and the parameters and running statistics that both layers have.
 
         convert_norm(model, FilterResponseNorm, learnable_eps=True)
 
     Args:
         module: the model.
         to: a layer of this package.
-        options: arguments of its constructor, but for those that the replaced layers determine.
+        options: arguments of its constructor, except those that the replaced layers determine.
 
     Returns:
-        ``module``, or its replacement if it is itself what is replaced.
+        ``module``, or its replacement if it is itself replaced.
 
     Raises:
-        ValueError: nothing in ``module`` can be replaced, or ``to`` cannot take a layer's place; the model is then
+        ValueError: nothing in ``module`` can be replaced, or ``to`` cannot replace a layer; the model is then
             unchanged.
     """
     holder = nn.ModuleList([module])  # so that the module itself has a place
@@ -68,7 +68,7 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
             if isinstance(layer, LazyModuleMixin):
                 name = type(layer).__name__
                 raise ValueError(f"{name} has no shape yet. Run the model once on an example, then convert it.")
-    # All are built before any is placed, so that an error leaves the model as it was. What is shared stays shared.
+    # All are built before any is placed, so that an error leaves the model unchanged. Shared layers stay shared.
     built: dict[tuple[int, ...], nn.Module] = {}
     for _, _, replaced in found:
         key = tuple(map(id, replaced))
@@ -82,7 +82,7 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
 
 
 def _places(module: nn.Module, kinds: tuple[Kind, ...]) -> Iterator[tuple[nn.Module, list[str], list[nn.Module]]]:
-    """(parent, names in it, layers) of everything in ``module`` that is of these kinds, one after the other."""
+    """Yield (parent, names in it, layers) for each sequence of layers of these kinds in ``module``."""
     for parent in module.modules():
         names = list(parent._modules)
         if (len(kinds) > 1 and not isinstance(parent, nn.Sequential)) or parametrize.is_parametrized(parent):

@@ -36,8 +36,8 @@ class SwitchableNorm(RunningStatistics, ChannelNorm):
     r"""y = (x − Σ_k w_k·μ_k)/√(Σ_k w'_k·σ²_k + ε)·weight + bias, k over instance, layer and batch.
 
     Luo et al., *Differentiable Learning-to-Normalize via Switchable Normalization* (ICLR 2019).
-    w and w' are the softmax of ``mean_logits`` and ``var_logits``, both of them learned. At inference w, w' and the
-    statistics of the batch are constants.
+    w and w' are the softmax of the parameters ``mean_logits`` and ``var_logits``. At inference w, w' and the statistics
+    of the batch are constants.
 
     Args:
         num_features: the number C of channels.

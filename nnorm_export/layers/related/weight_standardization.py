@@ -37,7 +37,7 @@ class WeightStandardization(nn.Module):
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], eps: float = 1e-10) -> nn.Module:
-        """The layer itself, with this parametrization of its weight, if it has none yet."""
+        """Return the layer itself, with this parametrization of its weight unless it already has one."""
         (layer,) = replaced
         present = getattr(getattr(layer, "parametrizations", None), "weight", ())
         if any(isinstance(parametrization, cls) for parametrization in present):
