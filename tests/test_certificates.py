@@ -137,18 +137,18 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
     path = export(network, image, tmp_path / "m.onnx").path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("…")
-    with pytest.raises(InputError, match="mine: it holds something else than a certificate, and is not overwritten"):
+    with pytest.raises(InputError, match="mine: it holds something other than a certificate and is not overwritten"):
         verify(path, network, image, certificate=tmp_path / "mine")
     verify(path, network, image, certificate=tmp_path / "own")
     for name, content in (("NOTES.md", "…"), ("certificate.json", '{"tls": 1}')):
         before = (tmp_path / "own" / "certificate.json").read_text()
         (tmp_path / "own" / name).write_text(content)
-        with pytest.raises(InputError, match="own: it holds something else than a certificate"):
+        with pytest.raises(InputError, match="own: it holds something other than a certificate"):
             verify(path, network, image, certificate=tmp_path / "own")
         assert (tmp_path / "own" / name).read_text() == content
         (tmp_path / "own" / "NOTES.md").unlink(missing_ok=True)
         (tmp_path / "own" / "certificate.json").write_text(before)
-    for content, words in (("[]", "of another format"), ('{"format": 1}', "the certificate lacks criterion, sha256")):
+    for content, words in (("[]", "another format"), ('{"format": 1}', "the certificate lacks criterion, sha256")):
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):
             replay(path, tmp_path / "own")

@@ -233,7 +233,7 @@ def test_files_that_are_not_for_it(source: Path, optimized: Path, network: nn.Mo
         optimize(primitives, target)
     with pytest.raises(ModelFileError, match="no such file"):
         optimize(tmp_path / "nothing.onnx", target)
-    with pytest.raises(ModelFileError, match="would take the place of"):
+    with pytest.raises(ModelFileError, match="would replace the portable one"):
         optimize(source, source)
     with pytest.raises(ExportError, match="is a folder"):
         optimize(source, tmp_path)

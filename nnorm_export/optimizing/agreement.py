@@ -1,7 +1,8 @@
-"""Does an optimised file compute what the file that it was made from computes?
+"""compare(): does an optimised file compute what the file that it was made from computes?
 
-Both run in ONNX Runtime with the same convolutions and kernels, only the layout differs, and ψ is computed for one
-element at a time. So the results are equal but for the last bits, whatever the inputs; no error budget is needed.
+Both run in ONNX Runtime with the same convolutions and kernels; only the layout differs, and every element of ψ is
+computed from one element of its input. The results therefore agree to the last bits on any inputs, and no error budget
+is needed.
 """
 
 from __future__ import annotations
@@ -9,24 +10,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from nnorm_export.errors import InputError, NnormExportError
-from nnorm_export.parity.judgement import Array, Criterion, OutputParity, ParityReport, is_float, judge, worst
+from nnorm_export.parity.judgement import (
+    Array,
+    Criterion,
+    OutputParity,
+    ParityReport,
+    is_float,
+    judge_outputs,
+    machine_epsilon,
+    worst,
+)
 from nnorm_export.runtimes import Runner, TensorInfo
 
-ROUNDINGS = 64  # of the greatest entry of an output, that its entries may be apart
+ROUNDINGS = 64  # how far entries of an output may be apart, in roundings of its greatest entry
 
-BATCHES = (1, 3, 8)  # for inputs whose first axis is dynamic
-OTHER_LENGTH = 64  # of dynamic axes but the first, in random inputs
+BATCHES = (1, 3, 8)  # lengths of the first axis of inputs, if it is dynamic
+OTHER_LENGTH = 64  # the length of other dynamic axes, in random inputs
 SEED = 0
 
 Inputs = Sequence[Any] | Mapping[str, Any] | None
 
 
 def compare(optimized: Runner, original: Runner, inputs: Inputs) -> ParityReport:
-    """``optimized`` beside ``original`` on ``inputs``, None for random ones; with a dynamic batch on other sizes too.
+    """Compares ``optimized`` with ``original`` on ``inputs``, and on other batch sizes if the batch is dynamic.
+
+    Args:
+        inputs: by position or by name; None for random ones.
 
     Raises:
         InputError: ``original`` does not take the inputs.
@@ -35,19 +47,20 @@ def compare(optimized: Runner, original: Runner, inputs: Inputs) -> ParityReport
     for feed in _feeds(original, inputs):
         expected = _run(original, feed, inputs is None)
         actual = optimized(**feed)
-        triples = zip(original.outputs, actual, expected, strict=True)
-        parts.append([_judge(info.name, mine, its) for info, mine, its in triples])
+        criteria = [_criterion(array) for array in expected]
+        names = "the optimised file", "the original file"
+        parts.append(judge_outputs(*names, original.outputs, actual, expected, criteria=criteria))
     outputs = [worst(each) for each in zip(*parts, strict=True)]
-    criterion = f"at most {ROUNDINGS} roundings of its greatest entry off the original file"
+    criterion = f"at most {ROUNDINGS} roundings of an output's greatest entry from the original file"
     return ParityReport(optimized.runtime, criterion, outputs, optimized.implementations)
 
 
-def _judge(name: str, actual: Array, expected: Array) -> OutputParity:
+def _criterion(expected: Array) -> Criterion:
     if not is_float(expected.dtype):
-        return judge(name, actual, expected, None)
+        return Criterion()  # other outputs must be equal
     greatest = np.abs(expected[np.isfinite(expected)].astype(np.float64)).max(initial=0.0)
-    rounding = float(ml_dtypes.finfo(expected.dtype).eps) * float(greatest)
-    return judge(name, actual, expected, None, Criterion("allclose", rtol=0.0, atol=ROUNDINGS * rounding))
+    rounding = machine_epsilon(expected.dtype.name) * float(greatest)
+    return Criterion("allclose", rtol=0.0, atol=ROUNDINGS * rounding)
 
 
 def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
@@ -57,8 +70,8 @@ def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no public base
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-        remedy = "random inputs do not fit it; give inputs (--input)" if random else "it does not run on these inputs"
-        raise InputError(f"the file to optimise fails on {shapes}: {remedy}. ({error})") from error
+        remedy = "random inputs do not fit it; give inputs (--input)" if random else "give others (--input)"
+        raise InputError(f"the file to optimise does not run on {shapes}: {remedy}. ({error})") from error
 
 
 def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
@@ -72,7 +85,7 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
     feed = _by_name(infos, inputs)
     yield feed
     lengths = {feed[info.name].shape[:1] for info in dynamic if info.name in feed}
-    if len(lengths) == 1 and (0,) not in lengths and () not in lengths:  # one batch axis, with something in it
+    if len(lengths) == 1 and (0,) not in lengths and () not in lengths:  # all have one batch axis, which is not empty
         batched = {info.name for info in dynamic}
         for rows in BATCHES:
             yield {
@@ -85,7 +98,8 @@ def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, A
         return {name: np.asarray(value) for name, value in inputs.items()}
     values = inputs if isinstance(inputs, (tuple, list)) else [inputs]
     if len(values) > len(infos):
-        raise InputError(f"{len(values)} inputs given, the file takes {', '.join(str(info) for info in infos)}")
+        taken = ", ".join(str(info) for info in infos)
+        raise InputError(f"{len(values)} inputs given, the file takes {len(infos)}: give only {taken}")
     return {info.name: np.asarray(value) for info, value in zip(infos, values, strict=False)}
 
 
@@ -95,5 +109,5 @@ def _random(info: TensorInfo, rows: int, generator: np.random.Generator) -> Arra
     ]
     if is_float(info.dtype):
         return generator.standard_normal(lengths).astype(info.dtype)
-    # Indices are the usual integers, and 0 and 1 are valid ones whatever they index.
+    # Integers are usually indices, and 0 and 1 are valid for most tables.
     return generator.integers(0, 2, lengths).astype(info.dtype)

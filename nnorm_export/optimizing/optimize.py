@@ -1,4 +1,4 @@
-"""optimize(): a file for this machine's processors, whose normalizations work on the layout of its convolutions."""
+"""optimize(): a file for this machine's processor, whose norms work in the layout of its convolutions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class OptimizedLayer:
     """A normalization of an optimised file.
 
     Attributes:
-        path: of the layer in the model that was exported; the node's name where the file does not say.
+        path: the layer's path in the exported model; the node's name if the file does not have the path.
         op_type: the operator's name in the optimised file.
-        left: why it does not work in blocks; empty where it does.
+        left: why it does not work in blocks; empty if it does.
     """
 
     path: str
@@ -46,12 +46,12 @@ class OptimizeReport:
 
     Attributes:
         path: the file; its external data, if any, lies beside it as ``<name>.data``.
-        machine: the kind of machine that it is for.
-        size: its bytes, external data included.
-        nodes: nodes of its graph.
-        reorders_before, reorders_after: changes of the layout in ONNX Runtime's own graph, and in the file.
+        machine: the kind of machine that it runs on.
+        size: its size in bytes, with external data.
+        nodes: the number of nodes of its graph.
+        reorders_before, reorders_after: the number of reorders in ONNX Runtime's own graph, and in the file.
         layers: its normalizations, in the order of the graph.
-        parity: the comparison with the original file, None where it was not asked for.
+        parity: the comparison with the original file; None with ``verify=False``.
     """
 
     path: Path
@@ -80,13 +80,13 @@ class OptimizeReport:
 
     @property
     def left(self) -> dict[str, int]:
-        """Why normalizations do not work in blocks, and how many of them."""
+        """Reason -> number of normalizations that do not work in blocks for that reason."""
         return dict(Counter(layer.left for layer in self.layers if layer.left))
 
     @property
     def notices(self) -> list[str]:
-        """What the user should know beyond the numbers."""
-        nothing = "no normalization works in blocks, so this file runs no faster than the one it was made from"
+        """Sentences that a user should read besides the numbers."""
+        nothing = "no normalization works in blocks: this file is no faster than the one that it was made from"
         return [] if self.in_blocks else [nothing]
 
     def __str__(self) -> str:
@@ -106,31 +106,32 @@ def optimize(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     external_data: bool | None = None,
 ) -> OptimizeReport:
-    """Makes of a portable file one that is faster, and for the processors of this machine only.
+    """Writes a faster version of a portable file, which runs only on processors such as this machine's.
 
-    The file holds the graph that ONNX Runtime makes of ``path`` on this machine. Its convolutions work on blocks of
-    channels, and around each normalization it changes the layout twice. BatchNormalNorms, alone or with what is folded
-    into them, have kernels for blocks: with those, most of these reorders go away (:mod:`nnorm_export.optimizing`).
-    Models without convolutions have nothing to gain; their file is written all the same, and the report says so.
+    The file holds the graph that ONNX Runtime optimises ``path`` to on this machine. Its convolutions work on blocks of
+    channels, and it changes the layout before and after each normalization. BatchNormalNorms, with and without an
+    epilogue, have kernels for blocks, which make most of these reorders unnecessary
+    (:mod:`nnorm_export.optimizing.nchwc`). A model without convolutions gains nothing; its file is written
+    nevertheless, and the report says so.
 
-    :func:`nnorm_export.load` opens the file where the processor has blocks of the same size, and refuses it elsewhere.
-    Without it, open the file with the kernels registered and the graph optimisations of ONNX Runtime disabled.
+    :func:`nnorm_export.load` opens the file on processors with blocks of the same size, and refuses it on others. To
+    open the file without it, register the kernels and disable the graph optimisations of ONNX Runtime.
 
     Args:
-        path: a file in the form ``portable`` or ``custom``. Keep it: on another machine it is what to begin with.
+        path: a file in the form ``portable`` or ``custom``. Keep it: other machines need a version of their own.
         output: the file to write.
-        verify: run both files and compare them before ``output`` takes its place.
-        inputs: what to compare them on, by position or by name; with a dynamic batch at other sizes too. None takes
-            random inputs of the file's shapes.
-        external_data: True puts the weights into ``<output>.data``; None does where they exceed 2 GiB.
+        verify: run both files and compare them before ``output`` is replaced.
+        inputs: the inputs to compare them on, by position or by name, with a dynamic batch on other sizes too. None
+            takes random inputs of the file's shapes.
+        external_data: True writes the weights to ``<output>.data``; None does so if they exceed 2 GiB.
 
     Raises:
         ModelFileError: ``path`` has no ``nnorm`` nodes, is optimised already, or ONNX Runtime cannot load it.
-        RuntimeMissingError: there is no ONNX Runtime, or no kernels for it.
+        RuntimeMissingError: ONNX Runtime or the library of kernels is not installed.
         InputError: ``path`` does not run on the inputs.
-        ParityError: the two files compute different things.
+        ParityError: the results of the two files differ.
         ExportError: ``output`` cannot be written.
-        In every case ``output`` is what it was before.
+        After an error ``output`` is unchanged.
     """
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
     _refuse(source, target)
@@ -149,9 +150,9 @@ def optimize(
         parity = compare(runner, load(source.path), inputs) if verify else None
         if parity is not None and not parity:
             raise ParityError(
-                f"{target} was not written: it would not compute what {path} computes.\n{parity}\n"
-                "This is a defect of nnorm_export; optimize with verify=False (--no-verify) to keep the file for a "
-                "closer look"
+                f"{target} was not written: its results differ from those of {path}.\n{parity}\n"
+                f"This is a defect of nnorm_export: use {path}, and report the defect with the file that optimize "
+                "writes with verify=False (--no-verify)"
             )
         size = sum(file.stat().st_size for file in staging.parent.iterdir())
     after = count_reorders(model)
@@ -167,11 +168,11 @@ def _refuse(source: ModelFile, target: Path) -> None:
         inlined = ", where the bodies are inlined" if source.form == "primitives" else ""
         raise ModelFileError(
             f"{source.path}: the file has no nnorm nodes to make faster (its form is {source.form!r}{inlined}); export "
-            "the form 'portable'. What ONNX Runtime can do for other nodes it does whenever it loads a file"
+            "the form 'portable'. ONNX Runtime optimises other nodes whenever it loads a file"
         )
     if target.exists() and target.samefile(source.path):
         raise ModelFileError(
-            f"{source.path}: the optimised file would take the place of the one that other machines need; give it "
+            f"{source.path}: the optimised file would replace the portable one, which other machines need; write it to "
             f"another name, {source.path.with_suffix('.cpu.onnx')} for example"
         )
 

@@ -1,7 +1,7 @@
 """Certificates of parity: inputs, PyTorch's outputs and the float64 truth beside a file, checked later without PyTorch.
 
-A folder holds ``certificate.json`` and, laid out as ONNX's backend tests lay theirs out, ``test_data_set_0`` with
-``input_N.pb`` and ``output_N.pb``, PyTorch's results; ``truth_0`` has those in float64, where there are any.
+A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and
+PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from nnorm_export._version import __version__
 from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.files import onnx_file
-from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge
+from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge_outputs
 from nnorm_export.runtimes import Runner, load
 
 CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_0", "truth_0"
@@ -32,17 +32,15 @@ _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "num
 
 
 def file_sha256(path: Path) -> str:
-    """Of a file and of the weights that an ONNX file keeps beside it."""
+    """The SHA-256 of a file, together with the external data of an ONNX file."""
+    digest = hashlib.sha256()
     try:
-        return _file_sha256(path)
+        for each in (path, *onnx_file.companions(path)):
+            digest.update(each.read_bytes())
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read with its weights ({error.strerror}: {error.filename})") from error
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256(path.read_bytes())
-    for companion in onnx_file.companions(path):
-        digest.update(companion.read_bytes())
+        raise ModelFileError(
+            f"{path}: {error.filename} cannot be read ({error.strerror}); a file and its .data go together"
+        ) from error
     return digest.hexdigest()
 
 
@@ -57,13 +55,15 @@ def write(
     """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
 
     Args:
-        arrays: ``inputs``, ``outputs`` (PyTorch's) and ``truth`` (those in float64, or None).
+        arrays: ``inputs``, PyTorch's ``outputs``, and ``truth``, the outputs in float64 or None.
 
     Raises:
-        InputError: ``folder`` holds something else than a certificate, or cannot be written.
+        InputError: ``folder`` holds something other than a certificate, or cannot be written.
     """
     if folder.exists() and not _is_replaceable(folder):
-        raise InputError(f"{folder}: it holds something else than a certificate, and is not overwritten; name another")
+        raise InputError(
+            f"{folder}: it holds something other than a certificate and is not overwritten; name another folder"
+        )
     certificate = {
         "format": _FORMAT,
         "file": path.name,
@@ -90,43 +90,42 @@ def write(
                 os.replace(folder, Path(temporary) / "older")
             os.replace(staged, folder)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise InputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
 
 
 def replay(path: str | Path, folder: str | Path, *, runtime: str | None = None) -> ParityReport:
-    """Runs the file ``path`` on the inputs in ``folder``, and compares with what PyTorch gave when they were recorded.
+    """Runs the file ``path`` on the inputs in ``folder`` and compares with the recorded results of PyTorch.
 
     Needs neither PyTorch nor the model's code.
 
     Raises:
         ParityError: the file is not the one that was certified.
-        InputError: no certificate, or a damaged one.
+        InputError: there is no certificate in ``folder``, or it is damaged.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
     path, folder = Path(path), Path(folder)
     certificate = _read_certificate(folder)
     if not path.is_file():
-        raise ModelFileError(f"{path}: no such file")
+        raise ModelFileError(f"{path}: no such file; give the file that {folder} certifies")
     if (found := file_sha256(path)) != certificate["sha256"]:
         raise ParityError(
             f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
-            f"{str(certificate['sha256'])[:12]}…; take that file, or record it anew with verify --record"
+            f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
         )
     runner = load(path, runtime)
     results = runner(*_read_tensors(folder / DATA, "input", len(runner.inputs)))
     expected = _read_tensors(folder / DATA, "output", len(runner.outputs))
     has_truth = (folder / TRUTH).is_dir()
-    truth = _read_tensors(folder / TRUTH, "output", len(runner.outputs)) if has_truth else [None] * len(expected)
+    truth = _read_tensors(folder / TRUTH, "output", len(runner.outputs)) if has_truth else None
     criterion = Criterion(**certificate["criterion"])
-    quartets = zip(runner.outputs, results, expected, truth, strict=True)
-    outputs = [judge(info.name, actual, wanted, true, criterion) for info, actual, wanted, true in quartets]
+    outputs = judge_outputs(str(path), f"certificate {folder}", runner.outputs, results, expected, truth, criterion)
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criterion, is_double=is_double)
     return ParityReport(runner.runtime, text, outputs, runner.implementations)
 
 
 def versions() -> dict[str, str]:
-    """Of this package, of Python, and of what is installed of the packages that a comparison depends on."""
+    """The versions of this package, of Python, and of the installed packages that a comparison depends on."""
     found = {"nnorm_export": __version__, "python": platform.python_version(), "machine": platform.machine()}
     for package in _PACKAGES:
         try:
@@ -137,7 +136,7 @@ def versions() -> dict[str, str]:
 
 
 def _is_replaceable(folder: Path) -> bool:
-    """An empty folder, or a certificate and nothing besides."""
+    """Whether ``folder`` is empty, or holds a certificate and no other file."""
     if not folder.is_dir():
         return False
     names = {entry.name for entry in folder.iterdir()}
@@ -154,11 +153,11 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
     try:
         certificate: dict[str, Any] = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no certificate ({error}); verify --record writes one") from error
+        raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
     if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
-        raise InputError(f"{folder}: a certificate of another format; record it anew with this nnorm_export")
+        raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
     if missing := {"sha256", "criterion"} - certificate.keys():
-        raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it anew")
+        raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
     return certificate
 
 
@@ -176,5 +175,5 @@ def _read_tensors(folder: Path, kind: str, count: int) -> list[Array]:
         try:
             arrays.append(onnx.numpy_helper.to_array(onnx.TensorProto.FromString(file.read_bytes())))
         except (OSError, DecodeError, ValueError) as error:
-            raise InputError(f"{file}: the certificate is damaged ({error}); record it anew") from error
+            raise InputError(f"{file}: the certificate is damaged ({error}); record it again") from error
     return arrays

@@ -37,7 +37,6 @@ _DISTRIBUTIONS = {
     "aoti": ("torch",),
     "kserve": (),
 }
-_ROUNDINGS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _BASELINE = pytest.StashKey[dict[str, Any]]()
 
 
@@ -125,6 +124,7 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     if not config.getoption("--nnorm-baseline"):
         return
     from nnorm_export.parity.certificates import versions  # noqa: PLC0415 - with the runtimes
+    from nnorm_export.parity.judgement import machine_epsilon  # noqa: PLC0415 - the same
 
     installed = versions()
     found = next(
@@ -142,7 +142,7 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
         warnings.warn(message, stacklevel=2)
         return
     # An error of 0 may become one rounding on another day.
-    roundings = {output.name: _ROUNDINGS.get(output.dtype, 0.0) for output in report.outputs}
+    roundings = {output.name: machine_epsilon(output.dtype) for output in report.outputs}
     grown = [
         f"{name} from {recorded[name]:.2e} to {error:.2e}"
         for name, error in errors.items()
