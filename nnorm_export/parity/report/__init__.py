@@ -1,1 +1,1 @@
-"""A comparison to show to others: one HTML page with its figures."""
+"""write_report(): a comparison as one HTML page with figures."""

@@ -1,16 +1,16 @@
-"""write_report(): a comparison as one self-contained HTML page. By jinja2 and matplotlib, the extra ``report``."""
+"""write_report(): a comparison as one self-contained HTML page. matplotlib, the extra ``report``, draws its figures."""
 
 from __future__ import annotations
 
 import datetime
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jinja2
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError, InputError, ModelFileError, RuntimeMissingError
+from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.parity.bisection import Bisection, bisect
@@ -20,12 +20,12 @@ from nnorm_export.parity.judgement import ParityReport, share_text
 from nnorm_export.parity.probing import ProbeReport
 from nnorm_export.parity.pytorch_model import Passthrough
 from nnorm_export.parity.report.lambdas import lambdas
-from nnorm_export.parity.report.plots import bisection_figure, lambdas_figure, to_svg
+from nnorm_export.parity.report.plots import bisection_figure, import_matplotlib, lambdas_figure, to_svg
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
 ENDINGS = (".html", ".htm")
-_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_TEMPLATE = "report.html.j2"
 _T = TypeVar("_T")
 
 
@@ -40,20 +40,20 @@ def write_report(
     runtime: str | None = None,
     passthrough: Passthrough = (),
 ) -> None:
-    """Writes ``page``, whole or not at all: ``report``, and what else there is to say of a file beside its model.
+    """Writes ``page``, whole or not at all: ``report``, and a description of the file beside its model.
 
-    That is the error of each layer and what ran it (:func:`nnorm_export.bisect`), the distribution of λ in each layer,
-    what float16 would endanger, and the environment; where one of them cannot be had, why. The page refers to nothing
-    outside itself.
+    The description has the error of each layer and what ran it (:func:`nnorm_export.bisect`), the distribution of λ in
+    each layer, the layers that float16 would put at risk, and the environment; if one of them cannot be determined, the
+    page says why. The page loads no other files.
 
     Args:
         page: an ``.html`` file.
-        path, model, inputs, runtime, passthrough: what :func:`nnorm_export.verify` made ``report`` of.
+        path, model, inputs, runtime, passthrough: the arguments with which :func:`nnorm_export.verify` made ``report``.
         probes: shown too, if given.
 
     Raises:
-        RuntimeMissingError: jinja2 or matplotlib is not installed.
-        ExportError: ``page`` has another ending, or cannot be written.
+        RuntimeMissingError: matplotlib is not installed.
+        ExportError: ``page`` has another suffix, or cannot be written.
     """
     check_page(page)
     passthrough = tuple(passthrough)
@@ -82,30 +82,29 @@ def write_report(
 
 
 def check_page(page: str | Path) -> None:
-    """Raises what :func:`write_report` would, as far as that can be known before it has worked."""
+    """Raises the errors of :func:`write_report` that can be known before the comparison."""
     page = Path(page)
     if page.suffix.lower() not in ENDINGS:
-        raise ExportError(f"{page}: a report is an HTML page; give it the ending {ENDINGS[0]}")
+        raise ExportError(f"{page}: a report is an HTML page; give it the suffix {ENDINGS[0]}")
     if not page.absolute().parent.is_dir():
-        raise ExportError(f"cannot write {page}: there is no folder {page.parent}")
-    for package in ("jinja2", "matplotlib"):
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise RuntimeMissingError(f"a report needs {package}: pip install 'nnorm_export[report]'") from None
+        raise ExportError(f"cannot write {page}: there is no folder {page.parent}; make it, or name another")
+    import_matplotlib()
 
 
-def _template() -> Any:
-    jinja2: Any = importlib.import_module("jinja2")
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters["share"] = share_text
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return environment.get_template(_TEMPLATE)
 
 
 def _or_reason(look: Callable[[], _T]) -> tuple[_T | None, str]:
-    """What there is to show, or why there is nothing."""
+    """Returns the result of ``look``, or None and the reason why there is no result."""
     try:
         return look(), ""
     except (ModelFileError, InputError) as error:
@@ -116,23 +115,23 @@ def _layers(
     path: str | Path, model: nn.Module, inputs: Any, runtime: str | None, passthrough: Passthrough
 ) -> Bisection:
     if is_url(path):
-        raise InputError("a server shows its outputs only")
+        raise InputError("a server returns only its outputs; write the report of a file to see its layers")
     return bisect(path, model, inputs, runtime=runtime, passthrough=passthrough)
 
 
 def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[HalfRisk]:
     if not normalizations(model):
-        raise InputError("the model has no layers to look into, as an exported program has none")
+        raise InputError("the model has no layers to look into; give the module, not an exported program of it")
     return float16_risks(model, inputs, passthrough=passthrough)
 
 
 def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport | None) -> str:
-    """What decided, in one sentence."""
+    """Says in one sentence what decided."""
     if not report:
         return layers.verdict if layers is not None and not layers else "; ".join(map(str, report.outputs))
     if probes is not None and not probes:
         different = ", ".join(layer.name for layer in probes.layers if not layer.parity.passed)
-        return f"On these inputs it is equal, but on probes of their branches {different} differ from their formula"
+        return f"On these inputs it is equal, but on probes of its branches {different} differs from its formula"
     return report.criterion
 
 

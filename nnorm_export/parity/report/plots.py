@@ -1,4 +1,4 @@
-"""Figures of comparisons, by matplotlib, which is an extra."""
+"""Figures of a comparison, drawn by matplotlib, which the extra ``report`` installs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ from nnorm_export.parity.bisection import Bisection
 from nnorm_export.parity.judgement import Array
 
 FORMATS = (".png", ".svg", ".pdf")
-_LEAST = 1e-4  # shares below are drawn as this: nobody cares
+_LEAST = 1e-4  # smaller shares of the budget are drawn here: all of them are negligible
+
+
+def import_matplotlib() -> Any:
+    """Returns matplotlib.
+
+    Raises:
+        RuntimeMissingError: it is not installed.
+    """
+    try:
+        return importlib.import_module("matplotlib")
+    except ImportError:
+        raise RuntimeMissingError("figures need matplotlib: pip install 'nnorm_export[report]'") from None
 
 
 def _new_figure(width: float, height: float) -> Any:
-    try:
-        figure = importlib.import_module("matplotlib.figure")  # which needs no display
-    except ImportError:
-        raise RuntimeMissingError("plots need matplotlib: pip install 'nnorm_export[report]'") from None
+    import_matplotlib()
+    figure = importlib.import_module("matplotlib.figure")  # pyplot would need a display
     return figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def bisection_figure(report: Bisection) -> Any:
-    """Inherited and own error of every layer, in parts of what they may be."""
+    """The inherited and the own error of every layer, as shares of the error budget."""
     figure = _new_figure(8.0, 0.26 * len(report.layers) + 1.6)
     axes = figure.subplots()
     positions = range(len(report.layers))
@@ -34,19 +44,19 @@ def bisection_figure(report: Bisection) -> Any:
     own = [float("nan") if layer.own is None else _share(layer.own.budget_share) for layer in report.layers]
     axes.plot(inherited, positions, "o-", color="tab:gray", markersize=4, label="inherited: its input in the file")
     axes.plot(own, positions, "s", color="tab:blue", markersize=4, label="own: alone, on PyTorch's input")
-    axes.axvline(1.0, color="tab:red", linewidth=1, label="the most that passes")
+    axes.axvline(1.0, color="tab:red", linewidth=1, label="limit")
     if report.culprit is not None:
         index = report.layers.index(report.culprit)
         axes.plot([own[index]], [index], "o", markersize=12, fillstyle="none", color="tab:red")
     axes.set_xscale("log")
-    axes.set_xlabel("error, in parts of the error budget")
+    axes.set_xlabel("error / error budget")
     _name_rows(axes, positions, [layer.name for layer in report.layers])
     figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     return figure
 
 
 def lambdas_figure(values: Mapping[str, Array]) -> Any:
-    """The distribution of λ in every layer, as boxes from quartile to quartile."""
+    """The distribution of λ in every layer, as a box plot."""
     figure = _new_figure(8.0, 0.32 * len(values) + 1.0)
     axes = figure.subplots()
     axes.boxplot(
@@ -65,12 +75,12 @@ def plot_bisection(report: Bisection, path: Path) -> None:
     """Writes :func:`bisection_figure`, whole or not at all.
 
     Raises:
-        NnormExportError: the ending of ``path`` is none of :data:`FORMATS`.
-        ExportError: it cannot be written.
+        NnormExportError: the suffix of ``path`` is not in :data:`FORMATS`.
+        ExportError: ``path`` cannot be written.
         RuntimeMissingError: matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
-        raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}")
+        raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}; give it one of these suffixes")
     figure = bisection_figure(report)
     figure.suptitle(report.verdict, fontsize=8, wrap=True, parse_math=False)
     with staged(path) as target, writing(path):
@@ -78,17 +88,16 @@ def plot_bisection(report: Bisection, path: Path) -> None:
 
 
 def to_svg(figure: Any) -> str:
-    """An ``<svg>`` element for a page; its text stays text, in the page's own font."""
-    matplotlib = importlib.import_module("matplotlib")
+    """Returns ``figure`` as an ``<svg>`` element, whose text is text in the font of the page."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
+    with import_matplotlib().rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
 def _name_rows(axes: Any, positions: Iterable[int], names: Iterable[str]) -> None:
-    """Layers from top to bottom, as they run; a dollar in a name is a dollar."""
+    """Names the rows from top to bottom, in the order in which the layers run, without TeX formulas in the names."""
     axes.set_yticks(list(positions), list(names), fontsize=8, parse_math=False)
     axes.invert_yaxis()
 
