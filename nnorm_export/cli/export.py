@@ -126,7 +126,7 @@ def _own_options(options: ExportOptions) -> dict[str, Any]:
 
 
 def _example(source: Source, specs: list[str] | None, fixed_shape: bool) -> tuple[Any, dict[str, Any], list[str]]:
-    from nnorm_export.cli.inputs import EXAMPLES, forward_parameters, read_inputs
+    from nnorm_export.models.inputs import EXAMPLES, forward_parameters, read_inputs
 
     if source.program is not None:
         if specs or fixed_shape:

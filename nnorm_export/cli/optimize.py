@@ -37,13 +37,14 @@ def optimize(
 
       nnorm-export optimize net.onnx -i data.npz --json
     """
-    from nnorm_export.cli.inputs import read_inputs_of_file
     from nnorm_export.files.inspection import describe
+    from nnorm_export.models.inputs import read_inputs_of_file
     from nnorm_export.optimizing.optimize import optimize as write
 
     target = options.target or str(Path(path).with_suffix(".cpu.onnx"))
     with output.working(f"Reading {path}"):
-        inputs, notices = read_inputs_of_file(options.input_specs or (), describe(path, run=False).inputs)
+        dtypes = {info.name: info.dtype for info in describe(path, run=False).inputs}
+        inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
     output.notices(notices)
     with output.working(f"Optimising into {target}: ONNX Runtime's graph, layout, verify"):
         report = write(

@@ -290,7 +290,9 @@ class EngineOptions:
 
 @dataclass
 class ServerOptions:
-    folder: Annotated[str, _general("--output -o FOLDER", "The model repository; created if missing.")]
+    """The fields bear the names of the parameters of ``write_repository``."""
+
+    repository: Annotated[str, _general("--output -o FOLDER", "The model repository; created if missing.")]
     name: Annotated[str | None, _general("--name NAME", "The model's name there; by default the file's.")] = None
     version: Annotated[int | None, _general("--version N", "The version to write; by default the next.", min=1)] = None
     backend: Annotated[
@@ -301,7 +303,7 @@ class ServerOptions:
             **_one_of("nnorm_export.serving.repository:BACKENDS"),
         ),
     ] = None
-    library: Annotated[
+    library_path: Annotated[
         str | None,
         _server(
             "--library PATH",
@@ -311,5 +313,7 @@ class ServerOptions:
     device: Annotated[str, _server("--device cpu|gpu", "What runs the model.")] = "cpu"
     instances: Annotated[int, _server("--instances N", "Instances of the model on each device.", min=1)] = 1
     threads: Annotated[int, _server("--threads N", "Threads of an instance; 0 for all.", min=0)] = 0
-    max_batch: Annotated[int, _server("--max-batch N", "The greatest batch; 0 for no batching.", min=0)] = 32
-    max_delay: Annotated[int, _server("--max-delay MICROSECONDS", "How long a request waits for others.", min=0)] = 1000
+    max_batch_size: Annotated[int, _server("--max-batch N", "The greatest batch; 0 for no batching.", min=0)] = 32
+    max_queue_delay_microseconds: Annotated[
+        int, _server("--max-delay MICROSECONDS", "How long a request waits for others.", min=0)
+    ] = 1000

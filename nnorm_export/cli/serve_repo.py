@@ -34,19 +34,7 @@ def serve_repo(
     """
     from nnorm_export.serving.repository import write_repository
 
-    written = write_repository(
-        path,
-        options.folder,
-        name=options.name,
-        backend=options.backend,
-        version=options.version,
-        max_batch_size=options.max_batch,
-        max_queue_delay_microseconds=options.max_delay,
-        instances=options.instances,
-        device=options.device,
-        threads=options.threads,
-        library_path=options.library,
-    )
+    written = write_repository(path, **vars(options))
     output.notices(written.notes)
 
     def print_text() -> None:

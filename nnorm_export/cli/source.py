@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from nnorm_export.cli.inputs import EXAMPLES, SEED, Inputs, read_inputs
 from nnorm_export.cli.options import ModelOptions
 from nnorm_export.errors import CheckpointError, NnormExportError
 from nnorm_export.files.inspection import describe
 from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
+from nnorm_export.models.inputs import EXAMPLES, SEED, Inputs, read_inputs
 from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url

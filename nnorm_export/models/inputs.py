@@ -1,4 +1,4 @@
-"""``--input``: example inputs from a shape (random, seeded) or from a NumPy file."""
+"""Example inputs of a model, from a shape (random, seeded) or from a NumPy file: what ``--input`` takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import NnormExportError
-from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models import arguments
 from nnorm_export.models.arrays import to_numpy
 
@@ -62,13 +61,13 @@ def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str
 
 
 def read_inputs_of_file(
-    specs: Sequence[str], infos: Sequence[TensorInfo]
+    specs: Sequence[str], dtypes_by_name: Mapping[str, np.dtype[Any]]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], list[str]]:
-    """Returns the arrays that ``specs`` describe by the names of the file's inputs, and notices."""
-    dtypes = (_DTYPES.get(info.dtype.name) for info in infos)
+    """Returns the arrays that ``specs`` describe, by the names of a file's inputs, and notices."""
+    dtypes = (_DTYPES.get(dtype.name) for dtype in dtypes_by_name.values())
     floating = next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
-    inputs = _read_all(specs, [info.name for info in infos], floating, {})
-    by_position = {info.name: value for info, value in zip(infos, inputs.args, strict=False)}
+    inputs = _read_all(specs, list(dtypes_by_name), floating, {})
+    by_position = dict(zip(dtypes_by_name, inputs.args, strict=False))
     return {name: to_numpy(value) for name, value in (by_position | inputs.kwargs).items()}, inputs.notices
 
 
