@@ -55,8 +55,8 @@ from .parity.probing import probe as probe
 from .parity.report.page import write_report as write_report
 from .runtimes import Runner as Runner
 from .runtimes import load as load
-from .runtimes.diagnosis import Diagnosis as Diagnosis
-from .runtimes.diagnosis import diagnose as diagnose
+from .runtimes._diagnosis import Diagnosis as Diagnosis
+from .runtimes._diagnosis import diagnose as diagnose
 from .serving.repository import Repository as Repository
 from .serving.repository import write_repository as write_repository
 from .tensorrt.engine import EngineReport as EngineReport

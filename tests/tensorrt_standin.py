@@ -23,8 +23,8 @@ import pytest
 
 from nnorm_export import library
 from nnorm_export.errors import RuntimeMissingError
-from nnorm_export.runtimes import OnnxRuntimeRunner
-from nnorm_export.tensorrt import parser_input as engines
+from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
+from nnorm_export.tensorrt import installation
 from nnorm_export.tensorrt.profiles import input_axes
 
 WITHOUT_POLYGRAPHY = "Polygraphy is not installed: pip install polygraphy"
@@ -49,7 +49,7 @@ class TensorRT:
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *, plugins: bool) -> None:
         module = SimpleNamespace(__version__=VERSION, LayerInformationFormat=SimpleNamespace(JSON=1))
-        monkeypatch.setattr(engines, "import_polygraphy", lambda: (self._polygraphy(), module))
+        monkeypatch.setattr(installation, "import_polygraphy", lambda: (self._polygraphy(), module))
         companion = self.folder / f"libnnorm_trt_register_{VERSION.partition('.')[0]}.so"
 
         def get_plugin_path(*, registering: bool = False) -> str:

@@ -94,7 +94,8 @@ def test_a_first_engine_and_its_verification(tensorrt: TensorRT) -> None:
     shown = run("verify", "net.plan", *model, "-v")
     assert re.search(r"equal\s+runtime\s+tensorrt", shown.stdout)
     assert re.search(r"2/LayerNormalNorm +plugin", shown.stdout)
-    assert "not an ONNX model" in fails("verify", "net.plan", *model, "--runtime", "onnxruntime")
+    message = "the runtime onnxruntime cannot open it; choose one of tensorrt"
+    assert message in fails("verify", "net.plan", *model, "--runtime", "onnxruntime")
 
 
 def test_json_and_quiet(tensorrt: TensorRT, tmp_path: Path) -> None:

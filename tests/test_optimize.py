@@ -34,12 +34,12 @@ from nnorm_export import (
     optimize,
     verify,
 )
-from nnorm_export.files import machine
 from nnorm_export.files.inspection import describe
 from nnorm_export.optimizing import agreement
 from nnorm_export.optimizing import optimize as optimizer
+from nnorm_export.runtimes import _optimized_files
 
-HERE = machine.this_machine(onnxruntime)
+HERE = _optimized_files.this_machine(onnxruntime)
 
 SKIPS = pytestmark = [
     pytest.mark.skipif(library.find_library() is None, reason="nnorm_export is installed without its library here"),
@@ -166,7 +166,7 @@ def test_a_model_with_nothing_to_gain(tmp_path: Path) -> None:
 
 
 def test_a_processor_without_blocks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_block_size", lambda _: None)
+    monkeypatch.setattr(_optimized_files, "_block_size", lambda _: None)
     report = optimize(source, tmp_path / "net.cpu.onnx", verify=False)
     assert report.left == {"ONNX Runtime has no blocked layout on this machine": 4}
     assert "no faster" in report.notices[0]
@@ -291,7 +291,7 @@ def test_another_machine_is_refused(
 
 
 def test_a_processor_without_blocks_refuses_a_file_with_them(optimized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_block_size", lambda _: None)
+    monkeypatch.setattr(_optimized_files, "_block_size", lambda _: None)
     with pytest.raises(ModelFileError, match="with no blocks of channels"):
         load(optimized)
 

@@ -163,7 +163,7 @@ def test_files_of_others_and_damaged_ones(network: nn.Module, image: Tensor, tmp
     with pytest.raises(ModelFileError, match=r"neither TorchScript, nor .* --checkpoint"):
         load(tmp_path / "weights.pth")
     path = export_program(network, image, tmp_path / "m.pt2").path
-    with pytest.raises(ModelFileError, match="its format is pt2, the runtime torchscript cannot open it"):
+    with pytest.raises(ModelFileError, match="the runtime torchscript cannot open it; choose one of pt2"):
         load(path, "torchscript")
     with pytest.raises(ModelFileError, match="no such file"):
         load(tmp_path / "nothing.pt2", "pt2")

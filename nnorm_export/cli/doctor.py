@@ -10,7 +10,7 @@ from nnorm_export.cli.options import Runtime
 from nnorm_export.cli.output import Output, print_facts, print_table, ways
 
 if TYPE_CHECKING:
-    from nnorm_export.runtimes.diagnosis import Diagnosis, RuntimeDiagnosis
+    from nnorm_export.runtimes._diagnosis import Diagnosis, RuntimeDiagnosis
 
 
 def doctor(
@@ -21,7 +21,7 @@ def doctor(
     *,
     output: Output,
 ) -> None:
-    from nnorm_export.runtimes.diagnosis import diagnose
+    from nnorm_export.runtimes._diagnosis import diagnose
 
     with output.working("Looking for runtimes"):
         diagnosis = diagnose(path, runtime=runtime)
@@ -57,4 +57,4 @@ def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
         return "ready"
     if found.implementations:
         return f"runs it; normalizations: {ways(found.implementations)}"
-    return "is there; nnorm-export engine says what it takes" if found.runtime == "tensorrt" else "runs it"
+    return found.note or "runs it"

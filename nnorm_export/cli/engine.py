@@ -43,7 +43,7 @@ def engine(
         --runtime tensorrt
     """
     profiles = _profiles(options)
-    from nnorm_export.tensorrt.parser_input import import_polygraphy
+    from nnorm_export.tensorrt.installation import import_polygraphy
 
     import_polygraphy()  # raises before anything takes time
     from nnorm_export.tensorrt.engine import build_engine

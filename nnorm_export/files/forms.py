@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 import onnx_ir.passes.common
 import onnxscript.optimizer
@@ -40,10 +42,11 @@ def apply_form(model: ir.Model, form: str) -> None:
         inline_bodies(model)
 
 
-def strip_bodies(model: ir.Model) -> None:
-    """From ``portable`` to ``custom``: the nodes stay, their bodies go."""
+def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(OPERATORS)) -> None:
+    """Removes the bodies of the operators ``op_types``; their nodes stay. All of them: ``portable`` to ``custom``."""
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
-        del model.functions[identifier]
+        if identifier[1] in op_types:
+            del model.functions[identifier]
 
 
 def nodes_of(model: ir.Model) -> list[ir.Node]:

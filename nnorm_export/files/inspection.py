@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ModelFileError, NnormExportError
-from nnorm_export.files.machine import Machine, machine_of
 from nnorm_export.files.onnx_file import ModelFile, read
+from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.pytorch_archive import Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import PRODUCER

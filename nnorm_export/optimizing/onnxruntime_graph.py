@@ -12,11 +12,10 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export import library
 from nnorm_export._version import __version__
-from nnorm_export.files.machine import METADATA_KEY, OPTIMIZED, PROVIDER, Machine
 from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.optimized_for import CPU, METADATA_KEY, OPTIMIZED, Machine
 from nnorm_export.names import METADATA_PREFIX
-from nnorm_export.runtimes import OnnxRuntimeRunner
-from nnorm_export.runtimes.onnxruntime import avoid_crash
+from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner, avoid_crash
 
 _WEIGHTS = "weights"
 _INLINE_BYTES = 1024  # larger weights are written to a separate file: together they may exceed protobuf's 2 GiB
@@ -38,7 +37,7 @@ def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
         prefix = "session.optimized_model_external_initializers"
         options.add_session_config_entry(f"{prefix}_file_name", _WEIGHTS)
         options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(_INLINE_BYTES))
-        OnnxRuntimeRunner(file.path, providers=(PROVIDER,), session_options=options)
+        OnnxRuntimeRunner(file.path, providers=(CPU,), session_options=options)
         model = ir.load(options.optimized_model_filepath)
         ir.external_data.load_to_model(model)
     for domain in model.opset_imports.keys() - {"", *(node.domain for node in RecursiveGraphIterator(model.graph))}:

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export.errors import ModelFileError, ParityError
-from nnorm_export.files.machine import OPTIMIZED, Machine, this_machine
 from nnorm_export.files.onnx_file import ModelFile, read
+from nnorm_export.files.optimized_for import OPTIMIZED, Machine
 from nnorm_export.files.staging import save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.agreement import compare
@@ -22,6 +22,7 @@ from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_grap
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
 from nnorm_export.parity.judgement import ParityReport
 from nnorm_export.runtimes import load
+from nnorm_export.runtimes._optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 
 

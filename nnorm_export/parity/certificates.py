@@ -7,7 +7,6 @@ PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if t
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -24,11 +23,10 @@ from nnorm_export._version import __version__
 from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.files import onnx_file
 from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge_outputs
-from nnorm_export.runtimes import Runner, load
+from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 
 CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_0", "truth_0"
 _FORMAT = 1
-_PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy")
 
 
 def file_sha256(path: Path) -> str:
@@ -127,12 +125,8 @@ def replay(path: str | Path, folder: str | Path, *, runtime: str | None = None) 
 def versions() -> dict[str, str]:
     """The versions of this package, of Python, and of the installed packages that a comparison depends on."""
     found = {"nnorm_export": __version__, "python": platform.python_version(), "machine": platform.machine()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    packages = dict.fromkeys(package for runtime in RUNTIMES.values() for package in (*runtime.packages, "numpy"))
+    return found | {package: version for package in packages if (version := installed_version(package))}
 
 
 def _is_replaceable(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from nnorm_export.models.arrays import to_numpy
 from nnorm_export.models.attention import without_fused_attention
 from nnorm_export.models.copying import deepcopy
 from nnorm_export.parity.judgement import Array, is_float, judge
-from nnorm_export.runtimes.base import Runner
+from nnorm_export.runtimes import Runner
 
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]

@@ -1,44 +1,43 @@
-"""load(): a model file opened in a runtime. ``RUNTIMES`` lists the runtimes by name."""
+"""load(): a model file opened in a runtime.
+
+Each runtime is declared in a module of this package (:class:`Runtime`), and nothing else lists runtimes. Modules whose
+names begin with an underscore are shared, or take long to import.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import pkgutil
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.errors import NnormExportError
-from nnorm_export.files.pytorch_archive import AOTI, PT2, TORCHSCRIPT, is_archive, read_archive
+from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.runtimes.base import Runner
-from nnorm_export.runtimes.kserve import KServeRunner, is_url
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeCudaRunner, OnnxRuntimeRunner
-from nnorm_export.runtimes.reference import ReferenceRunner
-from nnorm_export.runtimes.tensorrt import TensorRTRunner, is_engine
+from nnorm_export.runtimes._runner import Runner
+from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+
+DEFAULT_RUNTIME = "onnxruntime"  # for ONNX files
 
 
-def _by_pytorch(name: str) -> Callable[..., Runner]:
-    """Imported when first used: torch takes seconds, and no other runtime needs it."""
+def _discover() -> dict[str, Runtime]:
+    """The runtimes that the modules of this package declare: the default, then the others by name."""
+    found: dict[str, Runtime] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            for runtime in importlib.import_module(f"{__name__}.{module.name}").RUNTIMES:
+                if runtime.name in found:
+                    raise ImportError(f"two modules of {__name__} declare a runtime {runtime.name!r}; rename one")
+                found[runtime.name] = runtime
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != DEFAULT_RUNTIME, name))}
 
-    def runner(path: str | Path, **options: Any) -> Runner:
-        made: Runner = getattr(importlib.import_module("nnorm_export.runtimes.pytorch"), name)(path, **options)
-        return made
 
-    return runner
+RUNTIMES = _discover()
 
 
-RUNTIMES: dict[str, Callable[..., Runner]] = {
-    OnnxRuntimeRunner.runtime: OnnxRuntimeRunner,
-    OnnxRuntimeCudaRunner.runtime: OnnxRuntimeCudaRunner,
-    ReferenceRunner.runtime: ReferenceRunner,
-    TensorRTRunner.runtime: TensorRTRunner,
-    KServeRunner.runtime: KServeRunner,
-    TORCHSCRIPT: _by_pytorch("TorchScriptRunner"),
-    PT2: _by_pytorch("ProgramRunner"),
-    AOTI: _by_pytorch("AotiRunner"),
-}
-
-DEFAULT_RUNTIME = OnnxRuntimeRunner.runtime
+def runtimes_for(path: str | Path) -> list[Runtime]:
+    """The runtimes that open files of the kind of ``path``, the one that :func:`load` takes first."""
+    own = [runtime for runtime in RUNTIMES.values() if runtime.is_own(path)]
+    return own or [runtime for runtime in RUNTIMES.values() if runtime.opens_onnx]
 
 
 def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner:
@@ -49,37 +48,33 @@ def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner
             :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program` or
             :func:`nnorm_export.export_aoti` wrote. The last is machine code: load it only from those that you trust.
             Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
-        runtime: ``onnxruntime``, ``onnxruntime-cuda``, ``reference`` or ``tensorrt`` for ONNX; None takes ONNX Runtime
-            on the CPU. The other files each have one: ``tensorrt``, ``torchscript``, ``pt2`` or ``aoti``.
+        runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
+            and the runtime of the file's format for other files.
         options: the runtime's own, see :class:`OnnxRuntimeRunner` and :class:`TensorRTRunner`.
 
     Raises:
-        ModelFileError: the file is missing, no model, or refused by the runtime.
-        RuntimeMissingError: the runtime or a provider is not installed. Nothing else is tried in its stead.
+        ModelFileError: the file is missing, is not a model, or is refused by the runtime.
+        RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
+        NnormExportError: the runtime is unknown.
     """
-    name = runtime or _runtime_of(path)
-    if name not in RUNTIMES:
-        raise NnormExportError(f"unknown runtime {name!r}; choose one of {', '.join(RUNTIMES)}")
-    return RUNTIMES[name](path, **options)
-
-
-def _runtime_of(path: str | Path) -> str:
-    if is_url(path):
-        return KServeRunner.runtime
-    if is_engine(path):
-        return TensorRTRunner.runtime
-    return read_archive(path).format if is_archive(path) else DEFAULT_RUNTIME
+    if runtime is None:
+        return runtimes_for(path)[0](path, **options)
+    if runtime not in RUNTIMES:
+        raise NnormExportError(f"unknown runtime {runtime!r}; choose one of {', '.join(RUNTIMES)}")
+    candidates = [candidate.name for candidate in runtimes_for(path)]
+    if runtime not in candidates and Path(path).exists():  # if it is missing, the runner says so
+        raise ModelFileError(f"{path}: the runtime {runtime} cannot open it; choose one of {', '.join(candidates)}")
+    return RUNTIMES[runtime](path, **options)
 
 
 __all__ = [
     "DEFAULT_RUNTIME",
     "RUNTIMES",
-    "KServeRunner",
-    "OnnxRuntimeCudaRunner",
-    "OnnxRuntimeRunner",
-    "ReferenceRunner",
+    "Component",
     "Runner",
+    "Runtime",
     "TensorInfo",
-    "TensorRTRunner",
+    "installed_version",
     "load",
+    "runtimes_for",
 ]

@@ -12,9 +12,11 @@ import numpy as np
 from nnorm_export.dtypes import DTYPES, Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.runtimes.base import Runner
+from nnorm_export.runtimes._runner import Runner
+from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
 
 SCHEMES = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
+_REMEDY = "pip install 'nnorm_export[serve]'"
 _DTYPES = {dtype.kserve: dtype.numpy for dtype in DTYPES.values()}
 
 
@@ -38,11 +40,8 @@ class KServeRunner(Runner):
         if parts.scheme not in SCHEMES or not parts.netloc or not name:
             raise NnormExportError(f"{url}: give http://HOST:PORT/MODEL[/VERSION], or grpc://…")
         self._url, self._name, self._version = url, name, version
-        try:
-            self._client_module: Any = importlib.import_module(f"tritonclient.{SCHEMES[parts.scheme]}")
-            self._refusal: Any = importlib.import_module("tritonclient.utils").InferenceServerException
-        except ImportError:
-            raise RuntimeMissingError("a server is asked by tritonclient: pip install 'nnorm_export[serve]'") from None
+        self._client_module = _import_client(SCHEMES[parts.scheme])
+        self._refusal = _import_client("utils").InferenceServerException
         secure = {"ssl": True} if parts.scheme in ("https", "grpcs") else {}
         self._is_grpc = SCHEMES[parts.scheme] == "grpc"
         self._client: Any = self._client_module.InferenceServerClient(url=parts.netloc, **secure)
@@ -115,3 +114,23 @@ class KServeRunner(Runner):
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _import_client(module: str) -> Any:
+    try:
+        return importlib.import_module(f"tritonclient.{module}")
+    except ImportError as error:
+        raise RuntimeMissingError(f"tritonclient cannot be used ({error}): {_REMEDY}") from None
+
+
+RUNTIMES = (
+    Runtime(
+        name=KServeRunner.runtime,
+        runner=KServeRunner,
+        packages=(),
+        extra="serve",
+        is_own=is_url,
+        check=lambda: _import_client("utils"),
+        components=lambda: [Component.optional("tritonclient", installed_version("tritonclient"), _REMEDY)],
+    ),
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,17 +15,24 @@ import numpy as np
 import onnx
 
 from nnorm_export import library
-from nnorm_export.dtypes import DTYPES, Array, bits
+from nnorm_export.domain import OPERATORS
+from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
-from nnorm_export.files import machine, onnx_file
+from nnorm_export.files import onnx_file
 from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.names import DOMAIN
-from nnorm_export.runtimes.base import Runner
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
+from nnorm_export.runtimes._runner import Runner
+from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
 
+_REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu")
+_OLDEST = (1, 18)  # the API version that the kernels need
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
 
 
@@ -33,10 +41,19 @@ def import_onnxruntime() -> Any:
         import onnxruntime  # noqa: PLC0415 - an extra: this package works without it
     except ImportError:
         raise RuntimeMissingError(
-            "ONNX Runtime is not installed: pip install 'nnorm_export[onnxruntime]' "
-            "(or [onnxruntime-gpu]), or choose --runtime reference"
+            f"ONNX Runtime is not installed: {_REMEDY}, or choose the runtime reference"
         ) from None
     return onnxruntime
+
+
+def _require_provider(ort: Any, name: str) -> None:
+    available = ort.get_available_providers()
+    if name not in available:
+        raise RuntimeMissingError(
+            f"this ONNX Runtime has no {name} (it has {', '.join(available)}); the CUDA and TensorRT providers come "
+            "with onnxruntime-gpu: pip uninstall onnxruntime, whose folder it shares, and then "
+            "pip install 'nnorm_export[onnxruntime-gpu]'"
+        )
 
 
 def providers_with_kernels() -> set[str]:
@@ -97,17 +114,12 @@ class OnnxRuntimeRunner(Runner):
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path)
         self._providers = list(self.default_providers if providers is None else providers)
-        available = self._ort.get_available_providers()
         for name in self._provider_names():
-            if name not in available:
-                raise RuntimeMissingError(
-                    f"this ONNX Runtime has no {name} (it has {', '.join(available)}); "
-                    "the CUDA and TensorRT providers come with onnxruntime-gpu"
-                )
-        self._target = machine.machine_of(self._file)
+            _require_provider(self._ort, name)
+        self._target = machine_of(self._file)
         if self._target is not None:
-            machine.refuse_elsewhere(self._file, self._target, self._ort)
-            machine.refuse_without_kernels(self._file, self._providers, kernels, session_options)
+            refuse_elsewhere(self._file, self._target, self._ort)
+            refuse_without_kernels(self._file, self._provider_names(), kernels, session_options)
             kernels = True
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         self._session = self._open()
@@ -224,3 +236,96 @@ class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
 
     runtime = "onnxruntime-cuda"
     default_providers = ((CUDA, {"use_tf32": "0"}), CPU)
+
+
+def _components() -> Iterator[Component]:
+    yield _onnxruntime()
+    yield (kernels := _kernels())
+    if kernels.found and not kernels.remedy:
+        yield Component("kernels' dtypes", ", ".join(_kernel_dtypes()) or "none")
+    try:
+        cuda = library.find_cuda_library()
+    except RuntimeMissingError:  # NNORM_EXPORT_LIBRARY is wrong, which _kernels() reports
+        cuda = None
+    yield Component.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
+
+
+def _onnxruntime() -> Component:
+    try:
+        onnxruntime = import_onnxruntime()
+    except RuntimeMissingError:
+        return Component("ONNX Runtime", "", _REMEDY)
+    both = [package for package in _PACKAGES if installed_version(package)]
+    version = tuple(int(part) for part in re.findall(r"\d+", onnxruntime.__version__)[:2])
+    api = f", API {version[1]}" if version[0] == 1 else ""  # the C interface is numbered as the minor versions are
+    found = f"{onnxruntime.__version__}{api}, with {', '.join(onnxruntime.get_available_providers())}"
+    if len(both) > 1:
+        return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
+    if version < _OLDEST:
+        return Component("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
+    return Component("ONNX Runtime", found)
+
+
+def _kernels() -> Component:
+    """The library of kernels, and whether the installed ONNX Runtime can load it."""
+    try:
+        path = library.get_library_path()
+    except RuntimeMissingError as error:
+        return Component("kernels", "", str(error))
+    try:
+        library.register(import_onnxruntime().SessionOptions())
+    except RuntimeMissingError as error:
+        return Component("kernels", path, str(error))
+    return Component("kernels", path)
+
+
+def _kernel_dtypes() -> Iterator[str]:
+    """The dtypes for which ONNX Runtime opens a file that only kernels can run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "operators.onnx"
+        for dtype in FLOATS:
+            onnx.save_model(_every_operator(dtype), file)
+            try:
+                OnnxRuntimeRunner(file, kernels=True)
+            except ModelFileError:
+                continue
+            yield dtype.name
+
+
+def _every_operator(dtype: Dtype) -> onnx.ModelProto:
+    """A file with a node of each operator, without bodies; tensors are ``dtype``, parameters have its arithmetic."""
+    arithmetic = DTYPES["float64" if dtype.name == "float64" else "float32"]
+    tensor = onnx.helper.make_tensor_value_info
+    inputs, outputs, nodes = {}, [], []
+    for operator in OPERATORS.values():
+        for name in operator.inputs:
+            is_parameter = name in operator.parameters
+            kind, shape = (arithmetic.onnx_type, [1]) if is_parameter else (dtype.onnx_type, [1, 1])
+            inputs[name] = tensor(name, kind, shape)
+        nodes.append(onnx.helper.make_node(operator.op_type, operator.inputs, [operator.op_type], domain=DOMAIN))
+        outputs.append(tensor(operator.op_type, dtype.onnx_type, [1, 1]))
+    graph = onnx.helper.make_graph(nodes, "operators", list(inputs.values()), outputs)
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+RUNTIMES = (
+    Runtime(
+        name=OnnxRuntimeRunner.runtime,
+        runner=OnnxRuntimeRunner,
+        packages=_PACKAGES,
+        extra="onnxruntime",
+        opens_onnx=True,
+        check=import_onnxruntime,
+        components=_components,
+    ),
+    Runtime(
+        name=OnnxRuntimeCudaRunner.runtime,
+        runner=OnnxRuntimeCudaRunner,
+        packages=("onnxruntime-gpu",),
+        extra="onnxruntime-gpu",
+        opens_onnx=True,
+        check=lambda: _require_provider(import_onnxruntime(), CUDA),
+        components=lambda: (),  # ONNX Runtime is listed above
+    ),
+)

@@ -13,7 +13,8 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.runtimes.base import Runner
+from nnorm_export.runtimes._runner import Runner
+from nnorm_export.runtimes._runtime import Component, Runtime
 
 
 class ReferenceRunner(Runner):
@@ -43,3 +44,19 @@ class ReferenceRunner(Runner):
             results = self._evaluator.run(None, feed)
         # The evaluator computes some operators in a wider type than the graph says (float16 in onnx 1.2x).
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
+
+
+def _components() -> list[Component]:
+    opsets = f"{onnx.__version__}, opsets up to {onnx.defs.onnx_opset_version()}, IR up to {onnx.IR_VERSION}"
+    return [Component("onnx", opsets)]
+
+
+RUNTIMES = (
+    Runtime(
+        name=ReferenceRunner.runtime,
+        runner=ReferenceRunner,
+        packages=("onnx",),
+        opens_onnx=True,
+        components=_components,
+    ),
+)

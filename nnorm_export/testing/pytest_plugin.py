@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from nnorm_export.parity.judgement import ParityReport
 
 DRIFT = 2.0  # how much an error may grow
-# Whose version a runtime's is.
-_DISTRIBUTIONS = {
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "onnxruntime-cuda": ("onnxruntime-gpu",),
-    "reference": ("onnx",),
-    "tensorrt": ("tensorrt",),
-    "torchscript": ("torch",),
-    "pt2": ("torch",),
-    "aoti": ("torch",),
-    "kserve": (),
-}
 _BASELINE = pytest.StashKey[dict[str, Any]]()
 
 
@@ -123,14 +112,10 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     config = request.config
     if not config.getoption("--nnorm-baseline"):
         return
-    from nnorm_export.parity.certificates import versions  # noqa: PLC0415 - with the runtimes
-    from nnorm_export.parity.judgement import machine_epsilon  # noqa: PLC0415 - the same
+    from nnorm_export.parity.judgement import machine_epsilon  # noqa: PLC0415 - it takes a second
+    from nnorm_export.runtimes import RUNTIMES  # noqa: PLC0415 - the same, and pytest loads this module in every run
 
-    installed = versions()
-    found = next(
-        (f"{name} {installed[name]}" for name in _DISTRIBUTIONS[report.runtime] if name in installed), "unknown"
-    )
-    version = f"{report.runtime}, {found}"
+    version = f"{report.runtime}, {RUNTIMES[report.runtime].version}"
     baseline = config.stash[_BASELINE]
     errors = {output.name: output.max_abs_diff for output in report.outputs}
     if config.getoption("--nnorm-update-baseline"):

@@ -1,0 +1,64 @@
+"""The machine that a file optimised for ONNX Runtime's CPU kernels is for, as the file says.
+
+Such a file holds ONNX Runtime's internal operators, and weights in blocks of as many channels as suit the processor
+that it was made on. On another processor it may not load, or may compute something else.
+:mod:`nnorm_export.runtimes._optimized_files` compares it with this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from nnorm_export.errors import ModelFileError
+from nnorm_export.files.onnx_file import ModelFile
+
+CPU = "CPUExecutionProvider"
+OPTIMIZED = "optimized"  # the form of such a file
+METADATA_KEY = "optimized_for"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an optimised file depends on.
+
+    Attributes:
+        architecture: ``x86_64`` or ``aarch64``, for example.
+        block: channels in a block of ONNX Runtime's layout for convolutions: 16 with AVX-512, 8 with other x86; None
+            if ONNX Runtime has no such layout for the processor, or the file does not use it.
+        onnxruntime: the version that optimised the file. Other versions may load it: the meaning of the file does not
+            depend on the version, and a version that lacks one of its operators refuses it.
+        provider: the execution provider.
+    """
+
+    architecture: str
+    block: int | None
+    onnxruntime: str
+    provider: str = CPU
+
+    def __str__(self) -> str:
+        return f"{self.architecture} processors with {blocks(self.block)}" if self.block else self.architecture
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def blocks(block: int | None) -> str:
+    return f"blocks of {block} channels" if block else "no blocks of channels"
+
+
+def machine_of(file: ModelFile) -> Machine | None:
+    """The machine that ``file`` is optimised for; None for a file that is not optimised.
+
+    Raises:
+        ModelFileError: the file is optimised, but its description of the machine is missing or damaged.
+    """
+    if file.form != OPTIMIZED:
+        return None
+    try:
+        return Machine(**json.loads(file.metadata[METADATA_KEY]))
+    except (KeyError, TypeError, ValueError):
+        raise ModelFileError(
+            f"{file.path}: the file is in the form '{OPTIMIZED}' but does not say for which machine; make it again "
+            "from the portable file: nnorm-export optimize model.onnx"
+        ) from None

@@ -1,0 +1,106 @@
+"""diagnose(): what is installed, and what would run each normalization of a file in each runtime."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nnorm_export._version import __version__
+from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
+from nnorm_export.runtimes._runtime import installed_version
+
+# Packages that no runtime declares, with what they are for.
+_OTHER_PACKAGES = {
+    "openvino": "pip install openvino, for files of the form primitives",
+    "matplotlib": "pip install 'nnorm_export[report]', for plots and reports",
+}
+
+
+@dataclass(frozen=True)
+class RuntimeDiagnosis:
+    """A runtime, for one file or in general.
+
+    Attributes:
+        problem: why it cannot run, with the remedy; empty if it can.
+        exit_code: that of the problem's error; 0 without a problem.
+        implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if the file has no such
+            nodes.
+        note: what must happen before the runtime can run the file; see :attr:`Runtime.before_onnx`.
+    """
+
+    runtime: str
+    problem: str = ""
+    exit_code: int = 0
+    implementations: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found. ``needed`` is the runtime that must work."""
+
+    components: list[Component]
+    runtimes: list[RuntimeDiagnosis]
+    needed: str
+
+    @property
+    def missing(self) -> RuntimeDiagnosis | None:
+        """The needed runtime, if it cannot run."""
+        return next((found for found in self.runtimes if found.runtime == self.needed and found.problem), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"exit_code": self.missing.exit_code if self.missing else 0, **asdict(self)}
+
+
+def diagnose(path: str | Path | None = None, *, runtime: str | None = None) -> Diagnosis:
+    """Looks at the installation and, with a file, at what runs its normalizations in each runtime.
+
+    Args:
+        path: a file of any format that a runtime opens; None looks at the installation alone.
+        runtime: the runtime that must work. None is the one that :func:`nnorm_export.load` takes for the file.
+
+    Raises:
+        ModelFileError: the file is missing or is not a model.
+        NnormExportError: the runtime is unknown, or does not open files of this format.
+    """
+    if path is not None and "://" not in str(path) and not Path(path).is_file():
+        raise ModelFileError(f"{path}: no such file")
+    candidates = list(RUNTIMES.values()) if path is None else runtimes_for(path)
+    names = [candidate.name for candidate in candidates]
+    needed = runtime or names[0]
+    if needed not in names:
+        what = "nnorm_export" if path is None else str(path)
+        raise NnormExportError(f"{what} has no runtime {needed}; it has {', '.join(names)}")
+    return Diagnosis(list(_components()), [_diagnose(candidate, path) for candidate in candidates], needed)
+
+
+def _diagnose(runtime: Runtime, path: str | Path | None) -> RuntimeDiagnosis:
+    try:
+        if path is None:
+            runtime.require()
+            return RuntimeDiagnosis(runtime.name)
+        if runtime.before_onnx and not runtime.is_own(path):
+            runtime.require()
+            return RuntimeDiagnosis(runtime.name, note=runtime.before_onnx)
+        return RuntimeDiagnosis(runtime.name, implementations=runtime(path).implementations)
+    except NnormExportError as error:
+        return RuntimeDiagnosis(runtime.name, str(error), error.exit_code)
+
+
+def _components() -> Iterator[Component]:
+    yield Component("nnorm_export", __version__)
+    yield Component("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
+    listed: set[str] = set()
+    for runtime in RUNTIMES.values():
+        for component in runtime.list_components():
+            if component.name not in listed:  # runtimes may share a package
+                listed.add(component.name)
+                yield component
+    for package, remedy in _OTHER_PACKAGES.items():
+        if package not in listed:
+            yield Component.optional(package, installed_version(package), remedy)
