@@ -26,6 +26,8 @@ class Amplified(nn.Module):
 
 def test_nothing_to_fear() -> None:
     assert float16_risks(randomized(Network()), torch.randn(4, 3, 8, 6)) == []
+    frozen = nn.InstanceNorm2d(4, track_running_stats=True)  # takes no statistics of its input
+    assert float16_risks(Amplified(frozen, 1e3), torch.randn(3, 4, 5, 5)) == []
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,8 @@ def test_nothing_to_fear() -> None:
         (nn.LayerNorm(64), (3, 64), 1e-3, "", "a variance is"),
         (layers.GroupNormalNorm(4, 2), (3, 4, 5), 1e3, "", "the sum of 10 squares reaches"),
         (layers.InstanceNormalNorm2d(4), (3, 4, 5, 5), 1e3, "", "the sum of 25 squares reaches"),
+        (layers.EvoNormS0(4, 2), (3, 4, 5), 1e3, "", "the sum of 10 squares reaches"),
+        (nn.InstanceNorm1d(4), (4, 25), 1e3, "", "the sum of 25 squares reaches"),
         (layers.BatchNormalNorm1d(4), (3, 4), 1e6, "its output reaches", ""),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.freezing import state
+from nnorm_export.freezing.samples import of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import Row, refuse, register
 from nnorm_export.mathematics import resolve_exponents
 from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm, FrozenLayerNormalNorm
@@ -86,14 +88,9 @@ def freeze_group(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
     return _freeze_groups(layer, path, channels, groups)
 
 
-def freeze_instance(layer: nn.Module, path: str) -> FrozenGroupNormalNorm:
+def freeze_instance(layer: nn.Module, path: str, *, spatial_axes: int) -> FrozenGroupNormalNorm:
     channels = int(layer.num_features)  # type: ignore[arg-type]
-    spatial_dims = next(d for d in (1, 2, 3) if _is_named(layer, f"InstanceNormalNorm{d}d"))
-    return _freeze_groups(layer, path, channels, channels, batch_rank=spatial_dims + 2)
-
-
-def _is_named(layer: nn.Module, name: str) -> bool:
-    return any(cls.__name__ == name for cls in type(layer).__mro__)
+    return _freeze_groups(layer, path, channels, channels, batch_rank=spatial_axes + 2)
 
 
 def _freeze_groups(
@@ -111,9 +108,17 @@ _BATCH = (*_NORMAL, "num_features", "running_lmbda", "running_mean", "running_va
 
 _ROWS = [
     Row(tuple(f"BatchNormalNorm{d}d" for d in (1, 2, 3)), (*_BATCH, "track_running_stats"), freeze_batch),
-    Row(("LayerNormalNorm",), (*_NORMAL, "normalized_shape"), freeze_layer),
-    Row(("GroupNormalNorm",), (*_NORMAL, "num_channels", "num_groups"), freeze_group),
-    Row(tuple(f"InstanceNormalNorm{d}d" for d in (1, 2, 3)), (*_NORMAL, "num_features"), freeze_instance),
+    Row(("LayerNormalNorm",), (*_NORMAL, "normalized_shape"), freeze_layer, sample_size=of_normalized_shape),
+    Row(("GroupNormalNorm",), (*_NORMAL, "num_channels", "num_groups"), freeze_group, sample_size=of_group),
+    *(
+        Row(
+            (f"InstanceNormalNorm{axes}d",),
+            (*_NORMAL, "num_features"),
+            partial(freeze_instance, spatial_axes=axes),
+            sample_size=of_spatial_axes(axes),
+        )
+        for axes in (1, 2, 3)
+    ),
 ]
 for _row in _ROWS:
     register(_row)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.freezing import state
+from nnorm_export.freezing.samples import of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import Row, refuse, register
 from nnorm_export.mathematics import per_channel
 
@@ -100,7 +101,14 @@ register(
         freeze_batch,
     )
 )
-register(Row(("LayerNorm",), (*_PLAIN, "normalized_shape", "elementwise_affine"), freeze_layer))
-register(Row(("GroupNorm",), (*_PLAIN, "num_channels", "num_groups", "affine"), freeze_group))
-register(Row(("InstanceNorm2d",), (*_PLAIN, "num_features", "affine"), freeze_instance))
+register(
+    Row(
+        ("LayerNorm",),
+        (*_PLAIN, "normalized_shape", "elementwise_affine"),
+        freeze_layer,
+        sample_size=of_normalized_shape,
+    )
+)
+register(Row(("GroupNorm",), (*_PLAIN, "num_channels", "num_groups", "affine"), freeze_group, sample_size=of_group))
+register(Row(("InstanceNorm2d",), (*_PLAIN, "num_features", "affine"), freeze_instance, sample_size=of_spatial_axes(2)))
 register(Row(("Standardize",), ("mean", "std"), freeze_standardize))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -28,4 +30,10 @@ def freeze_standard(layer: nn.Module, path: str) -> nn.Module:
 
 _DAMAGED = "the checkpoint is damaged; load an earlier one"
 
-register(Row((), (), freeze_standard, base=Freezable))
+
+def _sample_size(layer: nn.Module, shape: Sequence[int]) -> int | None:
+    assert isinstance(layer, Freezable)
+    return layer.sample_size(shape)
+
+
+register(Row((), (), freeze_standard, base=Freezable, sample_size=_sample_size))

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from nnorm_export.errors import FreezeError
+from nnorm_export.freezing.samples import SampleSize
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class Row:
             for it.
         freeze: builds the eval-mode module from a layer and its path in the model.
         base: a class whose subclasses the row covers, where names are not needed. It has a method ``frozen``.
+        sample_size: the number of values that a layer takes statistics of together; None if statistics are frozen.
     """
 
     class_names: tuple[str, ...]
     attributes: tuple[str, ...]
     freeze: Callable[[nn.Module, str], nn.Module]
     base: type[nn.Module] | None = None
+    sample_size: SampleSize | None = None
 
     def covers(self, layer: nn.Module) -> bool:
         """Whether ``layer`` is of this kind."""

@@ -1,12 +1,11 @@
-"""Which normalizations are unsafe in float16 on given inputs, and why.
+"""float16_risks(): which normalizations are unsafe in float16 on given inputs, and why.
 
-A file of this package computes its normalizations in float32 whatever its dtype, so what remains unsafe in it is a
-value that enters or leaves a layer. Other implementations sum in float16: what would hurt those is listed too.
+A float16 file of this package computes its normalizations in float32, so only values that enter or leave a layer can
+be unsafe in it. Other implementations compute sums in float16; sums that would be unsafe in them are listed too.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,23 +13,33 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from nnorm_export.freezing.samples import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.parity.judgement import Array
 from nnorm_export.parity.pytorch_model import Passthrough, observe
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504
-LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; below it digits are lost, below 6e-8 everything
-_TORCHS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; smaller numbers lose digits, those below 6e-8 are 0
+# PyTorch's own norms, which the table of layers does not have.
+_OF_TORCH: dict[type[nn.Module], SampleSize] = {
+    nn.LayerNorm: of_normalized_shape,
+    nn.GroupNorm: of_group,
+    nn.InstanceNorm1d: of_spatial_axes(1),
+    nn.InstanceNorm2d: of_spatial_axes(2),
+    nn.InstanceNorm3d: of_spatial_axes(3),
+}
 
 
 @dataclass(frozen=True)
 class HalfRisk:
-    """A layer and what is against it in float16.
+    """A layer that float16 puts at risk.
 
     Attributes:
+        path: the layer's path in the model.
+        layer: the name of its class.
+        greatest: the greatest |x| of its input and |y| of its output.
         unsafe: reasons why a float16 file of this package overflows here.
-        sums: reasons why an implementation that sums in float16 would fail; ours sums in float32.
-        greatest: of |x| at the input, and of |y| at the output.
+        sums: reasons why an implementation that computes sums in float16 fails here; files of this package do not.
     """
 
     path: str
@@ -49,10 +58,10 @@ def float16_risks(
     *,
     passthrough: Passthrough = (),
 ) -> list[HalfRisk]:
-    """One entry for each normalization of ``model`` that float16 puts at risk on ``inputs``, in order of definition.
+    """Returns the normalizations of ``model`` that float16 puts at risk on ``inputs``, in the order of definition.
 
     Args:
-        model, inputs, passthrough: as for :func:`nnorm_export.verify`. Real data says more than random data.
+        model, inputs, passthrough: as for :func:`nnorm_export.verify`. Real data shows more than random data.
 
     Raises:
         InputError: the inputs do not fit the model.
@@ -67,7 +76,7 @@ def float16_risks(
         y = [tap.y.astype(np.float64) for tap in taps[path]]
         greatest = tuple(max(float(np.abs(value).max(initial=0.0)) for value in values) for values in (x, y))
         unsafe = [
-            f"its {what} reaches {value:.3g}, and float16 ends at {GREATEST:.0f}"
+            f"its {what} reaches {value:.3g}, and float16 overflows above {GREATEST:.0f}"
             for what, value in zip(("input", "output"), greatest, strict=True)
             if value > GREATEST
         ]
@@ -79,8 +88,9 @@ def float16_risks(
 
 
 def normalizations(model: nn.Module) -> dict[str, nn.Module]:
-    """Path -> layer that :func:`float16_risks` looks at; an exported program has no layers."""
-    return {path: layer for path, layer in model.named_modules() if row_for(layer) or isinstance(layer, _TORCHS)}
+    """Path -> layer, for the layers that :func:`float16_risks` looks at; none for an exported program."""
+    kinds = tuple(_OF_TORCH)
+    return {path: layer for path, layer in model.named_modules() if row_for(layer) or isinstance(layer, kinds)}
 
 
 def _sums(layer: nn.Module, x: Array) -> list[str]:
@@ -94,17 +104,20 @@ def _sums(layer: nn.Module, x: Array) -> list[str]:
         reasons.append(f"the sum of {sets.shape[1]} squares reaches {squares:.3g}, an overflow in float16")
     positive = variance[variance > 0]
     if positive.size and positive.min() < LEAST:
-        reasons.append(f"a variance is {positive.min():.2g}, below the {LEAST:.1g} that float16 holds in full")
+        reasons.append(f"a variance is {positive.min():.2g}; below {LEAST:.1g} float16 loses digits")
     return reasons
 
 
 def sample_sets(layer: nn.Module, x: Array) -> Array | None:
-    """[sets, values] that the layer takes statistics of at inference; None where it takes none."""
-    if (shape := getattr(layer, "normalized_shape", None)) is not None:
-        return x.reshape(-1, int(np.prod(shape)))
-    if isinstance(groups := getattr(layer, "num_groups", None), int) and not hasattr(layer, "running_mean"):
-        return x.reshape(x.shape[0] * groups, -1)
-    names = " ".join(cls.__name__ for cls in type(layer).__mro__)
-    if (found := re.search(r"\bInstanceN\w*(\d)d\b", names)) is not None:
-        return x.reshape(-1, int(np.prod(x.shape[-int(found[1]) :])))  # with a batch or without
-    return None
+    """``x`` as [sets, values], the values that ``layer`` takes statistics of together; None if it takes none."""
+    sample_size = _sample_size(layer)
+    size = None if sample_size is None else sample_size(layer, x.shape)
+    return x.reshape(-1, size) if size else None
+
+
+def _sample_size(layer: nn.Module) -> SampleSize | None:
+    if (row := row_for(layer)) is not None:
+        return row.sample_size
+    if getattr(layer, "track_running_stats", False):
+        return None
+    return next((size for kind, size in _OF_TORCH.items() if isinstance(layer, kind)), None)

@@ -34,6 +34,10 @@ class Freezable(nn.Module):
     def counterpart(cls, replaced: Sequence[nn.Module]) -> Freezable:
         """Return the layer that replaces ``replaced``, layers of the kinds in :attr:`replaces`."""
 
+    def sample_size(self, shape: Sequence[int]) -> int | None:
+        """How many values of an input of ``shape`` the layer takes a variance of together; None if it takes none."""
+        return None
+
     @property
     def _arithmetic(self) -> torch.dtype:
         """The dtype in which the frozen layer computes."""

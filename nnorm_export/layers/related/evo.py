@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,6 +63,9 @@ class EvoNormS0(ChannelNorm):
 
     def frozen(self) -> nn.Module:
         return FrozenEvoNormS0({**self._affine, "v": self.v}, self._arithmetic, self.num_groups, self.eps)
+
+    def sample_size(self, shape: Sequence[int]) -> int:
+        return math.prod(shape[1:]) // self.num_groups
 
 
 class FrozenEvoNormS0(FrozenModule):

@@ -1,4 +1,4 @@
-"""The λ of every normality normalization: of its channels where it is frozen, of the rows of given inputs elsewhere."""
+"""lambdas(): the λ of every normality normalization, of its channels if it is frozen, else of the rows of inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lambdas(
     *,
     passthrough: Passthrough = (),
 ) -> dict[str, Array]:
-    """Path of the layer -> λ of each channel or, where it is estimated from the input (NN eq. 5–15), of each row.
+    """Path of the layer -> λ of each channel or, if it is estimated from the input (NN eq. 5–15), of each row.
 
     Args:
         model, inputs, passthrough: as for :func:`nnorm_export.verify`.
