@@ -1,5 +1,10 @@
 """Names that writers and readers of a file share; importing this needs nothing else of the package."""
 
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
 DOMAIN = "nnorm"
 DOMAIN_VERSION = 1
 PRODUCER = "nnorm_export"
@@ -20,3 +25,14 @@ NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 # The entry in which a file of PyTorch's (TorchScript, exported program, AOTInductor package) says what it is.
 NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"
+
+
+def node_names(calls: Iterable[tuple[str, str]]) -> list[str]:
+    """The name of each (path of a layer, operator): ``layer1.norm/BatchNormalNorm``, ``…_2`` for its second call."""
+    counts: Counter[str] = Counter()
+    names = []
+    for path, op_type in calls:
+        name = f"{path or 'model'}/{op_type}"
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
+    return names

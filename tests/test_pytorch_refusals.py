@@ -73,7 +73,7 @@ def test_options_of_one_format(write: Any, options: dict[str, Any], message: str
 
 @pytest.mark.parametrize("write", [export_program, export_aoti])
 def test_pt2_is_the_only_ending_that_pytorch_loads(write: Any, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"goes by the ending \.pt2 of such files; call it .*model\.pt2"):
+    with pytest.raises(ExportError, match=r"loads such files only if they end in \.pt2; call it .*model\.pt2"):
         write(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "model.pt")
 
 

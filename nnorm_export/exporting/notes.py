@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -12,21 +12,48 @@ from torch import Tensor, nn
 
 from nnorm_export._version import __version__
 from nnorm_export.exporting.source import Frozen
-from nnorm_export.exporting.trace import Call, Traced
+from nnorm_export.exporting.trace import Traced, nodes_of, path_of
+from nnorm_export.files.forms import nodes_of as normalizations_of
 from nnorm_export.files.note import Entry, Note
-from nnorm_export.names import METADATA_PREFIX, PRODUCER
+from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, node_names
+from nnorm_export.operators import NORMALIZATIONS, FrozenOperator
 
 Tensors = tuple[list[Entry], list[Entry]]  # the inputs and the outputs of a file
 
 _TORCH = torch.__version__.partition("+")[0]
 
 
-def layer_table(calls: Iterable[Call], frozen: Frozen) -> list[Entry]:
-    """One entry for each call of a normalization, with the :attr:`FrozenOperator.record` of its layer."""
-    return [{**call._asdict(), **frozen.records.get(call.path, {})} for call in calls]
+def layers_of_model(model: ir.Model, frozen: Frozen) -> list[Entry]:
+    """One entry for each normalization of an ONNX model: its node, its operator, and what its layer was."""
+    return [
+        _layer(str(node.name), node.op_type, node.metadata_props[LAYER_PATH], frozen)
+        for node in normalizations_of(model)
+    ]
 
 
-def stamp(model: ir.Model, form: str, table: list[Entry], weights_sha256: str) -> None:
+def layers_of_program(traced: Traced) -> list[Entry]:
+    """One entry for each call of a normalization, named as an ONNX node would be."""
+    op_types: dict[Any, str] = {operator.torch_op: operator.op_type for operator in NORMALIZATIONS.values()}
+    nodes = [node for node in nodes_of(traced.program) if node.target in op_types]
+    return _layers([(path_of(node), op_types[node.target]) for node in nodes], traced.frozen)
+
+
+def layers_of_module(frozen: Frozen) -> list[Entry]:
+    """One entry for each normalization in the module, for a file whose calls only TorchScript can count."""
+    modules = frozen.module.named_modules()
+    return _layers([(path, m.operator.op_type) for path, m in modules if isinstance(m, FrozenOperator)], frozen)
+
+
+def _layers(calls: Sequence[tuple[str, str]], frozen: Frozen) -> list[Entry]:
+    named = zip(node_names(calls), calls, strict=True)
+    return [_layer(node, op_type, path, frozen) for node, (path, op_type) in named]
+
+
+def _layer(node: str, op_type: str, path: str, frozen: Frozen) -> Entry:
+    return {"node": node, "op_type": op_type, "path": path, **frozen.records.get(path, {})}
+
+
+def stamp(model: ir.Model, form: str, layers: list[Entry], weights_sha256: str) -> None:
     """Writes into ``model`` which program made it, in which form, and what its layers were."""
     model.producer_name = PRODUCER
     model.producer_version = __version__
@@ -35,14 +62,14 @@ def stamp(model: ir.Model, form: str, table: list[Entry], weights_sha256: str) -
         "version": __version__,
         "torch": _TORCH,
         "form": form,
-        "layers": json.dumps(table),
+        "layers": json.dumps(layers),
         "weights_sha256": weights_sha256,
     }
     model.metadata_props.update({METADATA_PREFIX + name: fact for name, fact in facts.items()})
 
 
 def note(
-    frozen: Frozen, *, file_format: str, form: str, nodes: dict[str, int], calls: Iterable[Call], tensors: Tensors
+    frozen: Frozen, *, file_format: str, form: str, nodes: dict[str, int], layers: list[Entry], tensors: Tensors
 ) -> Note:
     """The note for a file of PyTorch's made of ``frozen``."""
     return Note(
@@ -55,7 +82,7 @@ def note(
         weights_sha256=frozen.weights_sha256,
         inputs=tensors[0],
         outputs=tensors[1],
-        layers=layer_table(calls, frozen),
+        layers=layers,
     )
 
 

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.epilogues import fuse_epilogues
-from nnorm_export.exporting.notes import layer_table, stamp
+from nnorm_export.exporting.notes import layers_of_model, stamp
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
-from nnorm_export.exporting.trace import Call, trace
-from nnorm_export.exporting.translate import check_opset, default_opset, translate
-from nnorm_export.files.forms import apply_form, check_form, nodes_of, strip_bodies
+from nnorm_export.exporting.trace import exporting_state, trace
+from nnorm_export.exporting.translate import translate
+from nnorm_export.files.forms import apply_form, check_form, strip_bodies
 from nnorm_export.files.staging import save, staged, writing
-from nnorm_export.names import LAYER_PATH
+
+OLDEST_OPSET = 18  # the least that torch's exporter writes
 
 
 def export(
@@ -51,12 +52,12 @@ def export(
         input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
             its result.
         opset_version: 18 to the newest of the installed onnx. None takes 20, which runs on ONNX Runtime 1.18 and
-            later, or 22 for bfloat16, whose convolutions are no older.
+            later, or 22 for bfloat16, for which older opsets have no convolutions.
         dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
             that has the first input's length there. ``{}`` fixes every axis.
         dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
-            (float64 for fp64) whatever it is.
-        external_data: True puts the weights into ``<f>.data``; None does where they exceed 2 GiB.
+            in every dtype (float64 for fp64).
+        external_data: True writes the weights to ``<f>.data``; None does so if they exceed 2 GiB.
         verify: compare the written model with PyTorch, through ONNX Runtime where it is installed, else through
             onnx's reference evaluator; with a dynamic batch, at other batch sizes too. The form ``custom`` is
             compared while it still has its bodies.
@@ -69,7 +70,7 @@ def export(
         In every case ``f`` is what it was before.
     """
     check_form(form)
-    check_opset(opset_version)
+    _check_opset(opset_version)
     frozen = freeze_source(
         Request(
             model=model,
@@ -84,16 +85,16 @@ def export(
             passthrough=passthrough,
         )
     )
-    traced = trace(frozen)
-    opset = opset_version or default_opset(traced.program)
-    onnx_model = translate(traced, opset)
+    with exporting_state():
+        traced = trace(frozen)
+        opset = opset_version or _default_opset(traced.program)
+        onnx_model = translate(traced, opset)
     fuse_epilogues(onnx_model)
-    calls = [Call(str(node.name), node.op_type, node.metadata_props[LAYER_PATH]) for node in nodes_of(onnx_model)]
-    table = layer_table(calls, frozen)
+    layers = layers_of_model(onnx_model, frozen)
     # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
     comparable = "portable" if verify and form == "custom" else form
     apply_form(onnx_model, comparable)
-    stamp(onnx_model, form, table, frozen.weights_sha256)
+    stamp(onnx_model, form, layers, frozen.weights_sha256)
 
     path = frozen.request.path
     with staged(path) as staging:
@@ -102,7 +103,19 @@ def export(
         if comparable != form:
             strip_bodies(onnx_model)
             _write(onnx_model, staging, path, form, external_data)
-    return ExportReport(path, "onnx", form, opset, len(onnx_model.graph), table, frozen.weights_sha256, parity)
+    return ExportReport(path, "onnx", form, opset, len(onnx_model.graph), layers, frozen.weights_sha256, parity)
+
+
+def _check_opset(opset: int | None) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not OLDEST_OPSET <= opset <= newest:
+        raise ExportError(f"opset {opset} cannot be written: choose one from {OLDEST_OPSET} to {newest}")
+
+
+def _default_opset(program: torch.export.ExportedProgram) -> int:
+    """The oldest opset that has the program's dtypes and that ONNX Runtime 1.18 runs in full."""
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    return 22 if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values) else 20
 
 
 def _write(model: ir.Model, staging: Path, path: Path, form: str, external_data: bool | None) -> None:

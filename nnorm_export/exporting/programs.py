@@ -16,15 +16,15 @@ from nnorm_export.errors import ExportError, RuntimeMissingError
 from nnorm_export.exporting import notes
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
-from nnorm_export.exporting.trace import Traced, calls_in, drop_source_lines, exporting_state, nodes_of, trace
+from nnorm_export.exporting.trace import Traced, drop_source_lines, exporting_state, nodes_of, trace
 from nnorm_export.files.note import Note
 from nnorm_export.files.pytorch_archive import AOTI, PT2
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 from nnorm_export.operators import NORMALIZATIONS
 
-# As many threads as the process has that loads the package, not this one; weights folded and packed; and where a caller
-# has the package check its inputs (AOTI_RUNTIME_CHECK_INPUTS), a batch of one passes.
+# The package uses as many threads as the process that loads it; weights are folded and packed; and a batch of one
+# passes the package's own check of its inputs (AOTI_RUNTIME_CHECK_INPUTS).
 _INDUCTOR_CONFIGS = {"cpp.dynamic_threads": True, "freezing": True, "aot_inductor.check_lowerbound": False}
 
 
@@ -47,17 +47,17 @@ def export_program(
     Args:
         model, args, kwargs, dynamic_shapes, dtype, passthrough: as for :func:`nnorm_export.export`.
         f: the file to write; its name ends in ``.pt2``.
-        operators: ``decomposed`` writes the normalizations out in ATen, so that the file needs nothing of this
-            package. ``kept`` leaves each of them one call of an operator of ``torch.ops.nnorm``, for tools that have a
-            kernel for it; ``import nnorm_export.operators`` must come before such a file is loaded.
+        operators: ``decomposed`` writes the normalizations in ATen's operators, so that the file runs without this
+            package. ``kept`` keeps each of them as one call of an operator of ``torch.ops.nnorm``, for tools that have
+            a kernel for it; ``import nnorm_export.operators`` must come before such a file is loaded.
         input_names, output_names: names of the tensors, for ``nnorm_export.load`` and ``inspect``.
         verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
 
     Raises:
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
 
-    A decomposed program in ``torch.compile`` has Inductor's expm1 on processors, which is exp(x) − 1: exponents near 0
-    then lose their digits. ``export_aoti`` knows a way around; operators that are kept are not touched by it.
+    In a decomposed program that ``torch.compile`` compiles for a CPU, expm1(x) becomes exp(x) − 1, and exponents near 0
+    lose their digits. Operators that are kept are not affected, and neither is ``export_aoti``.
     """
     if operators not in PT2_OPERATORS:
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(PT2_OPERATORS)}")
@@ -75,8 +75,9 @@ def export_program(
             passthrough=passthrough,
         )
     )
-    traced = trace(frozen)
-    program = _decomposed(traced.program, _FOR_ATEN) if operators == "decomposed" else traced.program
+    with exporting_state():
+        traced = trace(frozen)
+        program = _decomposed(traced.program, _FOR_ATEN) if operators == "decomposed" else traced.program
     note = _note(traced, program, PT2, operators)
     path = frozen.request.path
     with staged(path) as staging:
@@ -102,16 +103,16 @@ def export_aoti(
 ) -> ExportReport:
     """Compiles ``model``, frozen, with AOTInductor into a ``.pt2`` package of machine code.
 
-    The package is for the kind of device that the model is on, and for processors with the instructions of this one. It
-    is code that runs on the machine that loads it. Compiling needs a C++ compiler (or CUDA) and takes a minute or so.
+    The package is for the kind of device that the model is on, and for processors with the instructions of this one.
+    Its code runs on the machine that loads it. Compiling needs a C++ compiler (or CUDA) and takes about a minute.
 
     Args:
         model, args, kwargs, dynamic_shapes, dtype, passthrough, input_names, output_names: as for
             :func:`export_program`.
         f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
             with ``torch::inductor::AOTIModelPackageLoader``.
-        inductor_configs: options of Inductor. Unless they say otherwise ``freezing`` and ``cpp.dynamic_threads`` are on
-            and ``aot_inductor.check_lowerbound`` is off.
+        inductor_configs: options of Inductor. By default ``freezing`` and ``cpp.dynamic_threads`` are on and
+            ``aot_inductor.check_lowerbound`` is off.
         verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
 
     Raises:
@@ -132,8 +133,9 @@ def export_aoti(
             passthrough=passthrough,
         )
     )
-    traced = trace(frozen)
-    program = _decomposed(traced.program, _FOR_INDUCTOR)
+    with exporting_state():
+        traced = trace(frozen)
+        program = _decomposed(traced.program, _FOR_INDUCTOR)
     note = _note(traced, program, AOTI, notes.device_of(frozen.module).type)
     path = frozen.request.path
     with staged(path) as staging:
@@ -147,7 +149,9 @@ def export_aoti(
 def _pt2(f: str | Path) -> Path:
     path = Path(f).expanduser()
     if path.suffix != ".pt2":
-        raise ExportError(f"{path}: PyTorch goes by the ending .pt2 of such files; call it {path.with_suffix('.pt2')}")
+        raise ExportError(
+            f"{path}: PyTorch loads such files only if they end in .pt2; call it {path.with_suffix('.pt2')}"
+        )
     return path
 
 
@@ -201,7 +205,7 @@ def _note(traced: Traced, program: torch.export.ExportedProgram, file_format: st
         file_format=file_format,
         form=form,
         nodes=_nodes_by_namespace(program),
-        calls=calls_in(traced.program),
+        layers=notes.layers_of_program(traced),
         tensors=notes.tensors_of_program(traced),
     )
 
@@ -219,13 +223,14 @@ def _add_note(package: Path, note: Note) -> None:
 
 
 def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
-    # Imported here because it takes a second, for which exports to the other formats need not wait.
+    # Imported here because it takes a second, and exports to the other formats do not need it.
     from torch._inductor import config, exc  # noqa: PLC0415
 
     known = config.get_config_copy()
     if unknown := [name for name in configs if name not in known]:
         raise ExportError(
-            f"Inductor of torch {torch.__version__} has no option {unknown[0]}; see torch._inductor.config"
+            f"inductor_configs: Inductor of torch {torch.__version__} has no option {unknown[0]}; "
+            "torch._inductor.config lists the options"
         )
     defaults = {name: value for name, value in _INDUCTOR_CONFIGS.items() if name in known}
     try:
@@ -234,15 +239,18 @@ def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping
                 program, package_path=str(path), inductor_configs={**defaults, **configs}
             )
     except Exception as error:
-        # Inductor may fail at any of its steps, each with an error of its own kind. Whichever it is, the user reads
-        # that this model cannot be compiled, and why; Inductor's error stays the cause, which --verbose shows.
+        # Inductor may fail at any of its steps with any kind of exception. The message says that this model cannot be
+        # compiled, and why; Inductor's exception stays the cause, which --verbose shows.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, exc.InvalidCxxCompiler):
             cause = getattr(cause, "inner_exception", None) or cause.__cause__
         if cause is not None:
             raise RuntimeMissingError(
-                "AOTInductor compiles with a C++ compiler, and there is none: install g++, or name another in the "
-                "environment variable CXX"
+                "AOTInductor compiles with a C++ compiler, and there is none: install g++, or set the environment "
+                "variable CXX to another compiler"
             ) from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ExportError(f"AOTInductor cannot compile the model: {type(error).__name__}: {lines[0]}") from error
+        raise ExportError(
+            f"AOTInductor cannot compile the model: {type(error).__name__}: {lines[0]}. "
+            "Export with export_program (--format pt2), which is not compiled, or change that part of the model"
+        ) from error

@@ -1,4 +1,4 @@
-"""export_torchscript(): a file for LibTorch and ``torch.jit.load`` that needs nothing of this package."""
+"""export_torchscript(): a file for LibTorch and ``torch.jit.load`` that runs without this package."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnorm_export.errors import ExportError, InputError
 from nnorm_export.exporting import notes
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Frozen, Passthrough, Request, freeze_source
-from nnorm_export.exporting.trace import Call, calls_in, exporting_state, named_calls, trace
+from nnorm_export.exporting.trace import exporting_state, trace
+from nnorm_export.files.note import Entry
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
-from nnorm_export.operators import FrozenOperator
 
 _UNSUPPORTED_PYTHON = (3, 14)
 
@@ -50,16 +50,16 @@ def export_torchscript(
     Args:
         model, args, kwargs, dtype, passthrough: as for :func:`nnorm_export.export`.
         f: the file to write, ``model.pt`` for example.
-        method: ``trace`` records what the model does with the example. Where that depends on the values of a tensor the
+        method: ``trace`` records what the model does with the example. If that depends on the values of a tensor, the
             export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in
-            order, and gives the tensors among the outputs: one, or a tuple. ``script`` compiles the model's own code,
-            branches and all; the file is called as the model is, with any batch and extent.
+            order, and returns the tensors among the outputs: one, or a tuple. ``script`` compiles the model's own code
+            with its branches; the file is called as the model is, with any batch and extent.
         input_names, output_names: names of the tensors, for keyword calls, ``nnorm_export.load`` and ``inspect``; with
-            ``script`` the inputs' are those of ``forward``.
-        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` goes
-            with ``script`` too, for a model that takes no other batch: the file is compared on the example alone.
-        optimize: let ``torch.jit.freeze`` fold constants and, traced, the standardization into a convolution. Else
-            the file keeps its modules, parameters and attributes.
+            ``script`` the inputs have the names of ``forward``'s parameters.
+        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` is
+            allowed with ``script`` too, for a model of one batch size: the file is compared on the example alone.
+        optimize: let ``torch.jit.freeze`` fold constants and, if traced, the standardization into a convolution.
+            Otherwise the file keeps its modules, parameters and attributes.
         verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
 
     Raises:
@@ -100,12 +100,14 @@ def export_torchscript(
             passthrough=passthrough,
         )
     )
-    module, calls, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
+    module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
     if optimize:
         with exporting_state():
             module = torch.jit.freeze(module)
-    note = notes.note(frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), calls=calls, tensors=tensors)
+    note = notes.note(
+        frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
+    )
     path = frozen.request.path
     with staged(path) as staging:
         with exporting_state(), writing(path, RuntimeError):
@@ -114,25 +116,29 @@ def export_torchscript(
     return ExportReport.of_note(path, note, parity)
 
 
-_Parts = tuple[torch.jit.ScriptModule, list[Call], notes.Tensors]
+_Parts = tuple[torch.jit.ScriptModule, list[Entry], notes.Tensors]
 
 
 def _traced(frozen: Frozen) -> _Parts:
-    # A tracer follows one path through the model without a word. torch.export refuses what it cannot follow.
-    traced = trace(frozen)
+    # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
+    with exporting_state():
+        traced = trace(frozen)
     example, _ = arguments.dynamic_batch(frozen.example) if frozen.dynamic_batch else (frozen.example, None)
     with exporting_state(fused_attention=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of shapes: other batch sizes are compared
-        tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(example))  # a model may begin in place
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # about shapes: other batch sizes are compared
+        tensors = tuple(
+            tensor.clone() for tensor in arguments.tensors_in(example)
+        )  # the model may change its input in place
         try:
             module = torch.jit.trace(_flat(frozen.module, example), tensors, check_trace=False)
         except Exception as error:
-            # Tracing runs the model's own code, which may raise anything. Whatever it is, the user reads that this
-            # model cannot be traced, and what its code said; that error stays the cause, which --verbose shows.
+            # Tracing runs the model's own code, which may raise any exception. The message says that this model cannot
+            # be traced, and what its code raised; that exception stays the cause, which --verbose shows.
             raise ExportError(
-                f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}"
+                f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}\n"
+                "Change that part of the model, or export with method='script' or to another format"
             ) from error
-    return module, calls_in(traced.program), notes.tensors_of_program(traced)
+    return module, notes.layers_of_program(traced), notes.tensors_of_program(traced)
 
 
 def _flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
@@ -162,8 +168,8 @@ def _scripted(frozen: Frozen) -> _Parts:
         try:
             module = torch.jit.script(frozen.module)
         except Exception as error:
-            # TorchScript's compiler has many kinds of errors. Whichever it is, the user reads that this model cannot be
-            # compiled, why, and what to do; the compiler's error stays the cause, which --verbose shows.
+            # TorchScript's compiler raises many kinds of exceptions. The message says that this model cannot be
+            # compiled, why, and what to do; the exception stays the cause, which --verbose shows.
             raise ExportError(
                 f"torch.jit.script cannot compile {name}: {_first_lines(error)}\n"
                 "Write that part of the model in the language of TorchScript, or export with method='trace'"
@@ -177,10 +183,9 @@ def _scripted(frozen: Frozen) -> _Parts:
                 f"{name} does not run on these inputs: {error}. Give an example that the model takes"
             ) from error
     inputs, outputs = frozen.names(arguments.tensor_names(result))
-    layers = [(path, layer) for path, layer in frozen.module.named_modules() if isinstance(layer, FrozenOperator)]
     return (
         module,
-        named_calls((layer.operator.op_type, path) for path, layer in layers),
+        notes.layers_of_module(frozen),
         (
             notes.tensors_of_any_size(inputs, list(frozen.example.values())),
             notes.tensors_of_any_size(outputs, arguments.tensors_in(result)),

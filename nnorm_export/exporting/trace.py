@@ -1,4 +1,4 @@
-"""From a frozen model to a ``torch.export.ExportedProgram``, and the calls of normalizations in it."""
+"""From a frozen model to a ``torch.export.ExportedProgram``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import logging
 import re
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from nnorm_export.exporting.source import Frozen
 from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
 from nnorm_export.models.attention import without_fused_attention
-from nnorm_export.operators import NORMALIZATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +40,10 @@ class Traced:
     axis_names: dict[tuple[int, int], str]
 
 
-class Call(NamedTuple):
-    """A call of a normalization: the name of its node, the name of its ONNX operator, and the path of its layer."""
-
-    node: str
-    op_type: str
-    path: str
-
-
 def trace(frozen: Frozen) -> Traced:
     """The program of ``frozen``; each whitening is folded into the layer before it where possible.
+
+    Call it within :func:`exporting_state`.
 
     Raises:
         ExportError: the model cannot be traced, or returns something that is not a tensor.
@@ -77,7 +69,7 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
         _refuse_dynamic_var_keyword(frozen.module, example)
     printed = io.StringIO()  # by the model, whose text is passed on, or by torch, which prints a graph before it raises
     try:
-        with exporting_state(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             program = torch.export.export(frozen.module, args, kwargs, dynamic_shapes=dynamic_shapes or None)
         sys.stderr.write(printed.getvalue())
         drop_source_lines(program)
@@ -170,24 +162,6 @@ def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def calls_in(program: torch.export.ExportedProgram) -> list[Call]:
-    """The calls of normalizations in ``program``, in order."""
-    op_types: dict[Any, str] = {operator.torch_op: operator.op_type for operator in NORMALIZATIONS.values()}
-    nodes = [node for node in nodes_of(program) if node.target in op_types]
-    return named_calls((op_types[node.target], path_of(node)) for node in nodes)
-
-
-def named_calls(calls: Iterable[tuple[str, str]]) -> list[Call]:
-    """Calls as (op_type, path), each with a name: ``path.of.layer/BatchNormalNorm``, ``…_2`` for the second of it."""
-    counts: Counter[str] = Counter()
-    named = []
-    for op_type, path in calls:
-        name = f"{path or 'model'}/{op_type}"
-        counts[name] += 1
-        named.append(Call(name if counts[name] == 1 else f"{name}_{counts[name]}", op_type, path))
-    return named
 
 
 def nodes_of(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:

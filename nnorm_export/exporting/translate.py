@@ -11,40 +11,28 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common
 import torch
-from torch import Tensor
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.trace import Traced, exporting_state, named_calls
+from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.forms import nodes_of
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, node_names
 from nnorm_export.operators import NORMALIZATIONS
 
-OLDEST_OPSET = 18  # the least that torch's exporter writes
 NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reaches
 IR_VERSION = 10  # the newest that ONNX Runtime 1.18 reads
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VERSION)}
 
 
-def check_opset(opset: int | None) -> None:
-    """Raises an ExportError if ``opset`` cannot be written; None stands for the default."""
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and not OLDEST_OPSET <= opset <= newest:
-        raise ExportError(f"opset {opset} cannot be written: choose one from {OLDEST_OPSET} to {newest}")
-
-
-def default_opset(program: torch.export.ExportedProgram) -> int:
-    """The oldest opset that has the program's dtypes and that ONNX Runtime 1.18 runs in full."""
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    return 22 if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values) else 20
-
-
 def translate(traced: Traced, opset: int) -> ir.Model:
-    """The ONNX model of ``traced``: its normalizations are nodes without bodies, named after their layers."""
+    """The ONNX model of ``traced``: its normalizations are nodes without bodies, named after their layers.
+
+    Call it within :func:`nnorm_export.exporting.trace.exporting_state`.
+    """
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
-    with exporting_state(), _registered_schemas():
+    with _registered_schemas():
         try:
             onnx_program = torch.onnx.export(
                 traced.program,
@@ -55,8 +43,11 @@ def translate(traced: Traced, opset: int) -> ir.Model:
                 output_names=traced.outputs,
                 verbose=False,
             )
-        except Exception as error:  # the exporter wraps whatever a translation raised
-            raise ExportError(f"torch.onnx.export cannot translate the model: {_root_cause(error)}") from error
+        except Exception as error:  # a translation may raise any exception, and the exporter wraps it
+            raise ExportError(
+                f"torch.onnx.export cannot translate the model: {_root_cause(error)}. Replace that operator in the "
+                "model, or export with export_program (--format pt2), which writes every operator of PyTorch"
+            ) from error
     assert onnx_program is not None
     model: ir.Model = onnx_program.model
     _round_folded_weights(model)
@@ -69,7 +60,10 @@ def translate(traced: Traced, opset: int) -> ir.Model:
         if node.domain == DOMAIN:
             _complete(node)
         _drop_torch_metadata(node)
-    _name_after_layers(model)
+    nodes = nodes_of(model)
+    names = node_names((node.metadata_props[LAYER_PATH], node.op_type) for node in nodes)
+    for node, name in zip(nodes, names, strict=True):
+        node.name = name
     for value in (*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()
     model.graph.metadata_props.clear()
@@ -78,7 +72,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
 
 
 def _round_folded_weights(model: ir.Model) -> None:
-    """torch's exporter folds a BatchNorm into the layer before it, and forgets to round the product to bfloat16."""
+    """Casts weights that torch's exporter folded a BatchNorm into, and left in float32, to the layer's dtype."""
     for node in model.graph:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
             continue
@@ -91,7 +85,7 @@ def _round_folded_weights(model: ir.Model) -> None:
 
 @contextmanager
 def _registered_schemas() -> Iterator[None]:
-    """onnxscript looks a node's schema up in onnx's registry; a user's registry is left as it was."""
+    """Registers the schemas of the operators, which onnxscript looks up, and removes those that it added."""
     registered = []
     for operator in NORMALIZATIONS.values():
         if not onnx.defs.has(operator.op_type, DOMAIN_VERSION, DOMAIN):
@@ -121,13 +115,13 @@ def _restamp(model: ir.Model, opset: int) -> None:
             raise ExportError(
                 f"opset {opset} cannot be written: {node.op_type} has changed since opset {written}, and neither "
                 f"torch nor onnxscript converts it; choose an opset up to {min(opset - 1, NEWEST_CONVERTED_OPSET)}, "
-                "20 runs everywhere"
+                "or leave opset_version out"
             )
     model.opset_imports[""] = opset
 
 
 def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> None:
-    """Gives torch's symbols (``s77``) the names that the user, or we, gave the axes, wherever they occur."""
+    """Replaces torch's symbols (``s77``) by the names of the axes, wherever they occur."""
     names = {}
     for (index, axis), name in axis_names.items():
         shape = model.graph.inputs[index].shape
@@ -137,25 +131,17 @@ def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> No
     for value in values:
         if value.shape is None:
             continue
-        # A new shape: some of torch's translations, SiLU's for one, leave shapes that cannot be changed.
+        # A new shape, because some of torch's translations, that of SiLU for example, leave immutable shapes.
         value.shape = ir.Shape(
             [names.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape]
         )
 
 
 def _complete(node: ir.Node) -> None:
-    """The attributes that let TensorRT choose its plugin, and the path of the layer that the node came from."""
+    """Adds the attributes by which TensorRT chooses its plugin, and the path of the layer that made the node."""
     for name, value in PLUGIN_ATTRIBUTES.items():
         node.attributes.add(ir.AttrString(name, value))
     node.metadata_props[LAYER_PATH] = _layer_path(node)
-
-
-def _name_after_layers(model: ir.Model) -> None:
-    nodes = nodes_of(model)
-    for node, call in zip(
-        nodes, named_calls((node.op_type, node.metadata_props[LAYER_PATH]) for node in nodes), strict=True
-    ):
-        node.name = call.node
 
 
 def _layer_path(node: ir.Node) -> str:
@@ -167,7 +153,7 @@ def _layer_path(node: ir.Node) -> str:
 
 
 def _drop_torch_metadata(node: ir.Node) -> None:
-    """torch notes the source line of every node, with paths of the user's machine; the scopes alone are kept."""
+    """Removes torch's metadata, which has source lines and paths of the user's machine; keeps the scopes."""
     scopes = node.metadata_props.get(NAME_SCOPES)
     layer = node.metadata_props.get(LAYER_PATH)
     node.metadata_props.clear()

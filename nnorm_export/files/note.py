@@ -1,6 +1,6 @@
-"""What a file of PyTorch's (TorchScript, exported program, AOTInductor package) says of itself, in an entry of it.
+"""The note in a file of PyTorch's (TorchScript, exported program, AOTInductor package): what the file is.
 
-ONNX files have metadata for that; importing this needs nothing else of the package.
+It is an entry of the file's archive; ONNX files have metadata instead. Importing this module needs no other one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ class Note:
     """The facts of a file.
 
     Attributes:
-        format, form: as of :class:`nnorm_export.ExportReport`.
-        version, torch: of what wrote the file.
-        device: where its weights are.
+        format, form: as in :class:`nnorm_export.ExportReport`.
+        version, torch: the versions of nnorm_export and PyTorch that wrote the file.
+        device: the kind of device that the weights are on.
         nodes: namespace of operators -> number of their calls.
-        inputs, outputs: ``name``, ``dtype`` and ``shape`` of each tensor, a dynamic axis by its name or None.
+        weights_sha256: hash of the frozen weights, the same in every format.
+        inputs, outputs: ``name``, ``dtype`` and ``shape`` of each tensor; a dynamic axis is a name or None.
         layers: one entry for each normalization.
     """
 
@@ -41,6 +42,6 @@ class Note:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Note:
-        """Raises ValueError, KeyError or TypeError where it is no such note."""
+        """Raises ValueError, KeyError or TypeError if ``text`` is not a note."""
         entries = json.loads(text)
         return cls(**{field.name: entries[field.name] for field in fields(cls)})

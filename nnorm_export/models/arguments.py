@@ -34,7 +34,7 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
     """Parameter name of ``forward`` -> example value, in the order of the call.
 
     Raises:
-        InputError: the arguments are not those of ``forward``.
+        InputError: ``forward`` does not take the arguments.
     """
     if not isinstance(args, (Tensor, np.ndarray, Sequence)):
         raise InputError(f"args is {type(args).__name__}; give a tuple of inputs, or one tensor")
@@ -42,12 +42,15 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
     try:
         bound = inspect.signature(model.forward).bind(*positional, **dict(kwargs or {}))
     except (TypeError, ValueError) as error:
-        raise InputError(f"the inputs do not fit {type(model).__name__}.forward: {error}") from error
+        raise InputError(
+            f"the inputs do not fit {type(model).__name__}.forward: {error}; give one value for each parameter without "
+            "a default"
+        ) from error
     return as_tensors(dict(bound.arguments))
 
 
 def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
-    """NumPy arrays among nested ``values`` as tensors; everything else as it is."""
+    """Nested ``values`` with NumPy arrays as tensors; other values are unchanged."""
     tensors: dict[str, Any] = pytree.tree_map(
         lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value, values
     )
@@ -55,9 +58,9 @@ def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call, as args and kwargs, that :func:`bind` took apart.
+    """The args and kwargs of a call, from what :func:`bind` returns.
 
-    A model that is itself a layer has an operator in its place, which calls its one input by a name of its own.
+    If the model is itself a normalization, its operator takes the one input by another name; it is passed by position.
     """
     bound = inspect.signature(model.forward).bind_partial()
     if len(arguments) == 1 and not bound.signature.parameters.keys() & arguments.keys():
@@ -67,7 +70,7 @@ def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, .
 
 
 def cast(values: Any, dtype: torch.dtype | None) -> Any:
-    """Floating-point tensors among nested ``values`` in ``dtype``; everything else as it is."""
+    """Nested ``values`` with floating-point tensors cast to ``dtype``; other values are unchanged."""
 
     def cast_one(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -76,12 +79,12 @@ def cast(values: Any, dtype: torch.dtype | None) -> Any:
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """The tensors among nested ``values``, in order: the inputs of a file. None, numbers and flags are built in."""
+    """The tensors among nested ``values``, in order: the inputs of a file. Other values become constants."""
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def with_tensors(values: dict[str, Any], tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Nested ``values`` with other tensors in place of theirs, in order."""
+    """Nested ``values`` with their tensors replaced by ``tensors``, in order."""
     rest = iter(tensors)
     return dict(pytree.tree_map(lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf, values))
 
@@ -93,16 +96,16 @@ def leaf_names(values: Any) -> list[str]:
 
 
 def tensor_names(values: Any) -> list[str]:
-    """:func:`leaf_names`, of the tensors alone."""
+    """:func:`leaf_names` of the tensors only."""
     leaves = pytree.tree_leaves(values)
     return [name for name, leaf in zip(leaf_names(values), leaves, strict=True) if isinstance(leaf, Tensor)]
 
 
 def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments, dynamic_shapes) with the first axis of every input dynamic where it is the batch.
+    """(arguments, dynamic_shapes) with the batch axis of every input dynamic.
 
-    The batch is the first axis of the first tensor; tensors whose first axis has another length, and scalars, are
-    taken as they are. A batch of one is repeated: ``torch.export`` specialises an axis of length one.
+    The batch is the first axis of the first tensor that has axes, and of every tensor whose first axis has the same
+    length. A batch of one is repeated, because ``torch.export`` specialises an axis of length one.
     """
     length = _batch_length(arguments)
     if length is None:
@@ -143,7 +146,7 @@ def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     names = {}
-    index = 0  # of the file's inputs, which are the tensors alone
+    index = 0  # of the file's inputs, which are tensors only
     for name, value in arguments.items():
         leaves = pytree.tree_leaves(value)
         for leaf, spec in zip(leaves, _specs_of(shapes.get(name), len(leaves)), strict=True):
@@ -157,7 +160,7 @@ def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
 
 
 def _specs_of(spec: Any, count: int) -> list[Any]:
-    """The per-tensor entries of one argument's dynamic shapes; a nested argument has nested entries."""
+    """The dynamic shapes of one argument, an entry for each of its leaves; a nested argument has nested entries."""
 
     def is_entry(node: Any) -> bool:
         if node is None:

@@ -1,7 +1,7 @@
-"""PyTorch's fused attention path, which in eval mode replaces the code of a layer by one kernel.
+"""PyTorch's fused attention path, which in eval mode runs one kernel instead of a layer's code.
 
-It cannot be exported, and nn.TransformerEncoderLayer's reads nothing of its norms but eps, weight and bias: any other
-normalization in their place would silently run as a plain LayerNorm.
+It cannot be exported. That of nn.TransformerEncoderLayer reads only eps, weight and bias of its norms, so that another
+normalization in their place would run as a plain LayerNorm without a warning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 @contextmanager
 def without_fused_attention() -> Iterator[None]:
-    """Switches the fused path off for the process, and puts it back as it was."""
+    """Switches the fused path off for the process, and restores it afterwards."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -25,7 +25,7 @@ def without_fused_attention() -> Iterator[None]:
 
 
 def keep_norms_from_fusion(model: nn.Module, norm: type[nn.Module]) -> None:
-    """Marks every transformer encoder in ``model`` that holds a ``norm`` as one that the fused path does not take."""
+    """Excludes every transformer encoder in ``model`` that holds a ``norm`` from the fused path."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             if isinstance(module.norm1, norm) or isinstance(module.norm2, norm):

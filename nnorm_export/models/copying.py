@@ -1,4 +1,4 @@
-"""Copies of models: PyTorch's deepcopy refuses what the older torch.nn.utils leave on a layer."""
+"""Copies of models, those with hooks of torch.nn.utils included: copy.deepcopy refuses the weights of these hooks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # those of torch.nn.utils; a parametrization is no hook
+WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; a parametrization is not a hook
 
 
 def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.Module:
-    """A deep copy, in which ``memo`` (id of an object -> its copy) is what it is asked for first.
+    """A deep copy of ``model``.
 
     A weight that a hook of torch.nn.utils.weight_norm or spectral_norm has computed is copied without its gradient.
+
+    Args:
+        memo: id of an object -> the object to use instead of a copy of it.
     """
     known = dict(memo or {})
     for module in model.modules():
