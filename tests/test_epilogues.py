@@ -20,6 +20,8 @@ from small_network import randomized
 from torch import Tensor, nn
 
 from nnorm_export import export, layers, load
+from nnorm_export.domain import OPERATORS, Step
+from nnorm_export.domain.epilogues import ADD, RELU
 from nnorm_export.exporting import onnx as exporter
 from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.files.forms import apply_form
@@ -115,6 +117,30 @@ def test_what_is_folded_and_what_is_left(graph: Graph) -> None:
     )
     for left, right in zip(graph.run(before), graph.run(after), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("statements", "becomes"),
+    [
+        ("n = NORM(x) s = Add(n, r) t = Relu(s) y = Tanh(t)", "BatchNormalNormAddReluTanh"),  # the longest, not AddRelu
+        ("n = NORM(x) s = Add(n, r) y = Relu(s)", "BatchNormalNormAddRelu"),
+        ("n = NORM(x) y = Tanh(n)", "BatchNormalNorm Tanh"),
+    ],
+)
+def test_a_declared_epilogue_is_folded(statements: str, becomes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = OPERATORS["BatchNormalNorm"].followed_by(ADD, RELU, Step("Tanh", np.tanh))
+    monkeypatch.setitem(OPERATORS, operator.op_type, operator)
+    test_what_is_folded_and_what_is_left(Graph(statements, becomes))
+
+
+def test_a_step_with_an_attribute_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has no attributes, so a node that has one may compute something else."""
+    operator = OPERATORS["BatchNormalNorm"].followed_by(Step("Gelu", np.copy))
+    monkeypatch.setitem(OPERATORS, operator.op_type, operator)
+    for attribute, becomes in (("", "BatchNormalNormGelu"), ('<approximate = "tanh">', "BatchNormalNorm Gelu")):
+        model = Graph(f"n = NORM(x) y = Gelu{attribute}(n)").model()
+        fuse_epilogues(model)
+        assert [node.op_type for node in model.graph] == becomes.split()
 
 
 class Block(nn.Module):

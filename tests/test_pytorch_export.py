@@ -122,7 +122,7 @@ def test_freezing_folds_the_standardization_into_the_convolution(tmp_path: Path)
         counts[optimize] = kinds.count("aten::mul"), kinds.count("aten::add")
         assert ("prim::GetAttr" in kinds) != optimize
         assert not any(kind.startswith("nnorm::") for kind in kinds)
-    # What remains multiplies and adds in place, but for the sign times half the difference of the exponents.
+    # The one product left that is not in place is the sign times half the difference of the exponents.
     assert counts[True] == (1, 0)
     assert counts[False] > counts[True]
 

@@ -61,7 +61,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
             _complete(node)
         _drop_torch_metadata(node)
     nodes = nodes_of(model)
-    names = node_names((node.metadata_props[LAYER_PATH], node.op_type) for node in nodes)
+    names = node_names([(node.metadata_props[LAYER_PATH], node.op_type) for node in nodes])
     for node, name in zip(nodes, names, strict=True):
         node.name = name
     for value in (*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs):
