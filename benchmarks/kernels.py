@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 import nnorm_export
 from benchmarks.measure import Timing, session_options, time_in_turns
+from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 # What fits the second-level cache, the third, and neither: elements of float32 in the input.
@@ -34,6 +35,18 @@ class Kernel:
     base: str
     per_channel: bool
     dtype: str = "float32"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Its inputs after X that have one number for each channel, or for each element of a row."""
+        if self.op_type in OPERATORS:
+            return OPERATORS[self.op_type].parameters
+        return ("weight", "bias") if self.op_type == "LayerNormalization" else ()
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Its inputs of the shape of X."""
+        return OPERATORS[self.op_type].operands if self.op_type in OPERATORS else ()
 
     @property
     def name(self) -> str:
@@ -64,16 +77,15 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
     arithmetic = np.float64 if kernel.dtype == "float64" else np.float32
     shape = kernel.shape(elements)
     x = rng.standard_normal(shape, np.float32).astype(kind)
-    ours = kernel.op_type.endswith(("Norm", "NormRelu", "NormAddRelu"))
     width = shape[1]
-    parameters = {name: rng.uniform(0.5, 1.5, width).astype(arithmetic) for name in _parameters(kernel.op_type)}
-    tensors = {"X": x} | ({"residual": x.copy()} if kernel.op_type.endswith("AddRelu") else {})
+    parameters = {name: rng.uniform(0.5, 1.5, width).astype(arithmetic) for name in kernel.parameters}
+    tensors = {"X": x} | {name: x.copy() for name in kernel.operands}
     attributes = {"GroupNormalNorm": {"num_groups": 8}}.get(kernel.op_type, {})
     node = helper.make_node(
         kernel.op_type,
         ["X", *parameters, *list(tensors)[1:]],
         ["Y"],
-        domain=DOMAIN if ours else "",
+        domain=DOMAIN if kernel.op_type in OPERATORS else "",
         **attributes,
     )
     graph = helper.make_graph(
@@ -86,21 +98,13 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = session_options(threads)
-    nnorm_export.register(options)  # the nodes of ours have no bodies: only the kernel can run them
+    nnorm_export.register(options)  # the nodes have no bodies: only kernels run them
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
     for name, tensor in tensors.items():
         binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(tensor))
     binding.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(x)))
     return lambda: session.run_with_iobinding(binding)
-
-
-def _parameters(op_type: str) -> tuple[str, ...]:
-    if op_type == "Relu":
-        return ()
-    if op_type.startswith("BatchNormalNorm"):
-        return ("scale", "shift", "exponent_pos", "exponent_neg", "weight", "bias")
-    return ("weight", "bias")
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, str, int], Timing]:
@@ -128,7 +132,7 @@ def table(results: dict[tuple[str, str, int], Timing], options: argparse.Namespa
         for size, threads in columns:
             timing = results[kernel.name, size, threads]
             elements = int(np.prod(kernel.shape(SIZES[size])))
-            passes = 3 if kernel.op_type.endswith("AddRelu") else 2
+            passes = 2 + len(kernel.operands)
             bytes_moved = passes * elements * np.dtype(DTYPES[kernel.dtype][0]).itemsize
             nanoseconds = 1e6 * timing.milliseconds / elements
             cells.append(

@@ -17,7 +17,8 @@ import nnorm_export
 from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
-KERNELS = [*OPERATORS, "NchwcBatchNormalNorm", "NchwcBatchNormalNormRelu", "NchwcBatchNormalNormAddRelu"]
+BLOCKED = [operator.blocked_twin for operator in OPERATORS.values() if operator.blocked_twin]
+KERNELS = [*OPERATORS, *BLOCKED]
 # More than enough elements to be spread over threads; a whole number of blocks of channels.
 SHAPE = (3, 16, 53, 61)
 
@@ -79,7 +80,7 @@ def in_blocks(x: np.ndarray, block: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("block", [8, 16])
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.startswith("Nchwc")])
+@pytest.mark.parametrize("kernel", BLOCKED)
 def test_blocks_of_channels_give_what_plain_tensors_give(kernel: str, block: int) -> None:
     values, _ = values_of(kernel)
     plain = open_node(kernel.removeprefix("Nchwc"), values).run(None, values)[0]

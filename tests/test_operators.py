@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -35,7 +36,13 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "LayerNormalNorm": {"axis": -1, "epsilon": 1e-5, "delta": DELTA},
     "GroupNormalNorm": {"num_groups": 4, "epsilon": 1e-5, "delta": DELTA},
 }
-BATCH_OPERATORS = [op_type for op_type in OPERATORS if op_type.startswith("BatchNormalNorm")]
+# Not those of nnorm_export.domain, which are on trial.
+EPILOGUES: dict[str, Callable[[Any, Any], Any]] = {
+    "BatchNormalNorm": lambda y, _: y,
+    "BatchNormalNormRelu": lambda y, _: np.maximum(y, 0.0),
+    "BatchNormalNormAddRelu": lambda y, residual: np.maximum(y + residual, 0.0),
+}
+BATCH_OPERATORS = [op_type for op_type, operator in OPERATORS.items() if operator.norm == "BatchNormalNorm"]
 
 
 def single_node_model(
@@ -91,8 +98,8 @@ def expected_output(op_type: str, values: dict[str, np.ndarray], num_groups: int
     if op_type in BATCH_OPERATORS:
         scale, shift, lmbda = (wide[name].reshape(per_channel) for name in ("scale", "shift", "exponent_pos"))
         psi = oracle.power_transform(scale * x + shift, lmbda, 0.0)
-        y = weight.reshape(per_channel) * psi + bias.reshape(per_channel) + wide.get("residual", 0.0)
-        return np.maximum(y, 0.0) if op_type.endswith("Relu") else y
+        y = weight.reshape(per_channel) * psi + bias.reshape(per_channel)
+        return EPILOGUES[op_type](y, wide.get("residual"))
     if op_type == "LayerNormalNorm":
         return oracle.layer_normal_norm(x, normalized_axes, **attributes)
     return oracle.group_normal_norm(x, num_groups, **attributes)

@@ -14,7 +14,16 @@ import pytest
 import torch
 from golden_data import GOLDEN
 from test_golden import CHECKPOINTS, EVALUATIONS, EXTRA_ABSOLUTE, OURS, AllLayers, trained_network
-from test_operators import ATTRIBUTES, BOUNDS, CASES, ELEMENTS, expected_output, make_values, single_node_model
+from test_operators import (
+    ATTRIBUTES,
+    BATCH_OPERATORS,
+    BOUNDS,
+    CASES,
+    ELEMENTS,
+    expected_output,
+    make_values,
+    single_node_model,
+)
 from torch import Tensor
 
 import nnorm_export
@@ -44,7 +53,7 @@ DEVICE, PROVIDER = "cuda", "CUDAExecutionProvider"
 PROVIDER_OPTIONS = {"use_tf32": "0"}
 BATCH_SHAPES = [(300, 259), (5, 2051, 13), (2, 3, 1, 70001), (16, 61, 57, 55)]
 LARGE_CASES: list[tuple[str, tuple[int, ...], dict[str, int]]] = [
-    *((op_type, shape, {}) for op_type in OPERATORS if op_type.startswith("Batch") for shape in BATCH_SHAPES),
+    *((op_type, shape, {}) for op_type in BATCH_OPERATORS for shape in BATCH_SHAPES),
     ("LayerNormalNorm", (4099, 257), {"axis": -1}),
     ("LayerNormalNorm", (2051, 1024), {"axis": -1}),
     ("LayerNormalNorm", (129, 16384), {"axis": -1}),
