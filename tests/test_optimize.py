@@ -34,10 +34,10 @@ from nnorm_export import (
     optimize,
     verify,
 )
-from nnorm_export.files.inspection import describe
 from nnorm_export.optimizing import agreement
 from nnorm_export.optimizing import optimize as optimizer
 from nnorm_export.runtimes import _optimized_files
+from nnorm_export.runtimes._description import describe_run
 
 HERE = _optimized_files.this_machine(onnxruntime)
 
@@ -96,7 +96,7 @@ def test_equal_to_the_portable_file_with_the_fewest_reorders(name: str, tmp_path
 
 
 def test_the_file_says_what_it_is(source: Path, network: nn.Module, optimized: Path) -> None:
-    described, before = describe(optimized), describe(source)
+    described, before = describe_run(optimized), describe_run(source)
     assert described.form == "optimized"
     assert described.optimized_for == HERE
     assert described.runtime_problem is None
@@ -253,7 +253,7 @@ def test_without_kernels(source: Path, optimized: Path, tmp_path: Path, monkeypa
         load(optimized)
     with pytest.raises(RuntimeMissingError, match="switched off"):
         optimize(source, tmp_path / "net.cpu.onnx")
-    assert "switched off" in str(describe(optimized).runtime_problem)
+    assert "switched off" in str(describe_run(optimized).runtime_problem)
 
 
 def test_session_options_of_the_users_own(optimized: Path) -> None:
@@ -285,7 +285,7 @@ def test_another_machine_is_refused(
     with pytest.raises(ModelFileError, match=message) as refusal:
         load(path)
     assert "nnorm-export optimize model.onnx" in str(refusal.value)
-    described = describe(path)
+    described = describe_run(path)
     assert described.form == "optimized"
     assert str(described.runtime_problem) == str(refusal.value)
 

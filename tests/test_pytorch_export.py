@@ -27,6 +27,7 @@ from nnorm_export import (
 )
 from nnorm_export.files.inspection import describe
 from nnorm_export.operators import NORMALIZATIONS
+from nnorm_export.runtimes._description import describe_run
 
 
 def test_a_program_is_written_but_in_torchscript(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path
     x = magnitudes * torch.tensor([1.0, -1.0]).reshape(2, 1, 1, 1)
     report = export_aoti(model, x, tmp_path / "m.pt2", dtype=dtype)
     assert report.parity
-    assert describe(report.path, run=False).compiled_for
+    assert describe(report.path).compiled_for
     program = export_program(model, x, tmp_path / "program.pt2", dtype=dtype, verify=False)
     assert program.weights_sha256 == report.weights_sha256
     runner = load(report.path)
@@ -252,7 +253,7 @@ def test_the_example_is_not_in_the_file(tmp_path: Path) -> None:
 
 def test_descriptions(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     for name, write in GRAPHS.items():
-        description = describe(write(network, image, tmp_path / name).path)
+        description = describe_run(write(network, image, tmp_path / name).path)
         assert description.runtime == description.format
         assert [str(info) for info in description.inputs] == ["image: float32[batch, 3, 8, 6]"]
         assert description.opset is None

@@ -26,6 +26,7 @@ from nnorm_export import (
     load,
 )
 from nnorm_export.files.inspection import describe
+from nnorm_export.runtimes._description import describe_run
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -158,7 +159,7 @@ def test_torchscript_says_that_new_pythons_are_none_of_its(tmp_path: Path, monke
 def test_files_of_others_and_damaged_ones(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3)), str(tmp_path / "theirs.pt"))
     assert describe(tmp_path / "theirs.pt").form == "unknown"
-    assert "nnorm_export did not write this file" in (describe(tmp_path / "theirs.pt").runtime_problem or "")
+    assert "nnorm_export did not write this file" in (describe_run(tmp_path / "theirs.pt").runtime_problem or "")
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     with pytest.raises(ModelFileError, match=r"neither TorchScript, nor .* --checkpoint"):
         load(tmp_path / "weights.pth")

@@ -77,7 +77,7 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
                 passthrough=model.passthrough or (),
                 **own_options,
             )
-            description = describe(target, run=False)
+            description = describe(target)
     except ParityError as error:
         form = "--format onnx " if options.file_format != "onnx" else "--form portable "
         kept = str(Path(target).with_suffix(".unverified.onnx"))

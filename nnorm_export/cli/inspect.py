@@ -33,9 +33,10 @@ def inspect(
       nnorm-export inspect net.onnx --json --no-run
     """
     from nnorm_export.files.inspection import describe
+    from nnorm_export.runtimes._description import describe_run
 
     with output.working(f"Reading {path}"):
-        description = describe(path, run=not no_run)
+        description = describe(path) if no_run else describe_run(path)
     output.show(description.to_json(), lambda: _print(description))
 
 

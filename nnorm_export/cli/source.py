@@ -84,7 +84,7 @@ def load_source(options: ModelOptions) -> Source:
 def inputs_for(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
     """Returns inputs for comparing the model with the file ``path``, by position or by name, and notices."""
     # Only TensorRT knows the inputs of an engine, and only the server those of its model.
-    described: Any = load(path, runtime) if is_engine(path) or is_url(path) else describe(path, run=False)
+    described: Any = load(path, runtime) if is_engine(path) or is_url(path) else describe(path)
     infos = described.inputs
     if specs:
         inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])
@@ -107,7 +107,7 @@ def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
     """Returns the end of a message that the file ``path`` differs; empty where bisect does not take the file."""
     if is_engine(path) or is_url(path):
         return ""
-    description = describe(path, run=False)
+    description = describe(path)
     if DOMAIN not in description.nodes or description.optimized_for is not None:
         return ""
     return f". To find the layer that differs, run\n  {bisect_command(path, options, runtime)}"

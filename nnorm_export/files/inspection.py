@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.pytorch_archive import Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import PRODUCER
-from nnorm_export.runtimes import load
 
 STANDARD_DOMAIN = "ai.onnx"
 
@@ -25,9 +24,9 @@ class LayerDescription:
 
     Attributes:
         path: of the layer in the model that was exported; ``layer`` is the name of its class there.
-        form: ``reference`` or ``paper``, None for a file made from an exported program, as every fact after it.
-        lambda_range: least and greatest frozen λ; None where λ is estimated from each input.
-        implementation: ``kernel``, ``body`` or ``plugin``, ``inlined`` where no node is left, None where unknown.
+        form: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
+        lambda_range: least and greatest frozen λ; None if λ is estimated from each input.
+        implementation: ``kernel``, ``body`` or ``plugin``; ``inlined`` if no node is left; None if unknown.
     """
 
     node: str
@@ -50,15 +49,15 @@ class ModelDescription:
     Attributes:
         format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
         form: as of :class:`nnorm_export.ExportReport`, ``optimized``, or ``unknown`` for a file that nnorm_export did
-            not write; of others than ONNX files little more is known then.
-        optimized_for: the machine that a file in the form ``optimized`` is for, None for the others.
-        compiled_for: the machine that the code of AOTInductor is for, None for the others.
+            not write. If such a file is not ONNX, its other facts are mostly missing.
+        optimized_for: the machine that a file in the form ``optimized`` is for; None for other files.
+        compiled_for: the machine that the code of AOTInductor is for; None for other files.
         opsets: domain -> version; ``opset`` is that of the standard operators.
-        versions: of what made the file.
-        nodes: domain, of ONNX's or PyTorch's operators, -> number of nodes of the graph.
-        files: file name -> bytes, external data included; None for one that is not there.
-        runtime: the runtime that says what runs each normalization, None where none was asked or it cannot load the
-            file; ``runtime_problem`` says why not.
+        versions: of the packages that made the file.
+        nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
+        files: file name -> bytes, external data included; None for a missing file.
+        runtime: the runtime that says what runs each normalization; None if no runtime has opened the file.
+        runtime_problem: why the runtime cannot open the file.
     """
 
     path: str
@@ -80,29 +79,31 @@ class ModelDescription:
     runtime_problem: str | None
     layers: list[LayerDescription]
 
+    def ran_by(self, runtime: str, implementations: Mapping[str, str]) -> ModelDescription:
+        """The description with what runs each normalization that is a node, as ``runtime`` says."""
+        layers = [
+            replace(layer, implementation=layer.implementation or implementations.get(layer.node))
+            for layer in self.layers
+        ]
+        return replace(self, runtime=runtime, layers=layers)
+
     def to_json(self) -> dict[str, Any]:
         tensors = {key: [info.to_json() for info in getattr(self, key)] for key in ("inputs", "outputs")}
         return asdict(self) | tensors
 
 
-def describe(path: str | Path, *, run: bool = True) -> ModelDescription:
-    """Describes the file ``path``, whoever wrote it.
-
-    Args:
-        path: the file; its external data is not read.
-        run: open it in its runtime too, to see what runs each normalization. A file that cannot be opened, or a
-            runtime that is not installed, is a fact of the description, not an error.
+def describe(path: str | Path) -> ModelDescription:
+    """Describes the file ``path``, whoever wrote it, without running it.
 
     Raises:
-        ModelFileError: the file is missing or no model.
+        ModelFileError: the file is missing or is not a model.
     """
-    return _describe_archive(read_archive(path), run) if is_archive(path) else _describe_onnx(read(path), run)
+    return _describe_archive(read_archive(path)) if is_archive(path) else _describe_onnx(read(path))
 
 
-def _describe_archive(archive: Archive, run: bool) -> ModelDescription:
-    implementations, runtime, problem = _opened(archive.path, run)
+def _describe_archive(archive: Archive) -> ModelDescription:
     note = archive.note
-    unknown = None if archive.form == "kept" else "inlined"
+    implementation = None if archive.form == "kept" else "inlined"
     return ModelDescription(
         path=str(archive.path),
         format=archive.format,
@@ -119,26 +120,15 @@ def _describe_archive(archive: Archive, run: bool) -> ModelDescription:
         inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
         files={archive.path.name: archive.path.stat().st_size},
-        runtime=runtime,
-        runtime_problem=problem,
-        layers=[_layer(entry, implementations.get(entry["node"], unknown)) for entry in note.layers] if note else [],
+        runtime=None,
+        runtime_problem=None,
+        layers=[_layer(entry, implementation) for entry in note.layers] if note else [],
     )
 
 
-def _opened(path: Path, run: bool) -> tuple[Mapping[str, str], str | None, str | None]:
-    """What runs each normalization, the runtime, and why it cannot open the file."""
-    if not run:
-        return {}, None, None
-    try:
-        runner = load(path)
-        return runner.implementations, runner.runtime, None
-    except NnormExportError as error:
-        return {}, None, str(error)
-
-
-def _describe_onnx(file: ModelFile, run: bool) -> ModelDescription:
-    implementations, runtime, problem = _opened(file.path, run)
+def _describe_onnx(file: ModelFile) -> ModelDescription:
     graph = file.proto.graph
+    nodes = {node.name for node in file.normalizations}
     opsets = {entry.domain or STANDARD_DOMAIN: entry.version for entry in file.proto.opset_import}
     return ModelDescription(
         path=str(file.path),
@@ -156,30 +146,25 @@ def _describe_onnx(file: ModelFile, run: bool) -> ModelDescription:
         inputs=inputs_of(file.proto),
         outputs=outputs_of(file.proto),
         files=_files(file),
-        runtime=runtime,
-        runtime_problem=problem,
-        layers=[_layer(entry, _ran_by(entry, file, implementations)) for entry in _entries(file)],
+        runtime=None,
+        runtime_problem=None,
+        layers=[_layer(entry, None if entry["node"] in nodes else "inlined") for entry in _entries(file)],
     )
 
 
 def _optimized_for(file: ModelFile) -> Machine | None:
     try:
         return machine_of(file)
-    except ModelFileError:  # load() says it
+    except ModelFileError:  # load() reports it
         return None
 
 
 def _entries(file: ModelFile) -> list[dict[str, Any]]:
-    """What export() noted of each normalization; a file of someone else's may have such nodes without notes."""
+    """What export() wrote about each normalization; other writers' nodes have a name and an operator only."""
     noted = file.layers
     known = {entry["node"] for entry in noted}
     others = [node for node in file.normalizations if node.name not in known]
     return noted + [{"node": node.name, "op_type": node.op_type, "path": ""} for node in others]
-
-
-def _ran_by(entry: Mapping[str, Any], file: ModelFile, implementations: Mapping[str, str]) -> str | None:
-    is_node = any(node.name == entry["node"] for node in file.normalizations)
-    return implementations.get(entry["node"]) if is_node else "inlined"
 
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:

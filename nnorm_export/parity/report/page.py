@@ -60,7 +60,7 @@ def write_report(
     layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough))
     values, no_lambdas = _or_reason(lambda: lambdas(model, inputs, passthrough=passthrough))
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
-    described = None if is_url(path) or is_engine(path) else describe(path, run=False)
+    described = None if is_url(path) or is_engine(path) else describe(path)
     text = _template().render(
         file=str(path) if is_url(path) else Path(path).name,
         facts=_facts(report, described),
