@@ -26,6 +26,7 @@ from nnorm_export import (
     library,
     load,
     register,
+    runtimes,
     verify,
 )
 from nnorm_export.dtypes import DTYPES
@@ -88,7 +89,7 @@ def test_a_node_that_the_optimized_graph_still_holds_was_run_by_a_kernel(portabl
         ([0, 0], {}, "2 arrays given, the model takes 1"),
         ([], {"x": 0}, "no input named x"),
         ([0], {"input": 0}, "input given both by position and by name"),
-        ([np.zeros((2, 4))], {}, "input input is float64, the model takes input: float32"),
+        ([np.zeros((2, 4))], {}, r"input input is float64, .* input: float32.*; pass array\.astype\(np\.float32\)"),
         ([np.zeros((2, 5), np.float32)], {}, r"has shape \[2, 5\]"),
         ([np.zeros(4, np.float32)], {}, r"has shape \[4\]"),
     ],
@@ -163,6 +164,34 @@ def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeyp
     with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[onnxruntime\]'"):
         load(portable)
     assert load(portable, "reference").runtime == "reference"
+
+
+def test_a_runtime_is_declared_in_its_module_alone(portable: Path, tmp_path: Path) -> None:
+    """A module that a user adds is a runtime, without PyTorch; a name is declared once."""
+    package = Path(runtimes.__file__).parent
+    (tmp_path / "evaluator.py").write_text(
+        "from nnorm_export.runtimes._runtime import Runtime\n"
+        "from nnorm_export.runtimes.reference import ReferenceRunner\n"
+        "RUNTIMES = (Runtime(name='evaluator', runner=ReferenceRunner, packages=('onnx',), opens_onnx=True),)\n"
+    )
+    script = (
+        "import sys, nnorm_export.runtimes as runtimes\n"
+        "runtimes.__path__.append(sys.argv[1])\n"
+        "found = runtimes._discover()\n"
+        "assert list(found)[0] == 'onnxruntime' and 'evaluator' in found, list(found)\n"
+        "assert 'torch' not in sys.modules\n"
+        "runtimes.RUNTIMES.update(found)\n"
+        "runner = runtimes.load(sys.argv[2], 'evaluator')\n"
+        "assert runner.inputs and 'torch' not in sys.modules\n"
+        "print(found['evaluator'].version)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), str(portable)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == f"onnx {onnx.__version__}"
+    (tmp_path / "evaluator.py").write_text((package / "kserve.py").read_text())
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "declare a runtime 'kserve'; rename one" in run.stderr
 
 
 def test_missing_external_data(tmp_path: Path) -> None:

@@ -152,9 +152,9 @@ def test_external_data_outside_of_the_folder_is_not_copied(
     [
         ({"backend": "openvino"}, "unknown backend 'openvino'; choose one of onnxruntime, tensorrt, python"),
         ({"backend": "tensorrt"}, "the backend tensorrt serves engines, not this"),
-        ({"name": "a/b"}, "'a/b' is no name of a model"),
+        ({"name": "a/b"}, "'a/b' is not a name for a model"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
-        ({"instances": 0}, "there must be an instance"),
+        ({"instances": 0}, "max_batch_size is 32 and instances 0; at least 0 and 1 are needed"),
         ({"library_path": "lib.so"}, "Triton needs the absolute path that the library has on the server"),
         ({"version": 1}, "it has a version 1 already"),
     ],
@@ -173,7 +173,9 @@ def test_other_tensors_are_another_model(tmp_path: Path) -> None:
     for width in (3, 4):
         export(nn.Linear(width, 2), torch.randn(4, width), tmp_path / f"{width}.onnx")
     write_repository(tmp_path / "3.onnx", tmp_path / "models", name="net")
-    with pytest.raises(ExportError, match="the versions that it has take or give other tensors; give another --name"):
+    with pytest.raises(
+        ExportError, match="other inputs or outputs; give the model another name"
+    ):
         write_repository(tmp_path / "4.onnx", tmp_path / "models", name="net")
     with pytest.raises(ModelFileError, match="no such file"):
         write_repository(tmp_path / "5.onnx", tmp_path / "models")

@@ -1,10 +1,9 @@
 """The three forms of one model.
 
-- ``portable``: every normalization, with its epilogue if it has one, is one node of the domain ``nnorm`` and the model
-  carries its body as a model-local function, so that any runtime runs the file and one that has a kernel or plugin
-  uses it.
-- ``primitives``: the bodies inlined and folded; standard operators only, for runtimes that know no functions.
-- ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (TensorRT ≤ 10.6, or to prove
+- ``portable``: every normalization, with its epilogue if it has one, is one node of the domain ``nnorm``, and the model
+  carries its body as a model-local function. Any runtime runs the file, and a runtime with a kernel or plugin uses it.
+- ``primitives``: the bodies inlined and folded; standard operators only, for runtimes without functions.
+- ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (for TensorRT ≤ 10.6, or to prove
   that a kernel ran).
 """
 
@@ -71,7 +70,7 @@ def _attach_bodies(model: ir.Model) -> None:
 def inline_bodies(model: ir.Model) -> None:
     onnx_ir.passes.common.InlinePass()(model)
     model.opset_imports.pop(DOMAIN, None)
-    # What a body computes from parameters alone becomes a constant; the standardization folds into a layer before it.
+    # Values that depend on parameters alone become constants; the standardization folds into a layer before it.
     onnxscript.optimizer.optimize(model)
     onnxscript.rewriter.rewrite(
         model,

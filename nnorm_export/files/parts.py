@@ -15,7 +15,7 @@ from nnorm_export.domain import OPERATORS, Operator
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.names import DOMAIN, LAYER_PATH, NAME_SCOPES
 
-MODULE = "(module)"  # the op_type of a part that is no normalization
+MODULE = "(module)"  # the op_type of a part that is not a normalization
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def with_outputs(proto: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
 
 
 def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequence[NDArray[Any]]]) -> onnx.ModelProto:
-    """A model in which each part stands by itself, one output each, with the inputs that ``feeds`` has for it in order.
+    """A model of ``parts`` side by side, each with one output and its own inputs, for the arrays in ``feeds``.
 
     Those are x and the operands.
     """

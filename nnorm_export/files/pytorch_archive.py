@@ -1,6 +1,6 @@
-"""The archives that PyTorch writes: which of them a file is, and the note that nnorm_export left in it.
+"""The archives that PyTorch writes: the format of a file, and the note that nnorm_export wrote into it.
 
-PyTorch is not needed for that.
+Reading them does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TORCHSCRIPT, PT2, AOTI = FORMATS = ("torchscript", "pt2", "aoti")
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of PyTorch's.
+    """A file that PyTorch wrote.
 
     Attributes:
         format: ``torchscript``, ``pt2`` or ``aoti``.
-        note: what nnorm_export noted in it; None in a file of someone else's.
-        compiled_for: what AOTInductor says of the machine: ``AOTI_MACHINE``, ``AOTI_CPU_ISA`` and others.
+        note: what nnorm_export wrote about it; None if nnorm_export did not write the file.
+        compiled_for: AOTInductor's description of the machine: ``AOTI_MACHINE``, ``AOTI_CPU_ISA`` and others.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Archive:
 
     @property
     def machine(self) -> str:
-        """``x86_64 AVX512``; empty for what is not compiled."""
+        """``x86_64 AVX512``; empty for a file without machine code."""
         keys = ("AOTI_MACHINE", "AOTI_CPU_ISA", "AOTI_COMPUTE_CAPABILITY")
         return " ".join(value for key in keys if (value := self.compiled_for.get(key)))
 
@@ -49,7 +49,7 @@ def is_archive(path: str | Path) -> bool:
 
 
 def read_archive(path: str | Path) -> Archive:
-    """Raises ModelFileError where ``path`` is missing or holds no model of PyTorch's."""
+    """Raises ModelFileError if ``path`` is missing or is not a model that PyTorch saved."""
     path = Path(path)
     if not path.is_file():
         raise ModelFileError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")

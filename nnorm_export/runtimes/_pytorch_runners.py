@@ -1,4 +1,4 @@
-"""PyTorch's own formats: TorchScript, exported programs and packages of AOTInductor."""
+"""The runners of PyTorch's own formats: TorchScript, exported programs and packages of AOTInductor."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from nnorm_export.runtimes._runner import Runner
 
 
 class _PyTorchRunner(Runner):
-    """A file of PyTorch's, run by the installed PyTorch on the device that its weights are on.
+    """A file that the installed PyTorch runs, on the device that its weights are on.
 
     Attributes:
-        loader: the function of PyTorch's that opens it.
+        loader: the PyTorch function that opens it.
     """
 
     loader: ClassVar[str]
@@ -36,17 +36,20 @@ class _PyTorchRunner(Runner):
         if file.note is None:
             raise ModelFileError(
                 f"{path}: nnorm_export did not write this file, and it does not say what its inputs are; "
-                f"run it by PyTorch itself ({self.loader})"
+                f"run it with PyTorch ({self.loader})"
             )
         self._note = file.note
         self._device = torch.device(file.note.device)
         if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeMissingError(f"{path} is for {self._device.type}, and this PyTorch has none here")
+            raise RuntimeMissingError(
+                f"{path} was exported for {self._device.type}, and PyTorch finds no such device here; run it on a "
+                "machine with a GPU, or export the model on the CPU"
+            )
         self.inputs = [TensorInfo.from_json(entry) for entry in file.note.inputs]
         self.outputs = [TensorInfo.from_json(entry) for entry in file.note.outputs]
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of torch's own internals, and that TorchScript is deprecated
+                warnings.simplefilter("ignore")  # about torch's internals, and that TorchScript is deprecated
                 self._open()
         except NnormExportError as error:
             raise ModelFileError(f"{path}: {error}") from None
@@ -56,7 +59,7 @@ class _PyTorchRunner(Runner):
 
     @property
     def implementations(self) -> dict[str, str]:
-        """Empty: no normalization is a node of its own in such a file, but in a ``.pt2`` that keeps its operators."""
+        """Empty: normalizations are not nodes of such a file. A ``.pt2`` that keeps its operators is the exception."""
         return {}
 
     @abstractmethod
@@ -64,7 +67,7 @@ class _PyTorchRunner(Runner):
 
     @abstractmethod
     def _call(self, tensors: list[Tensor]) -> Any:
-        """What the file gives, nested as it likes."""
+        """The model's outputs, in whatever structure it returns them."""
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         self._refuse_disagreement(feed)
@@ -78,13 +81,14 @@ class _PyTorchRunner(Runner):
         return [to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
     def _refuse_disagreement(self, feed: dict[str, Array]) -> None:
-        """An axis of one name has one length: machine code reads on where it has not."""
+        """Axes of one name must have one length: machine code does not check, and would read beyond a shorter one."""
         lengths: dict[str, tuple[int, str]] = {}
         for info in self.inputs:
             for axis, length in zip(info.shape, feed[info.name].shape, strict=True):
                 if isinstance(axis, str) and lengths.setdefault(axis, (length, info.name))[0] != length:
                     raise InputError(
-                        f"axis {axis} is {lengths[axis][0]} in input {lengths[axis][1]} and {length} in {info.name}"
+                        f"axis {axis} is {lengths[axis][0]} in input {lengths[axis][1]} and {length} in {info.name}; "
+                        "it must have one length"
                     )
 
 
@@ -111,7 +115,7 @@ class ProgramRunner(_PyTorchRunner):
 
     @property
     def implementations(self) -> dict[str, str]:
-        """Normalizations that the file keeps as operators run by their functions in ATen."""
+        """Normalizations that the file keeps as operators are run by their functions in ATen."""
         return {layer["node"]: "body" for layer in self._note.layers} if self._note.form == "kept" else {}
 
     def _open(self) -> None:
@@ -127,7 +131,7 @@ class ProgramRunner(_PyTorchRunner):
         return self._module(*args, **kwargs)
 
 
-# Instructions by the names that Inductor has for them, and the functions of torch.cpu that know of them.
+# Inductor's names of instruction sets -> the functions of torch.cpu that tell whether this processor has them.
 _INSTRUCTIONS = {
     "AVX2": "_is_avx2_supported",
     "AVX512": "_is_avx512_supported",
@@ -152,7 +156,7 @@ class AotiRunner(_PyTorchRunner):
         self._loader: Any = torch._inductor.aoti_load_package(str(self._path)).loader
 
     def _refuse_other_machine(self) -> None:
-        """An instruction that the processor lacks would end the process without a word."""
+        """Refuses instructions that this processor lacks: they would end the process without a message."""
         wanted = self._file.compiled_for
         lacking = [name for name in wanted.get("AOTI_CPU_ISA", "").split() if not _has(name)]
         machine = wanted.get("AOTI_MACHINE", platform.machine())
@@ -163,5 +167,5 @@ class AotiRunner(_PyTorchRunner):
             )
 
     def _call(self, tensors: list[Tensor]) -> Any:
-        # Where strides matter the code has those of the example, which were a contiguous tensor's.
+        # The machine code may assume the strides of the example inputs, which were contiguous.
         return self._loader.boxed_run([tensor.contiguous() for tensor in tensors])

@@ -19,7 +19,7 @@ class Runner(ABC):
 
     Attributes:
         runtime: the runtime's name, as ``load(path, runtime=…)`` takes it.
-        inputs, outputs: what the model takes and gives, in order.
+        inputs, outputs: those of the model, in order.
     """
 
     runtime: ClassVar[str]
@@ -30,7 +30,7 @@ class Runner(ABC):
         """Runs the model on arrays in input order, or by name, or both; returns the outputs in order.
 
         Raises:
-            InputError: too many, too few or unknown inputs, or one of another dtype or shape than the model takes.
+            InputError: too many, too few or unknown inputs, or an input of the wrong dtype or shape.
         """
         return self._run(self._feed(arrays, named_arrays))
 
@@ -48,7 +48,7 @@ class Runner(ABC):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {expected}")
         given = {info.name: array for info, array in zip(self.inputs, arrays, strict=False)}
         if twice := given.keys() & named_arrays.keys():
-            raise InputError(f"{', '.join(sorted(twice))} given both by position and by name")
+            raise InputError(f"{', '.join(sorted(twice))} given both by position and by name; give it once")
         given |= named_arrays
         names = {info.name for info in self.inputs}
         if unknown := given.keys() - names:
@@ -61,10 +61,13 @@ class Runner(ABC):
 def _fit(info: TensorInfo, value: ArrayLike) -> Array:
     array = np.asarray(value)
     if array.dtype != info.dtype:
-        raise InputError(f"input {info.name} is {array.dtype}, the model takes {info}")
+        wanted = f"{'ml_dtypes' if info.dtype.name == 'bfloat16' else 'np'}.{info.dtype.name}"
+        raise InputError(f"input {info.name} is {array.dtype}, the model takes {info}; pass array.astype({wanted})")
     fits = array.ndim == len(info.shape) and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(info.shape, array.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"input {info.name} has shape {list(array.shape)}, the model takes {info}")
+        raise InputError(
+            f"input {info.name} has shape {list(array.shape)}, the model takes {info}; named axes and ? have any length"
+        )
     return array

@@ -38,7 +38,9 @@ class KServeRunner(Runner):
         parts = urlsplit(url)
         name, _, version = parts.path.strip("/").partition("/")
         if parts.scheme not in SCHEMES or not parts.netloc or not name:
-            raise NnormExportError(f"{url}: give http://HOST:PORT/MODEL[/VERSION], or grpc://…")
+            raise NnormExportError(
+                f"{url} is not the URL of a model; give http://HOST:PORT/MODEL[/VERSION] or grpc://…"
+            )
         self._url, self._name, self._version = url, name, version
         self._client_module = _import_client(SCHEMES[parts.scheme])
         self._refusal = _import_client("utils").InferenceServerException
@@ -60,7 +62,9 @@ class KServeRunner(Runner):
         try:
             live = self._client.is_server_live()
         except Exception as error:  # a connection fails with errors of gevent, of grpc or of the system
-            raise RuntimeMissingError(f"{self._url}: no server answers ({_first_line(error)})") from error
+            raise RuntimeMissingError(
+                f"{self._url}: no server answers ({_first_line(error)}); start it, or correct host and port"
+            ) from error
         try:
             if not live or not self._client.is_model_ready(self._name, self._version):
                 raise ModelFileError(
@@ -72,11 +76,11 @@ class KServeRunner(Runner):
         return metadata
 
     def _scalars_of_rows(self) -> set[str]:
-        """Tensors of one number a row, [N] for the model. Triton knows no such shape and passes them on from [N, 1]."""
+        """The tensors with one number per row, [N] in the model. Triton has no such shape: its clients send [N, 1]."""
         json = {"as_json": True} if self._is_grpc else {}
         try:
             config = self._client.get_model_config(self._name, self._version, **json)
-        except self._refusal:  # an extension of Triton's: other servers have no such call
+        except self._refusal:  # the call is Triton's extension of the protocol
             return set()
         config = config.get("config", config)
         entries = [*config.get("input", []), *config.get("output", [])]
@@ -97,7 +101,7 @@ class KServeRunner(Runner):
         for info in self.inputs:
             array = np.asarray(feed[info.name], order="C")
             array = array[:, None] if info.name in self._scalars else array
-            is_bfloat16 = info.dtype == ml_dtypes.bfloat16  # tritonclient takes float32 for it, and gives it too
+            is_bfloat16 = info.dtype == ml_dtypes.bfloat16  # tritonclient takes and returns float32 for it
             kind = DTYPES[info.dtype.name].kserve
             value = self._client_module.InferInput(info.name, list(array.shape), kind)
             value.set_data_from_numpy(array.astype(np.float32) if is_bfloat16 else array)

@@ -65,16 +65,16 @@ def providers_with_kernels() -> set[str]:
 def avoid_crash(options: Any, file: ModelFile) -> None:
     """Switches a fusion off for a file with float16 in it, in a session for the CPU alone.
 
-    ONNX Runtime 1.24 and later end the whole process on opening one with a Transpose before a matrix product and a
-    dynamic axis, as attention has, on x86: the fusion leaves a node that the next step stumbles over
-    (microsoft/onnxruntime issue 28392). What it would gain is little: on processors float16 is slow in any case.
+    ONNX Runtime 1.24 and later end the whole process when they open a file with a Transpose before a matrix product and
+    a dynamic axis, as attention has, on x86: the fusion leaves a node that the next optimisation cannot handle
+    (microsoft/onnxruntime issue 28392). The fusion gains little, because float16 is slow on processors.
     """
     if file.has_float16:
         options.add_session_config_entry("optimization.disable_specified_optimizers", "MatmulTransposeFusion")
 
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
-    """Node name -> ``kernel`` where the node is left in the graph that ONNX Runtime runs, ``body`` where it is not."""
+    """Node name -> ``kernel`` if the node is left in the graph that ONNX Runtime runs, else ``body``."""
     kept = {node.name for node in optimized.graph.node if node.domain == DOMAIN}
     return {name: "kernel" if name in kept else "body" for name in names}
 
@@ -84,19 +84,18 @@ class OnnxRuntimeRunner(Runner):
 
     Args:
         path: the model file.
-        providers: execution providers in order of preference; default those of the class, here the CPU's.
-        session_options: an ``onnxruntime.SessionOptions`` of the caller's; it is used as it is
-            (:func:`nnorm_export.register` gives it the kernels), except that the graph of an optimised file is final:
-            such a file is opened without graph optimisations whatever the options say.
+        providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
+        session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
+            the kernels to it). But an optimised file is always opened without graph optimisations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
-            where they are installed for all of the providers: beside one that has none, they would take the activations
-            from it and back. An optimised file always needs them.
+            if they are installed for all of the providers: kernels for one provider alone would move activations
+            between devices. An optimised file always needs them.
 
     Raises:
         ModelFileError: ONNX Runtime refuses the file, or it is optimised for another machine.
         RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed, or a
-            provider cannot start here. ONNX Runtime itself would run the file on the CPU then, and say so in its log.
+            provider cannot start here. ONNX Runtime itself would then run the file on the CPU, with a line in its log.
     """
 
     runtime = "onnxruntime"
@@ -129,7 +128,7 @@ class OnnxRuntimeRunner(Runner):
 
     @cached_property
     def implementations(self) -> dict[str, str]:
-        """Read off the graph that ONNX Runtime optimised: a node that is still there is run by a kernel."""
+        """Read off the graph that ONNX Runtime optimised: a node that is left in it is run by a kernel."""
         names = [node.name for node in self._file.normalizations]
         if not names:
             return {}
@@ -152,8 +151,9 @@ class OnnxRuntimeRunner(Runner):
         if missing:
             raise RuntimeMissingError(
                 f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run "
-                f"{self._file.path} on {', '.join(started)} instead. What it wrote to stderr says why: it lacks "
-                "a library of CUDA, cuDNN or TensorRT in the version that it was built for, or a driver or GPU"
+                f"{self._file.path} on {', '.join(started)} instead. Its message on stderr names what is missing: a "
+                "library of CUDA, cuDNN or TensorRT in the version that it was built for, a driver, or a GPU. Install "
+                "that, or choose the runtime onnxruntime"
             )
 
     def _own_options(self, threads: int, kernels: bool | None) -> Any:
@@ -187,9 +187,9 @@ class OnnxRuntimeRunner(Runner):
     def _reason(self, reason: str) -> str:
         if self._target is not None:
             return (
-                f"the file was optimised by ONNX Runtime {self._target.onnxruntime}. Session options of your own need "
-                "the kernels, nnorm_export.register(session_options); if they have them, optimise the portable file "
-                f"again with this ONNX Runtime. ({reason})"
+                f"the file was optimised by ONNX Runtime {self._target.onnxruntime}. If you gave session_options, call "
+                "nnorm_export.register(session_options) first; else optimise the portable file again with this ONNX "
+                f"Runtime. ({reason})"
             )
         if not self._file.has_bodies:
             return (
@@ -227,11 +227,11 @@ class OnnxRuntimeRunner(Runner):
 
 
 class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
-    """A model in an ONNX Runtime session on a GPU; what CUDA has no operator for runs on the CPU.
+    """A model in an ONNX Runtime session on a GPU; operators that the CUDA provider lacks run on the CPU.
 
-    The normalizations are run by the kernels for GPUs where those are installed, else by their bodies, on the GPU too.
-    Convolutions and matrix products of float32 are computed in float32, not in TF32, which loses half of its digits and
-    is ONNX Runtime's own default: ``providers=["CUDAExecutionProvider"]`` takes that.
+    The normalizations are run by the kernels for GPUs if those are installed, else by their bodies, on the GPU too.
+    Convolutions and matrix products of float32 are computed in float32. ONNX Runtime's own default is TF32, which loses
+    half of the digits; ``providers=["CUDAExecutionProvider"]`` selects it.
     """
 
     runtime = "onnxruntime-cuda"

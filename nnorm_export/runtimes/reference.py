@@ -31,7 +31,7 @@ class ReferenceRunner(Runner):
             )
         try:
             self._evaluator = ReferenceEvaluator(str(path))
-        except (onnx.checker.ValidationError, OSError) as error:  # external data that is not there
+        except (onnx.checker.ValidationError, OSError) as error:  # missing external data
             raise ModelFileError(f"{path}: the reference evaluator cannot load it: {error}") from error
         self.inputs, self.outputs = inputs_of(self._file.proto), outputs_of(self._file.proto)
 
@@ -40,9 +40,9 @@ class ReferenceRunner(Runner):
         return {node.name: "body" for node in self._file.normalizations}
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
-        with np.errstate(all="ignore"):  # NaN and infinity pass through silently, as in every other runtime
+        with np.errstate(all="ignore"):  # no warnings about NaN and infinity, as in every other runtime
             results = self._evaluator.run(None, feed)
-        # The evaluator computes some operators in a wider type than the graph says (float16 in onnx 1.2x).
+        # The evaluator computes some operators in a wider dtype than the graph's (float16 in onnx 1.2x).
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
 
 

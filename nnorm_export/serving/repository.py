@@ -27,13 +27,13 @@ _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
 
 @dataclass(frozen=True)
 class Repository:
-    """What was written.
+    """What :func:`write_repository` has written.
 
     Attributes:
-        folder: of the model in the repository.
-        version: the number of its new version.
+        folder: the model's folder in the repository.
+        version: the number of the new version.
         config: the text of config.pbtxt.
-        notes: what the server needs besides.
+        notes: what else the server needs.
     """
 
     folder: Path
@@ -62,24 +62,24 @@ def write_repository(
     """Writes ``path`` into ``repository`` as a new version of the model ``name``, with a config.pbtxt.
 
     Args:
-        path: an ONNX file of any form but ``optimized``, or a TensorRT engine.
-        name: of the model; default the file's name.
-        backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers that have that one only. None
-            takes what fits the file.
-        version: a number that the model does not have yet; default the next.
-        max_batch_size: of dynamic batching, where the first axis of all inputs and outputs is dynamic; else there is no
-            batching and the shapes are taken as they are.
+        path: a TensorRT engine, or an ONNX file in any form except ``optimized``.
+        name: the model's name; by default the file's.
+        backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers without the ONNX Runtime
+            backend. By default the one for the file.
+        version: the number of a new version; by default the next.
+        max_batch_size: the greatest batch of dynamic batching, if the first axis of all inputs and outputs is dynamic;
+            else there is no batching.
         max_queue_delay_microseconds: how long a request waits for others.
-        instances: of the model on each device.
+        instances: instances of the model on each device.
         device: ``cpu`` or ``gpu``.
-        threads: of a session of ONNX Runtime; 0 lets it decide.
-        library_path: where the *server* finds the library of kernels, an absolute path; default where it is here, if it
-            is here. ``none`` serves the bodies.
+        threads: threads of an ONNX Runtime session; 0 lets ONNX Runtime decide.
+        library_path: the absolute path of the library of kernels on the *server*; by default the path on this machine,
+            if it is installed here. ``none`` serves the bodies.
 
     Raises:
-        ModelFileError: no model file.
-        ExportError: the version is there already, an option makes no sense, or the folder cannot be written. The
-            repository is then what it was.
+        ModelFileError: ``path`` is not a model.
+        ExportError: the version exists, an option is wrong, or the folder cannot be written. The repository then stays
+            as it was.
     """
     path, repository = Path(path), Path(repository)
     engine = is_engine(path)
@@ -105,7 +105,7 @@ def write_repository(
     present = [int(entry.name) for entry in folder.glob("[0-9]*") if entry.is_dir() and entry.name.isdigit()]
     number = version if version is not None else max(present, default=0) + 1
     if number in present:
-        raise ExportError(f"{folder}: it has a version {number} already; leave --version out for the next")
+        raise ExportError(f"{folder}: it has a version {number} already; leave the version out for the next")
     _refuse_other_tensors(folder, config)
     _write(path, folder, number, config, backend)
     return Repository(folder, number, config, _notes(path, backend, kernels))
@@ -117,15 +117,18 @@ def _refuse(
     if backend not in BACKENDS:
         raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     if engine != (backend == "tensorrt"):
-        raise ExportError(f"{path}: the backend {backend} serves {'ONNX files' if engine else 'engines'}, not this")
+        fitting = "tensorrt" if engine else "onnxruntime or python"
+        raise ExportError(
+            f"{path}: the backend {backend} serves {'ONNX files' if engine else 'engines'}, not this; choose {fitting}"
+        )
     if not name or Path(name).name != name:
-        raise ExportError(f"{name!r} is no name of a model: it is a folder in the repository")
+        raise ExportError(f"{name!r} is not a name for a model: it becomes a folder; leave slashes out")
     if max_batch_size < 0 or instances < 1:
-        raise ExportError("max_batch_size must not be negative, and there must be an instance")
+        raise ExportError(f"max_batch_size is {max_batch_size} and instances {instances}; at least 0 and 1 are needed")
     if device not in ("cpu", "gpu"):
         raise ExportError(f"unknown device {device!r}; choose cpu or gpu")
     if backend == "tensorrt" and device == "cpu":
-        raise ExportError("an engine runs on a GPU: give --device gpu")
+        raise ExportError(f"{path}: an engine runs on a GPU; choose the device gpu")
 
 
 def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInfo]]:
@@ -134,23 +137,23 @@ def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInf
         return runner.inputs, runner.outputs
     file = onnx_file.read(path)
     if file.form == "optimized":
-        raise ExportError(f"{path}: it is optimised for this kind of machine; serve the portable file it was made from")
+        raise ExportError(f"{path}: it is optimised for one kind of machine; serve the portable file it was made from")
     return inputs_of(file.proto), outputs_of(file.proto)
 
 
 def _library(path: Path, backend: str, given: str | None) -> str | None:
-    """What goes into op_library_filename: Triton passes it on to the loader, which wants an absolute path."""
+    """The op_library_filename, which must be absolute: Triton opens it with the system's loader."""
     if backend != "onnxruntime" or given == library.WITHOUT or not onnx_file.read(path).normalizations:
         return None
     if given is not None and not given.startswith("/"):
-        raise ExportError(f"--library {given!r}: Triton needs the absolute path that the library has on the server")
+        raise ExportError(f"library {given!r}: Triton needs the absolute path that the library has on the server")
     return given or library.find_library()
 
 
 def _head(
     name: str, backend: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], max_batch_size: int
 ) -> list[str]:
-    """What the model is, and its tensors."""
+    """The lines that name the model and its tensors."""
     lines = [f"name: {_quoted(name)}"]
     lines += ['platform: "tensorrt_plan"' if backend == "tensorrt" else f"backend: {_quoted(backend)}"]
     lines += [f"max_batch_size: {max_batch_size}"]
@@ -179,7 +182,7 @@ def _refuse_other_tensors(folder: Path, config: str) -> None:
         return
     tensors = [[line for line in text.splitlines() if line.startswith("  {")] for text in (old, config)]
     if tensors[0] != tensors[1]:
-        raise ExportError(f"{folder}: the versions that it has take or give other tensors; give another --name")
+        raise ExportError(f"{folder}: its other versions have other inputs or outputs; give the model another name")
 
 
 def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
@@ -198,7 +201,10 @@ def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> 
             os.replace(staged, folder / str(number))
             os.replace(Path(temporary) / "config.pbtxt", folder / "config.pbtxt")
     except OSError as error:
-        raise ExportError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise ExportError(
+            f"{folder} cannot be written ({error.strerror or error}); nothing was changed. Check that its disk has "
+            "space and that you may write there"
+        ) from error
 
 
 def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:

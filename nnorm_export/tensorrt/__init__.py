@@ -1,1 +1,1 @@
-"""From an ONNX file to a TensorRT engine, and what the engine says of itself."""
+"""Building a TensorRT engine of an ONNX file, and reading what is in it."""

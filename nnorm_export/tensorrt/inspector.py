@@ -1,4 +1,4 @@
-"""What a TensorRT engine says of itself: its inputs and outputs, and which normalizations are plugins in it."""
+"""Reading a TensorRT engine: its inputs and outputs, and which normalizations are plugins in it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files.tensors import TensorInfo
 
 _DTYPES = {dtype.tensorrt: dtype.numpy for dtype in DTYPES.values() if dtype.tensorrt is not None}
-_ONNX_NODE = re.compile(r"\[ONNX Layer: ([^|\]]*[^|\] ])")  # what the parser notes: "[ONNX Layer: norm/Op | …]"
-_MADE_UNIQUE = re.compile(r"_\d+$")  # and what it appends to a layer's name that is taken
+_ONNX_NODE = re.compile(r"\[ONNX Layer: ([^|\]]*[^|\] ])")  # written by the parser: "[ONNX Layer: norm/Op | …]"
+_MADE_UNIQUE = re.compile(r"_\d+$")  # which the parser appends to a name that another layer has
 
 
 def plugin_nodes(engine: Any, tensorrt: Any, path: Path) -> set[str]:

@@ -1,7 +1,7 @@
 """The shapes that a TensorRT engine is built for: for each input the least, the best and the greatest.
 
-A profile is chosen before anything is built, and a wrong one costs minutes or fails in TensorRT's words; so everything
-that the file says of its axes is checked here first. Nothing of this needs TensorRT.
+A profile is chosen before the engine is built, which takes minutes; so it is first checked against the axes of the
+file. TensorRT is not needed for that.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def input_axes(model: onnx.ModelProto) -> dict[str, Axes]:
 
 
 def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:
-    """1, 8 and 64 for the batch, where no axis but the first is dynamic; nothing where none is.
+    """1, 8 and 64 for the batch, if only first axes are dynamic; inputs without dynamic axes are left out.
 
     Raises:
-        InputError: another axis is dynamic, so that only the user can know its range.
+        InputError: another axis is dynamic: only the user can know its range.
     """
     for name, axes in inputs.items():
         if others := [f"{axis} ({dim or 'unnamed'})" for axis, dim in enumerate(axes) if axis and _is_dynamic(dim)]:
@@ -59,11 +59,11 @@ def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:
 
 
 def check_profiles(inputs: Mapping[str, Axes], given: Given) -> Profiles:
-    """What the engine is built for, from least, best and greatest shapes that the user gave.
+    """The profiles for the least, best and greatest shapes that the user gave.
 
     Raises:
-        InputError: an input is unknown, a dynamic one is missing, or shapes are of another rank, out of order, contrary
-            to a fixed axis, or to another axis of the same name.
+        InputError: an input is unknown, a dynamic input is missing, or shapes have the wrong rank or order, or
+            contradict a fixed axis, or another axis of the same name.
     """
     if unknown := given.keys() - inputs.keys():
         raise InputError(
@@ -101,7 +101,7 @@ def _range(name: str, axes: Axes, shapes: Sequence[Sequence[int]]) -> ShapeRange
 
 
 def _refuse_contradictions(inputs: Mapping[str, Axes], profiles: Profiles) -> None:
-    """Axes of one name are of one length in every run, so their ranges must be equal too."""
+    """Axes of one name have one length in every run, so their ranges must be equal."""
     first: dict[str, tuple[str, int, tuple[int, ...]]] = {}
     for name, shapes in profiles.items():
         for axis, dim in enumerate(inputs[name]):

@@ -1,4 +1,4 @@
-"""assert_parity(): a file and PyTorch in a test suite of your own; the pytest plugin adds runtimes and drift."""
+"""assert_parity(): compares a file with PyTorch in your test suite; the pytest plugin adds runtimes and drift."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def assert_parity(
         ran_by: what must have run every normalization that is a node: ``kernel``, ``body`` or ``plugin``.
 
     Raises:
-        AssertionError: the file computes something else, or something else than ``ran_by`` ran it. The message has one
-            line for each output.
+        AssertionError: the results differ, or a normalization was not run by ``ran_by``. The message has one line for
+            each output.
     """
     report = verify(
         path, model, inputs, runtime=runtime, criterion=criterion, rtol=rtol, atol=atol, passthrough=passthrough
@@ -43,7 +43,7 @@ def assert_parity(
 
 
 def require(report: ParityReport, path: str | Path, model: nn.Module, ran_by: str | None) -> None:
-    """Raises AssertionError where ``report`` failed, or something else than ``ran_by`` ran a normalization."""
+    """Raises AssertionError if ``report`` failed, or a normalization was not run by ``ran_by``."""
     if not report:
         raise AssertionError(
             f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}"

@@ -3,9 +3,9 @@
     def test_my_model(nnorm_parity):
         nnorm_parity("model.onnx", model, images)
 
-Errors are recorded as properties of the test, so that ``--junit-xml`` has them. With ``--nnorm-baseline FILE`` a test
-fails, too, where an error has grown to more than twice what it was when the baseline was recorded, for the same version
-of the runtime: the tolerance would hide that. ``--nnorm-update-baseline`` records it.
+Errors are recorded as properties of the test, which ``--junit-xml`` writes. With ``--nnorm-baseline FILE`` a test also
+fails if an error is more than twice that of the baseline, for the same version of the runtime: the tolerance alone
+would hide such a drift. ``--nnorm-update-baseline`` records the baseline.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nnorm-runtimes",
         default="onnxruntime",
         metavar="NAMES",
-        help="runtimes for nnorm_parity, separated by commas; what is not installed skips (default onnxruntime)",
+        help="runtimes for nnorm_parity, separated by commas; tests of missing ones are skipped (default onnxruntime)",
     )
-    group.addoption("--nnorm-baseline", metavar="FILE", help="errors that were recorded, JSON; growth is a failure")
-    group.addoption("--nnorm-update-baseline", action="store_true", help="record them in --nnorm-baseline anew")
+    group.addoption("--nnorm-baseline", metavar="FILE", help="recorded errors, JSON; greater ones fail")
+    group.addoption("--nnorm-update-baseline", action="store_true", help="record the errors in --nnorm-baseline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,7 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
         try:
             baseline = json.loads(Path(file).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise pytest.UsageError(f"{file}: no baseline ({error})") from error
+            raise pytest.UsageError(
+                f"{file} is not a baseline ({error}); record it with --nnorm-update-baseline"
+            ) from error
     elif file and not update:
         raise pytest.UsageError(f"{file}: no such file; record it with --nnorm-update-baseline")
     config.stash[_BASELINE] = baseline
@@ -76,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def nnorm_runtime(request: pytest.FixtureRequest) -> str:
-    """The name of a runtime, one after the other of ``--nnorm-runtimes``."""
+    """The name of each runtime in ``--nnorm-runtimes``, in turn."""
     return str(request.param)
 
 
@@ -135,6 +137,6 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     ]
     if grown:
         raise AssertionError(
-            f"{version}: errors are within the tolerance, but have drifted: {', '.join(grown)}. If that is meant, "
+            f"{version}: errors are within the tolerance, but have drifted: {', '.join(grown)}. If that is intended, "
             "record it with --nnorm-update-baseline"
         )
