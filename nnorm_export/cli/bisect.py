@@ -20,12 +20,12 @@ def bisect(
     options: BisectOptions,
     output: Output,
 ) -> None:
-    """Find the first layer at which a runtime leaves PyTorch.
+    """Find the first layer at which a runtime differs from PyTorch.
 
     Every normalization is run twice: in the file, where its input shows the
     error that it inherits, and alone on the input that PyTorch gave it, where
-    its output shows its own. Errors are measured as verify measures them, in
-    parts of what they may be. The exit code is 1 if anything differs.
+    its output shows its own. Errors are shares of the error budget of verify.
+    The exit code is 1 if anything differs.
 
     Examples:
 

@@ -21,6 +21,20 @@ def doctor(
     *,
     output: Output,
 ) -> None:
+    """List the runtimes, whether they work here, and how to install the rest.
+
+    With a file, each runtime opens it and shows what runs each normalization:
+    a kernel, its body, or a plugin. The exit code is 3 if the chosen runtime
+    is missing or lacks something, and 2 if it refuses the file.
+
+    Examples:
+
+      nnorm-export doctor
+
+      nnorm-export doctor model.onnx --verbose
+
+      nnorm-export doctor model.onnx --runtime onnxruntime-cuda
+    """
     from nnorm_export.runtimes._diagnosis import diagnose
 
     with output.working("Looking for runtimes"):

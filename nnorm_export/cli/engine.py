@@ -25,12 +25,12 @@ def engine(
     options: EngineOptions,
     output: Output,
 ) -> None:
-    """Build a TensorRT engine, for the GPU of this machine.
+    """Build a TensorRT engine for the GPU of this machine.
 
-    The precision is that of the file: export with --dtype fp16 for an engine
-    in float16. Inputs with dynamic axes need their least, best and greatest
-    shape; where only the batch is dynamic, 1, 8 and 64 are taken. This takes
-    minutes; a timing cache makes the next build quicker.
+    The engine has the file's precision: export with --dtype fp16 for an
+    engine in float16. Inputs with dynamic axes need --min, --opt and --max; if
+    only the batch is dynamic, their default is a batch of 1, 8 and 64. A build
+    takes minutes; a timing cache makes the next build quicker.
 
     Examples:
 

@@ -33,8 +33,8 @@ _DEPRECATED = (
 def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     """Write a trained model as one file, ONNX by default, and prove it equal to PyTorch.
 
-    The file takes its place only if it computes what PyTorch computes;
-    otherwise nothing is written and the exit code is 1.
+    The file is written only if it computes what PyTorch computes; otherwise
+    an older file of this name stays as it is and the exit code is 1.
 
     Examples:
 

@@ -19,12 +19,12 @@ def inspect(
     *,
     output: Output,
 ) -> None:
-    """Show what a file is: its inputs, its normalizations, their λ and what runs them.
+    """Show a file's format, inputs, normalizations, their λ and what runs them.
 
     ONNX, TorchScript, exported programs (.pt2) and packages of AOTInductor.
-    Files that nnorm-export did not write are described too, as far as they
-    say what they are. Opening a package of AOTInductor runs its code: say
-    --no-run if you do not trust it.
+    Files that other programs wrote are described too, with fewer facts.
+    Opening a package of AOTInductor runs its machine code: use --no-run for
+    packages that you do not trust.
 
     Examples:
 
@@ -44,10 +44,10 @@ def _print(description: ModelDescription) -> None:
     facts = _facts(description)
     if not description.layers:
         print_facts(facts)
-        typer.echo("\nno normality normalization that nnorm_export knows of")
+        typer.echo("\nno normality normalization that nnorm_export knows")
         return
     rows = [_row(layer) for layer in description.layers]
-    # What all layers share is said once: the paths of real models need the width of the table.
+    # A fact that all layers share is printed once: the paths of real models need the width of the table.
     shared = [name for name in ("form", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
     if shared:
         facts.append(("all layers", ", ".join(f"{name} {rows[0][name]}" for name in shared if rows[0][name] != "-")))
@@ -62,25 +62,21 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
     stranger = "" if description.form != "unknown" else " (not written by nnorm_export)"
     target = description.optimized_for
     torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
-    facts = [
+    return [
         ("file", ", ".join(sizes)),
         ("format", description.format),
         ("form", description.form + stranger),
-        *((("for", f"{target}; optimised by ONNX Runtime {target.onnxruntime}"),) if target else ()),
-        *((("for", f"{description.compiled_for} processors"),) if description.compiled_for else ()),
-        *((("opset", f"{description.opset}, IR version {description.ir_version}"),) if description.opset else ()),
+        ("for", f"{target}; optimised by ONNX Runtime {target.onnxruntime}" if target else ""),
+        ("for", f"{description.compiled_for} processors" if description.compiled_for else ""),
+        ("opset", f"{description.opset}, IR version {description.ir_version}" if description.opset else ""),
         ("made by", description.producer + torch_version),
-        *((("nodes", counted(description.nodes)),) if description.nodes else ()),
+        ("nodes", counted(description.nodes)),
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
+        ("weights", f"sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
+        ("runtime", description.runtime or ""),
+        ("not run", description.runtime_problem or ""),
     ]
-    if description.weights_sha256:
-        facts.append(("weights", f"sha256 {description.weights_sha256}"))
-    if description.runtime:
-        facts.append(("runtime", description.runtime))
-    if description.runtime_problem:
-        facts.append(("not run", description.runtime_problem))
-    return facts
 
 
 def _row(layer: LayerDescription) -> dict[str, str]:

@@ -24,12 +24,13 @@ def optimize(
     ONNX Runtime's convolutions work on blocks of channels, and it reorders
     every tensor before and after a normalization. The new file holds ONNX
     Runtime's own graph with normalizations that work in blocks too, so that
-    most reorders go away. It needs ONNX Runtime with our kernels and a
-    processor with blocks of the same size; load() refuses it elsewhere. Keep
-    the portable file, and do this on the machine that serves.
+    most reorders go away. It needs ONNX Runtime with the kernels of
+    nnorm_export and a processor with blocks of the same size; load() refuses
+    it elsewhere. Keep the portable file, and optimize on the machine that
+    serves.
 
-    Both files are run and compared before the new one takes its place:
-    random inputs do, as they must agree to the last bits.
+    The new file is written only if both files agree. Random inputs suffice
+    for that, because the outputs must agree to the last bits.
 
     Examples:
 
@@ -60,7 +61,7 @@ def _print(report: OptimizeReport, verbose: bool) -> None:
     facts = [
         ("file", str(report.path)),
         ("size", size_text(report.size)),
-        ("for", f"{report.machine}, with ONNX Runtime (this is {report.machine.onnxruntime}) and our kernels"),
+        ("for", f"{report.machine}, with ONNX Runtime (here {report.machine.onnxruntime}) and the kernels"),
         ("nodes", str(report.nodes)),
         ("reorders", f"{report.reorders_after}, where ONNX Runtime alone has {report.reorders_before}"),
         ("normalizations", f"{len(report.in_blocks)} of {len(report.layers)} in blocks"),

@@ -96,11 +96,11 @@ def _finite(value: Any) -> Any:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Prints lines of a name and a value; a long value continues below itself."""
+    """Prints lines of a name and a value, without empty values; a long value continues below itself."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    _print(table, facts)
+    _print(table, (fact for fact in facts if fact[1]))
 
 
 def print_table(

@@ -17,9 +17,9 @@ def serve_repo(
 ) -> None:
     """Write a file into a model repository of Triton Inference Server.
 
-    The configuration says what the model takes and gives, batches requests
-    where its first axes are dynamic, and names the library of kernels. What
-    the server then answers is compared by verify:
+    The configuration lists the model's inputs and outputs, batches requests
+    where the first axes are dynamic, and names the library of kernels. Verify
+    compares the server's answers with PyTorch:
 
       nnorm-export verify --url grpc://localhost:8001/resnet -m nets:build
 

@@ -33,9 +33,9 @@ def verify(
     The model run in float64 is the truth. The file passes if its error is at
     most ten times that of PyTorch in the file's own precision, or, if they are
     given, within --rtol and --atol. The exit code is 1 if it does not.
-    Without --input, random inputs of the file's shapes are taken; real data
-    says more. A package of AOTInductor is machine code, which runs: verify
-    only what you trust.
+    Without --input, the inputs are random and have the file's shapes; real
+    data is a better test. Verifying a package of AOTInductor runs its machine
+    code: verify only packages that you trust.
 
     Examples:
 
