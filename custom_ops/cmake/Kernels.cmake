@@ -1,22 +1,25 @@
-# nnorm_kernels: cpu/target.cpp once for each instruction set, and all else in cpu/ once.
+# nnorm_kernels: cpu/target.cpp compiled once for each instruction set, and the other files in cpu/.
 #
-# Which of them runs is decided by dispatch.cpp on the machine that runs it; the definitions NNORM_HAVE_… tell it
-# which there are. An inline function with a name of its own, one of the standard library's say, must not be
-# compiled out of line in target.cpp: the linker keeps one copy of it, which may be the one with AVX-512.
+# dispatch.cpp chooses one of them on the machine that runs it; the definitions NNORM_HAVE_… say which ones there are.
+# target.cpp must not emit an inline function whose name does not contain the instruction set, such as one of the standard
+# library: the linker keeps one copy of it, which may be the one with AVX-512.
 
-# The flags of target.cpp, for every instruction set; -DNNORM_KERNEL_FLAGS="…;…" tries others. Not kept in CMake's
-# cache, or an edit here would not reach build folders that exist. -ffast-math is not among them: infinities, NaN and
-# signed zeros must come out as the formulas say.
+# The flags of target.cpp for every instruction set; -DNNORM_KERNEL_FLAGS="…;…" replaces them. They are not kept in CMake's
+# cache, so that an edit here reaches existing build folders. -ffast-math is not among them: infinities, NaN and signed
+# zeros must be those of the formulas.
 if(NOT DEFINED NNORM_KERNEL_FLAGS)
-  set(NNORM_KERNEL_FLAGS -O3 -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # 3 to 10 % faster; other compilers do so by themselves
+  set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast)
+  if(NOT NNORM_SANITIZE) # else the flags of Compiler.cmake
+    list(APPEND NNORM_KERNEL_FLAGS -O3)
+  endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT NNORM_SANITIZE) # 3 to 10 % faster; other compilers do so by default
     list(APPEND NNORM_KERNEL_FLAGS -funroll-loops --param=max-unroll-times=4 -fschedule-insns -fsched-pressure)
   endif()
 endif()
 
 include(CheckCXXCompilerFlag)
 include(CheckCXXSourceCompiles)
-# Asked of the compiler, not of the machine: it may be compiling for another one.
+# These ask the compiler, not the machine: it may be a cross compiler.
 check_cxx_source_compiles("#ifndef __x86_64__\n#error\n#endif\nint main() {}" NNORM_IS_X86_64)
 check_cxx_source_compiles("#ifndef __aarch64__\n#error\n#endif\nint main() {}" NNORM_IS_AARCH64)
 
@@ -27,14 +30,14 @@ target_sources(nnorm_kernels PRIVATE ${kernel_sources})
 target_include_directories(nnorm_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include")
 target_link_libraries(nnorm_kernels PUBLIC nnorm_options)
 
-# nnorm_add_kernel_target(avx2 -march=…): adds target.cpp compiled with these flags, if the compiler knows them.
+# nnorm_add_kernel_target(avx2 -march=…) adds target.cpp compiled with these flags, if the compiler knows them.
 function(nnorm_add_kernel_target name)
   string(TOUPPER "${name}" NAME)
   if(ARGN)
     string(REPLACE ";" " " flags "${ARGN}")
     check_cxx_compiler_flag("${flags}" NNORM_COMPILER_KNOWS_${NAME})
     if(NOT NNORM_COMPILER_KNOWS_${NAME})
-      message(STATUS "Kernels: no ${name}, this compiler does not know ${flags}; a newer one does")
+      message(STATUS "Kernels: ${name} not built, this compiler does not know ${flags}; use a newer compiler")
       return()
     endif()
   endif()
@@ -56,6 +59,6 @@ endif()
 if(NNORM_IS_X86_64)
   set(NNORM_AVX2_FLAGS -march=x86-64-v3)
   nnorm_add_kernel_target(avx2 ${NNORM_AVX2_FLAGS})
-  # Compilers prefer half-wide vectors here for fear of slower clocks; in kernels as dense as these, wide ones win.
+  # By default compilers use vectors of 256 bits here, because wide ones lower the clock; these kernels are faster with 512.
   nnorm_add_kernel_target(avx512 -march=x86-64-v4 -mprefer-vector-width=512)
 endif()
