@@ -151,9 +151,9 @@ def optimize(
         parity = compare(runner, load(source.path), inputs) if verify else None
         if parity is not None and not parity:
             raise ParityError(
-                f"{target} was not written: its results differ from those of {path}.\n{parity}\n"
+                f"{target} was not written: its results differ from those of {path}.\n{parity}",
                 f"This is a defect of nnorm_export: use {path}, and report the defect with the file that optimize "
-                "writes with verify=False (--no-verify)"
+                "writes with verify=False (--no-verify)",
             )
         size = sum(file.stat().st_size for file in staging.parent.iterdir())
     after = count_reorders(model)

@@ -1,4 +1,4 @@
-"""Does a file compute what PyTorch computes, where do they part, and how is it shown to others?
+"""Comparisons of a file with PyTorch: verify, bisect, probe, certificates, the risks of float16, and the report.
 
-Empty of imports: ``certificates`` and ``judgement`` work where PyTorch is not installed.
+This module imports nothing, because ``certificates`` and ``judgement`` must work where PyTorch is not installed.
 """
