@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -12,8 +13,10 @@ from small_network import Network, randomized
 from torch import nn
 from typer.testing import CliRunner
 
-from nnorm_export import ModelFileError, export, layers, probe, verify
+from nnorm_export import ModelFileError, bisect, export, layers, probe, verify
 from nnorm_export.cli import app
+from nnorm_export.domain import OPERATORS, Step
+from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM
 
 RUNTIMES = ["onnxruntime", "reference"]
 
@@ -43,6 +46,35 @@ def test_every_branch_of_every_operator(dtype: str, runtime: str, tmp_path: Path
         assert [layer.missed for layer in report.layers] == [()] * len(report.layers)
         assert {layer.implementation for layer in report.layers} == {"kernel" if runtime == "onnxruntime" else "body"}
     assert [layer.op_type for layer in report.layers] == ["BatchNormalNormRelu", "BatchNormalNormAddRelu"]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_epilogue_that_is_only_declared(runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """export(), probe() and bisect() ask the declaration: an epilogue needs no code in them."""
+    steps = Step("Sub", np.subtract, operand="subtrahend"), Step("Tanh", np.tanh)
+    operator = BATCH_NORMAL_NORM.followed_by(*steps)
+    monkeypatch.setitem(OPERATORS, operator.op_type, operator)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = layers.BatchNormalNorm1d(6), nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.norm(self.linear(x)) - x)
+
+    torch.manual_seed(0)
+    model, x = randomized(Block()).eval(), torch.randn(8, 6)
+    path = export(model, x, tmp_path / "m.onnx").path
+    probed, compared = probe(path, runtime=runtime), bisect(path, model, x, runtime=runtime)
+    assert [layer.op_type for layer in probed.layers] == ["BatchNormalNormSubTanh"]
+    assert probed, probed.layers[0].parity
+    assert probed.layers[0].missed == ()
+    assert compared, compared.verdict
+    assert compared.layers[0].own is not None
+    monkeypatch.setitem(OPERATORS, operator.op_type, BATCH_NORMAL_NORM.followed_by(steps[0], Step("Tanh", np.sin)))
+    assert not probe(path, runtime=runtime)
+    assert not bisect(path, model, x, runtime=runtime)
 
 
 def test_rows_that_are_too_short_say_what_they_cannot_reach(tmp_path: Path) -> None:

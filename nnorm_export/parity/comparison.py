@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.arrays import to_numpy
@@ -25,7 +25,8 @@ from nnorm_export.parity.judgement import (
     worst,
 )
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
-from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
+from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
+from nnorm_export.runtimes.reference import ReferenceRunner
 
 _Compared = tuple[Mapping[str, Any], list[Array], list[Array] | None]  # inputs, PyTorch's outputs, those in float64
 
@@ -89,9 +90,13 @@ def runtime_for(path: Path) -> str:
     bfloat16 and float64 files run in the reference evaluator too: ONNX Runtime's CPU provider has no convolutions for
     them.
     """
-    has_onnxruntime = importlib.util.find_spec("onnxruntime") is not None
-    unsupported = read(path).holds(onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-    return DEFAULT_RUNTIME if has_onnxruntime and not unsupported else "reference"
+    if read(path).holds(onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE):
+        return ReferenceRunner.runtime
+    try:
+        RUNTIMES[DEFAULT_RUNTIME].require()
+    except RuntimeMissingError:
+        return ReferenceRunner.runtime
+    return DEFAULT_RUNTIME
 
 
 def _compare(
