@@ -173,9 +173,7 @@ def test_other_tensors_are_another_model(tmp_path: Path) -> None:
     for width in (3, 4):
         export(nn.Linear(width, 2), torch.randn(4, width), tmp_path / f"{width}.onnx")
     write_repository(tmp_path / "3.onnx", tmp_path / "models", name="net")
-    with pytest.raises(
-        ExportError, match="other inputs or outputs; give the model another name"
-    ):
+    with pytest.raises(ExportError, match="other inputs or outputs; give the model another name"):
         write_repository(tmp_path / "4.onnx", tmp_path / "models", name="net")
     with pytest.raises(ModelFileError, match="no such file"):
         write_repository(tmp_path / "5.onnx", tmp_path / "models")
