@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,12 @@ def test_a_runtime_is_declared_in_its_module_alone(portable: Path, tmp_path: Pat
     (tmp_path / "evaluator.py").write_text((package / "kserve.py").read_text())
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "declare a runtime 'kserve'; rename one" in run.stderr
+
+
+def test_the_extras_that_runtimes_name_exist() -> None:
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    extras = set(re.findall(r"^([a-z-]+) = \[", project, re.MULTILINE))
+    assert {runtime.extra for runtime in runtimes.RUNTIMES.values()} - {None} <= extras
 
 
 def test_missing_external_data(tmp_path: Path) -> None:

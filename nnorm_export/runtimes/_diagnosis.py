@@ -96,9 +96,10 @@ def _components() -> Iterator[Component]:
     yield Component("nnorm_export", __version__)
     yield Component("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
     listed: set[str] = set()
-    for runtime in RUNTIMES.values():
+    # Runtimes may share a package; one that describes it goes before one that only names it.
+    for runtime in sorted(RUNTIMES.values(), key=lambda runtime: runtime.components is None):
         for component in runtime.list_components():
-            if component.name not in listed:  # runtimes may share a package
+            if component.name not in listed:
                 listed.add(component.name)
                 yield component
     for package, remedy in _OTHER_PACKAGES.items():
