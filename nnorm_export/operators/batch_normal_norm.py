@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -57,9 +57,6 @@ class FrozenBatchNormalNorm(FrozenOperator):
     operator = TracedOperator.register(
         BATCH_NORMAL_NORM, batch_normal_norm, _computed_by(inductor.weighted_power_transform)
     )
-
-    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
-        super().__init__(parameters, record, f"[N, {len(parameters['weight'])}, *spatial]")
 
     def _arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias

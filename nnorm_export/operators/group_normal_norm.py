@@ -67,7 +67,7 @@ class FrozenGroupNormalNorm(FrozenOperator):
         delta: float,
         batch_rank: int = 0,
     ) -> None:
-        super().__init__(parameters, record, f"[N, {len(parameters['weight'])}, *spatial]")
+        super().__init__(parameters, record)
         self.num_groups, self.eps, self.delta, self.batch_rank = num_groups, epsilon, delta, batch_rank
 
     def _arguments(self) -> tuple[Tensor, Tensor, int, float, float]:

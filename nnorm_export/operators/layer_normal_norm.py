@@ -43,12 +43,8 @@ class FrozenLayerNormalNorm(FrozenOperator):
     operator = TracedOperator.register(LAYER_NORMAL_NORM, layer_normal_norm, _computed_by(inductor.gaussianize))
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], epsilon: float, delta: float) -> None:
-        super().__init__(parameters, record, f"[*, {', '.join(map(str, parameters['weight'].shape))}]")
+        super().__init__(parameters, record)
         self.eps, self.delta = epsilon, delta
 
     def _arguments(self) -> tuple[Tensor, Tensor, float, float]:
         return self.weight, self.bias, self.eps, self.delta
-
-    def _takes(self, x: Tensor) -> bool:
-        leading = x.dim() - self.weight.dim()
-        return leading >= 0 and x.shape[leading:] == self.weight.shape

@@ -103,11 +103,13 @@ class FrozenOperator(FrozenModule):
     def __init_subclass__(cls) -> None:
         cls.function = staticmethod(cls.operator.aten_function)
 
-    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], expected: str) -> None:
+    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
         super().__init__(parameters)
         self.record = record
         self.name = f"layer {record['path'] or '(the model itself)'} ({record['layer']})"
-        self.expected = expected
+        self.is_per_channel = self.operator.declaration.is_per_channel
+        lengths = ", ".join(str(length) for length in self.weight.shape)
+        self.expected = f"[N, {lengths}, *spatial]" if self.is_per_channel else f"[*, {lengths}]"
 
     def _arguments(self) -> tuple[Any, ...]:
         """The arguments of the operator after x."""
@@ -115,7 +117,10 @@ class FrozenOperator(FrozenModule):
 
     def _takes(self, x: Tensor) -> bool:
         """Whether the operator takes an input of the shape of ``x``."""
-        return x.dim() >= 2 and x.shape[1] == self.weight.shape[0]
+        if self.is_per_channel:
+            return x.dim() >= 2 and x.shape[1] == self.weight.shape[0]
+        leading = x.dim() - self.weight.dim()
+        return leading >= 0 and x.shape[leading:] == self.weight.shape
 
     def _require_input(self, x: Tensor) -> None:
         if not self._takes(x):
