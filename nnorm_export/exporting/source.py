@@ -16,7 +16,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.freezing import freeze
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.models import arguments
-from nnorm_export.models.copying import deepcopy
+from nnorm_export.models.modules import deepcopy
 from nnorm_export.operators import FrozenOperator
 
 Model = nn.Module | torch.export.ExportedProgram

@@ -21,7 +21,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.exporting.source import Frozen
 from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
-from nnorm_export.models.attention import without_fused_attention
+from nnorm_export.models.modules import without_fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)

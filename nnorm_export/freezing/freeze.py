@@ -13,8 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.table import forward_is_overridden, looks_like_normalization, refuse, row_for
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.models.attention import keep_norms_from_fusion
-from nnorm_export.models.copying import WEIGHT_HOOKS, deepcopy
+from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion
 from nnorm_export.operators import FrozenOperator
 
 

@@ -14,7 +14,7 @@ from nnorm_export.layers._base import Form, NormalNorm
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
 from nnorm_export.layers.layer import LayerNormalNorm
-from nnorm_export.models.attention import keep_norms_from_fusion
+from nnorm_export.models.modules import keep_norms_from_fusion
 
 _BATCH: dict[type[nn.Module], Callable[..., NormalNorm]] = {
     nn.BatchNorm1d: BatchNormalNorm1d,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from nnorm_export import dtypes
 from nnorm_export.errors import ExportError, InputError
 from nnorm_export.names import DTYPE_NAMES
 
@@ -173,3 +174,16 @@ def _specs_of(spec: Any, count: int) -> list[Any]:
         return [spec]
     entries = pytree.tree_leaves(spec, is_leaf=is_entry)
     return entries if len(entries) == count else [None] * count
+
+
+def to_tensor(array: dtypes.Array) -> Tensor:
+    """A tensor with a copy of ``array``, so that a model may work on it in place."""
+    return torch.from_numpy(dtypes.bits(array).copy()).view(getattr(torch, array.dtype.name))
+
+
+def to_numpy(tensor: Tensor) -> dtypes.Array:
+    """``tensor`` as a NumPy array; bfloat16 is ``ml_dtypes.bfloat16`` there."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(dtypes.DTYPES["bfloat16"].numpy)
+    return tensor.numpy()

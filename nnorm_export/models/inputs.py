@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import NnormExportError
 from nnorm_export.models import arguments
-from nnorm_export.models.arrays import to_numpy
+from nnorm_export.models.arguments import to_numpy
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0

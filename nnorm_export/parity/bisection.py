@@ -21,8 +21,7 @@ from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
-from nnorm_export.models.arguments import tensors_in
-from nnorm_export.models.arrays import to_numpy
+from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.parity.isolation import opened, with_epilogue
 from nnorm_export.parity.judgement import Array, OutputParity, judge, judge_outputs
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of

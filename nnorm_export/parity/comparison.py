@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.onnx_file import read
-from nnorm_export.models.arguments import tensors_in
-from nnorm_export.models.arrays import to_numpy
+from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.parity import certificates
 from nnorm_export.parity.judgement import (
     Array,

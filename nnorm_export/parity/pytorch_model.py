@@ -13,10 +13,8 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError
 from nnorm_export.freezing import freeze
-from nnorm_export.models.arguments import bind, cast, tensors_in, unbind
-from nnorm_export.models.arrays import to_numpy
-from nnorm_export.models.attention import without_fused_attention
-from nnorm_export.models.copying import deepcopy
+from nnorm_export.models.arguments import bind, cast, tensors_in, to_numpy, unbind
+from nnorm_export.models.modules import deepcopy, without_fused_attention
 from nnorm_export.parity.judgement import Array, is_float, judge
 from nnorm_export.runtimes import Runner
 

@@ -61,10 +61,14 @@ def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner
         return runtimes_for(path)[0](path, **options)
     if runtime not in RUNTIMES:
         raise NnormExportError(f"unknown runtime {runtime!r}; choose one of {', '.join(RUNTIMES)}")
-    candidates = [candidate.name for candidate in runtimes_for(path)]
-    if runtime not in candidates and Path(path).exists():  # if it is missing, the runner says so
-        raise ModelFileError(f"{path}: the runtime {runtime} cannot open it; choose one of {', '.join(candidates)}")
-    return RUNTIMES[runtime](path, **options)
+    try:
+        return RUNTIMES[runtime](path, **options)
+    except ModelFileError:
+        candidates = [candidate.name for candidate in runtimes_for(path)]
+        if runtime in candidates or not Path(path).exists():
+            raise
+        choice = f"choose one of {', '.join(candidates)}"
+        raise ModelFileError(f"{path}: the runtime {runtime} cannot open it; {choice}") from None
 
 
 __all__ = [

@@ -17,7 +17,7 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files import pytorch_archive as archive
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.models.arrays import to_numpy, to_tensor
+from nnorm_export.models.arguments import to_numpy, to_tensor
 from nnorm_export.runtimes._runner import Runner
 
 

@@ -16,7 +16,7 @@ from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.layers.related._standard import ChannelNorm, Freezable, channels_of
 from nnorm_export.layers.related.mixed import sample_axes
 from nnorm_export.mathematics import affine_per_channel, deviation_over, in_dtype
-from nnorm_export.models.copying import deepcopy
+from nnorm_export.models.modules import deepcopy
 
 
 def pairwise_regularizer(z: Tensor) -> Tensor:

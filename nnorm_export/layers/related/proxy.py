@@ -13,7 +13,7 @@ from nnorm_export.layers._normalization import without_autocast
 from nnorm_export.layers.frozen_module import FrozenModule, arithmetic_of
 from nnorm_export.layers.related._standard import Freezable, channels_of
 from nnorm_export.mathematics import in_dtype, per_channel
-from nnorm_export.models.copying import deepcopy
+from nnorm_export.models.modules import deepcopy
 
 
 def uniform_in_probability(count: int) -> Tensor:
