@@ -47,14 +47,6 @@ class Part:
         """Its operator; None for a layer that is not a normalization, or an operator that this version lacks."""
         return OPERATORS.get(self.op_type)
 
-    @property
-    def residual(self) -> str | None:
-        return self.operands[0] if self.operands else None
-
-    @property
-    def has_relu(self) -> bool:
-        return self.operator is not None and any(step.op_type == "Relu" for step in self.operator.epilogue)
-
 
 def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
     """The normalizations that are nodes, and the given modules, in the order in which they run."""
