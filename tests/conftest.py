@@ -17,6 +17,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if collection_path == GPU_TESTS and not torch.cuda.is_available() else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slow tests first, so that the processes of a parallel run end together."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     if not torch.cuda.is_available() and any(GPU_TESTS.is_relative_to(path) for path in asked):

@@ -21,8 +21,6 @@ from filelock import FileLock
 from nnorm_export import export, layers
 
 ROOT = Path(__file__).parents[1]
-# Kept between runs, so that only what changed is compiled again.
-BUILD = ROOT / "build" / "packaging-tests"
 FOLDER = "nnorm_export/lib/"
 LIBRARY = f"{FOLDER}libnnorm_ort.{'dylib' if sys.platform == 'darwin' else 'so'}"
 # What each library shows to others. Those below the first are built where there is nvcc, and TensorRT's headers.
@@ -33,6 +31,8 @@ EXPORTS = {
 }
 FETCH = ROOT / "custom_ops" / "scripts" / "fetch_onnxruntime_headers.py"
 PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+# The folder in which `pip install` builds, so that only what changed since then is compiled again.
+BUILD = ROOT / "build" / f"py3-none-{PLATFORM}"
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="auditwheel and ELF are Linux's")
 
@@ -43,7 +43,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NNORM_DOWNLOAD_CACHE": os.environ.get("NNORM_DOWNLOAD_CACHE", str(ROOT / "build" / "downloads")),
         "NNORM_EXPORT_BUILD_LIBRARY": "1",
-        "NNORM_CUDA_ARCHITECTURES": "75",  # one, to be quick; the installation that is tested elsewhere has all
+        "NNORM_CUDA_ARCHITECTURES": os.environ.get("NNORM_CUDA_ARCHITECTURES", "90"),  # one GPU, to be quick
     }
     return subprocess.run(
         [str(word) for word in command],
@@ -76,8 +76,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C++ compiler on this machine")
     output = tmp_path_factory.mktemp("wheel")
     BUILD.mkdir(parents=True, exist_ok=True)
-    with FileLock(BUILD / "lock"):  # the other processes of a parallel run wait, and then have nothing to compile
-        done = pip_wheel(output, BUILD / "cmake")
+    with FileLock(BUILD.with_suffix(".lock")):  # other processes of a parallel run wait and find everything compiled
+        done = pip_wheel(output, BUILD)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = output.iterdir()
     return path
@@ -130,7 +130,7 @@ def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> Non
     # The linker keeps one copy of a function that several objects define. If AVX-512's copy of one from the standard
     # library were kept, it would run on machines without.
     elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools, which reads objects, is not installed")
-    folders = sorted((BUILD / "cmake" / "CMakeFiles").glob("nnorm_kernels_*.dir"))
+    folders = sorted((BUILD / "CMakeFiles").glob("nnorm_kernels_*.dir"))
     assert folders
     for folder in folders:
         target = folder.name.removesuffix(".dir").removeprefix("nnorm_kernels_")
