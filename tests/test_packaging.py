@@ -106,8 +106,8 @@ def test_the_wheel_has_the_library_and_nothing_else_of_the_build(wheel: Path) ->
     libraries = {name for name in names if name.startswith(FOLDER)}
     assert LIBRARY in libraries
     assert {name for name in libraries if "libnnorm_trt_register_" not in name} <= EXPORTS.keys()
-    assert {Path(name).suffix for name in set(names) - libraries} == {".py", ".typed", ".j2"}
-    assert "nnorm_export/parity/report.html.j2" in names
+    assert {Path(name).suffix for name in set(names) - libraries} == {".py", ".pyi", ".typed", ".j2"}
+    assert "nnorm_export/parity/report/report.html.j2" in names
     assert {name.split("/")[0] for name in names} == {"nnorm_export"}
 
 
@@ -134,7 +134,7 @@ def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> Non
     assert folders
     for folder in folders:
         target = folder.name.removesuffix(".dir").removeprefix("nnorm_kernels_")
-        with (folder / "kernels" / "target.cpp.o").open("rb") as file:
+        with (folder / "cpu" / "target.cpp.o").open("rb") as file:
             symbols = list(elffile.ELFFile(file).get_section_by_name(".symtab").iter_symbols())
         shared = [
             symbol.name
@@ -170,12 +170,12 @@ def test_cuda_can_be_left_out_and_can_be_insisted_on(tmp_path: Path) -> None:
 def test_a_folder_without_tensorrts_headers_is_refused(tmp_path: Path) -> None:
     done = configure(tmp_path, NNORM_CUDA="OFF", TENSORRT_INCLUDE_DIR=str(tmp_path))
     assert done.returncode != 0
-    assert f"TENSORRT_INCLUDE_DIR is '{tmp_path}', which holds no NvInferRuntime.h" in said(done)
+    assert f"TENSORRT_INCLUDE_DIR is '{tmp_path}', which does not contain NvInferRuntime.h" in said(done)
     (tmp_path / "NvInferRuntime.h").touch()
     (tmp_path / "NvInferVersion.h").write_text("#define NV_TENSORRT_MAJOR 8 //!< TensorRT major version.\n")
     done = configure(tmp_path, NNORM_CUDA="OFF", TENSORRT_INCLUDE_DIR=str(tmp_path))
     assert done.returncode != 0
-    assert "are of TensorRT 8; 10 or 11 is needed" in said(done)
+    assert "are those of TensorRT 8; 10 or 11 is needed" in said(done)
 
 
 def python_without_site(*paths: str | Path, code: str) -> subprocess.CompletedProcess[str]:
