@@ -216,7 +216,7 @@ def test_without_the_library_the_wheel_is_pure_python(tmp_path: Path) -> None:
 def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path) -> None:
     done = pip_wheel(tmp_path, tmp_path / "build", CXX="/nonexistent/c++")
     assert done.returncode != 0
-    assert "CXX says '/nonexistent/c++', which is no working C++ compiler" in said(done)
+    assert "CXX says '/nonexistent/c++', which is not a working C++ compiler" in said(done)
     assert "install a compiler: 'apt install g++'" in said(done)
     assert "NNORM_EXPORT_BUILD_LIBRARY=0" in said(done)
 
@@ -224,7 +224,7 @@ def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path) -> None:
 def test_a_folder_without_the_header_is_refused(tmp_path: Path) -> None:
     done = pip_wheel(tmp_path, tmp_path / "build", ONNXRUNTIME_INCLUDE_DIR=str(tmp_path))
     assert done.returncode != 0
-    assert f"ONNXRUNTIME_INCLUDE_DIR is '{tmp_path}', which holds no onnxruntime_c_api.h" in said(done)
+    assert f"ONNXRUNTIME_INCLUDE_DIR is '{tmp_path}', which does not contain onnxruntime_c_api.h" in said(done)
 
 
 def configure(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -280,7 +280,7 @@ def test_an_archive_that_is_not_the_expected_one_is_refused(tmp_path: Path) -> N
     archive.write_bytes(archive.read_bytes()[:100])
     done = run(sys.executable, FETCH, output, "--archive", archive.as_uri())
     assert done.returncode == 1
-    assert "is no whole .tgz" in done.stderr
+    assert "not a complete .tgz" in done.stderr
     assert not output.exists()
 
 

@@ -1,20 +1,20 @@
-# A C++17 compiler, and the options that everything here is compiled with: target nnorm_options.
+# Finds a C++17 compiler and defines the target nnorm_options: the options of all C++ code.
 
-# CMake's own error where there is no compiler says nothing of what to do, so look for one before it does.
+# CMake's own error for a missing compiler has no remedy, so this checks first.
 include(CheckLanguage)
 check_language(CXX)
 if(NOT CMAKE_CXX_COMPILER)
-  unset(CMAKE_CXX_COMPILER CACHE) # else a build folder that is kept would not look again
+  unset(CMAKE_CXX_COMPILER CACHE) # so that the next configuration of this folder looks again
   if(DEFINED ENV{CXX})
-    set(looked "The environment variable CXX says '$ENV{CXX}', which is no working C++ compiler.")
+    set(looked "The environment variable CXX says '$ENV{CXX}', which is not a working C++ compiler.")
   else()
     set(looked "No working C++ compiler was found.")
   endif()
   message(FATAL_ERROR
     "nnorm_export: ${looked} "
-    "Its kernels for ONNX Runtime are C++ and are compiled on installation. Either\n"
-    "  - install a compiler: 'apt install g++', 'dnf install gcc-c++' or 'xcode-select --install', or name yours "
-    "in the environment variable CXX; or\n"
+    "The kernels for ONNX Runtime are C++ and are compiled during installation. Either\n"
+    "  - install a compiler: 'apt install g++', 'dnf install gcc-c++' or 'xcode-select --install', or set "
+    "the environment variable CXX to yours; or\n"
     "  - install without the kernels, which are an optimisation: set the environment variable "
     "NNORM_EXPORT_BUILD_LIBRARY=0 and install again.")
 endif()
@@ -22,17 +22,17 @@ enable_language(CXX)
 
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   message(FATAL_ERROR
-    "nnorm_export: its kernels are written for GCC and Clang; this compiler is ${CMAKE_CXX_COMPILER_ID}. Name another "
-    "in the environment variable CXX, or install without the kernels: NNORM_EXPORT_BUILD_LIBRARY=0.")
+    "nnorm_export: the kernels need GCC or Clang; this compiler is ${CMAKE_CXX_COMPILER_ID}. Set the environment variable "
+    "CXX to one of these, or install without the kernels: NNORM_EXPORT_BUILD_LIBRARY=0.")
 endif()
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release unless told otherwise: these are kernels" FORCE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release by default: these are kernels" FORCE)
 endif()
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON) # for editors and clang-tidy
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# The library lives in other people's processes: it shows them one symbol and keeps its copies of templates to itself.
+# The library is loaded into processes of other programs: it exports one symbol, and hides its copies of templates.
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 

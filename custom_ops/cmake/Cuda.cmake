@@ -1,8 +1,8 @@
-# nnorm_cuda_kernels: the kernels of GPUs, cuda/kernels.cu once for each type of tensor; where there is a CUDA compiler.
+# nnorm_cuda_kernels: the CUDA kernels, cuda/kernels.cu compiled once for each type of tensor, if there is a CUDA compiler.
 #
-# NNORM_CUDA (a CMake variable, else from the environment) is AUTO, the default: where nvcc is found; ON: or it is an
-# error; OFF. nvcc is the one that CUDACXX names, else the one in the PATH or of /usr/local/cuda.
-# NNORM_CUDA_ARCHITECTURES (likewise) are the GPUs to build for, in CMake's form: "90" or "80-real;90-real;90-virtual".
+# NNORM_CUDA (a CMake variable, else from the environment) is AUTO (default: build if nvcc is found), ON (fail if it is not
+# found) or OFF. nvcc is the one that CUDACXX names, else the one in the PATH or in /usr/local/cuda.
+# NNORM_CUDA_ARCHITECTURES (likewise) lists the GPUs to build for, in CMake's form: "90" or "80-real;90-real;90-virtual".
 
 foreach(name NNORM_CUDA NNORM_CUDA_ARCHITECTURES)
   if(NOT DEFINED ${name} AND NOT "$ENV{${name}}" STREQUAL "")
@@ -23,7 +23,7 @@ else()
   return()
 endif()
 
-# CMake looks for a compiler by compiling for an architecture: one that every nvcc since 10 knows.
+# CMake tests the compiler with an architecture; every nvcc since 10 knows this one.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 75)
 endif()
@@ -32,20 +32,20 @@ if(NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
 endif()
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  unset(CMAKE_CUDA_COMPILER CACHE) # else a build folder that is kept would not look again
+  unset(CMAKE_CUDA_COMPILER CACHE) # so that the next configuration of this folder looks again
   if(NNORM_CUDA STREQUAL "AUTO")
-    message(STATUS "CUDA: not built, no nvcc was found; CUDACXX names one")
+    message(STATUS "CUDA: not built, nvcc was not found; set CUDACXX to it")
     return()
   endif()
   message(FATAL_ERROR
-    "nnorm_export: NNORM_CUDA is ${NNORM_CUDA}, but no working nvcc was found. Install the CUDA toolkit, or name its "
-    "nvcc in the environment variable CUDACXX, or build without kernels for GPUs: NNORM_CUDA=OFF.")
+    "nnorm_export: NNORM_CUDA is ${NNORM_CUDA}, but no working nvcc was found. Install the CUDA toolkit, or set "
+    "the environment variable CUDACXX to its nvcc, or build without CUDA kernels: NNORM_CUDA=OFF.")
 endif()
 enable_language(CUDA)
-find_package(CUDAToolkit REQUIRED) # of the compiler that was found
+find_package(CUDAToolkit REQUIRED) # the toolkit of this compiler
 
 if("${NNORM_CUDA_ARCHITECTURES}" STREQUAL "")
-  # Machine code for each generation that this compiler knows, and PTX of the last one for those to come.
+  # Machine code for each generation that this compiler knows, and PTX of the last one for later generations.
   execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known)
   foreach(architecture 75 80 86 89 90 100 110 120)
     if(known MATCHES "compute_${architecture}\n")
@@ -59,7 +59,7 @@ message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${NNORM_CUDA_ARCHITECT
 
 add_library(nnorm_cuda_kernels INTERFACE)
 target_include_directories(nnorm_cuda_kernels INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include")
-# The static runtime: a library that needs libcudart to load could not be loaded where there is no CUDA.
+# The static runtime, so that the library loads without libcudart.
 target_link_libraries(nnorm_cuda_kernels INTERFACE CUDA::cudart_static)
 foreach(type float double nnorm::Float16 nnorm::BFloat16)
   string(REGEX REPLACE "^nnorm::" "" name "nnorm_cuda_${type}")
@@ -68,8 +68,8 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
   target_compile_features(${name} PRIVATE cuda_std_17)
   target_compile_options(${name} PRIVATE $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
-  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # 12.8 can, but then wants a newer driver than 12 does
-    target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # 12.8 has it, but its result needs a newer driver than 12
+    target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth of the size
   endif()
   target_include_directories(${name} PRIVATE include)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}"

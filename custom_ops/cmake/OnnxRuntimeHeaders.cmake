@@ -1,8 +1,8 @@
-# onnxruntime_headers: an interface target with the folder that holds ONNX Runtime's C header.
+# onnxruntime_headers: an interface target with the folder that contains ONNX Runtime's C header.
 #
-# In this order: the folder that ONNXRUNTIME_INCLUDE_DIR names (a CMake variable, else from the environment); the
-# system's, where libonnxruntime-dev or its like is installed; one that scripts/fetch_onnxruntime_headers.py fetches
-# into the folder NNORM_DOWNLOAD_CACHE (likewise), or into the build folder.
+# Searched in this order: the folder ONNXRUNTIME_INCLUDE_DIR (a CMake variable, else from the environment); the system's
+# include folders, which have it if libonnxruntime-dev or the like is installed; the folder into which
+# scripts/fetch_onnxruntime_headers.py fetches it: NNORM_DOWNLOAD_CACHE (likewise), by default the build folder.
 
 set(NNORM_MINIMUM_API 18) # the oldest ONNX Runtime that the library supports is 1.18
 
@@ -31,24 +31,24 @@ function(nnorm_header_api directory result)
 endfunction()
 
 function(nnorm_find_headers result)
-  # 1. Named by the user: that one or none. Falling back would build against a header nobody chose.
+  # 1. The user named it: use this folder or fail. A fallback would build with a header that the user did not choose.
   if(NOT "${ONNXRUNTIME_INCLUDE_DIR}" STREQUAL "")
     if(NOT EXISTS "${ONNXRUNTIME_INCLUDE_DIR}/onnxruntime_c_api.h")
       message(FATAL_ERROR
-        "nnorm_export: ONNXRUNTIME_INCLUDE_DIR is '${ONNXRUNTIME_INCLUDE_DIR}', which holds no onnxruntime_c_api.h. "
-        "Name the very folder that the file is in, or leave the variable unset to have the header found or fetched.")
+        "nnorm_export: ONNXRUNTIME_INCLUDE_DIR is '${ONNXRUNTIME_INCLUDE_DIR}', which does not contain "
+        "onnxruntime_c_api.h. Set it to the folder that contains this file, or unset it to have the header found or fetched.")
     endif()
     nnorm_header_api("${ONNXRUNTIME_INCLUDE_DIR}" api)
     if(api LESS NNORM_MINIMUM_API)
       message(FATAL_ERROR
         "nnorm_export: ONNXRUNTIME_INCLUDE_DIR is '${ONNXRUNTIME_INCLUDE_DIR}', whose onnxruntime_c_api.h has "
-        "ORT_API_VERSION ${api}; ${NNORM_MINIMUM_API} or newer is needed.")
+        "ORT_API_VERSION ${api}; ${NNORM_MINIMUM_API} or newer is needed. Name a newer header, or unset the variable.")
     endif()
     set(${result} "${ONNXRUNTIME_INCLUDE_DIR}" PARENT_SCOPE)
     return()
   endif()
 
-  # 2. The system's. Looked for each time: it may have been installed since.
+  # 2. The system's. It is searched each time, because it may have been installed since.
   find_path(directory onnxruntime_c_api.h PATH_SUFFIXES onnxruntime onnxruntime/core/session NO_CACHE)
   if(directory)
     nnorm_header_api("${directory}" api)
@@ -61,7 +61,7 @@ function(nnorm_find_headers result)
     set(tried "\n  - the system's include folders: none of them has onnxruntime_c_api.h")
   endif()
 
-  # 3. Fetched, by an earlier build or now.
+  # 3. Fetched by an earlier build, or now.
   if(NOT "${NNORM_DOWNLOAD_CACHE}" STREQUAL "")
     get_filename_component(directory "${NNORM_DOWNLOAD_CACHE}/onnxruntime-headers" ABSOLUTE)
   else()
@@ -82,7 +82,7 @@ function(nnorm_find_headers result)
         string(APPEND tried "\n  - scripts/fetch_onnxruntime_headers.py:\n    ${output}")
       endif()
     else()
-      string(APPEND tried "\n  - scripts/fetch_onnxruntime_headers.py: there is no Python 3.10 or newer to run it")
+      string(APPEND tried "\n  - scripts/fetch_onnxruntime_headers.py: Python 3.10 or newer was not found to run it")
     endif()
     nnorm_header_api("${directory}" api)
   endif()

@@ -5,7 +5,8 @@
 # The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and what calls of them need.
 add_library(nnorm_cuda_on_host_options INTERFACE)
 target_compile_definitions(nnorm_cuda_on_host_options INTERFACE NNORM_CUDA_ON_HOST)
-target_compile_options(nnorm_cuda_on_host_options INTERFACE -Wno-unknown-pragmas) # `#pragma unroll` is for nvcc only
+# `#pragma unroll` is for nvcc only. The longjmp() of _FORTIFY_SOURCE refuses to change stacks.
+target_compile_options(nnorm_cuda_on_host_options INTERFACE -Wno-unknown-pragmas -U_FORTIFY_SOURCE)
 target_include_directories(nnorm_cuda_on_host_options INTERFACE
   "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda_on_host")
 add_library(nnorm_cuda_on_host INTERFACE)

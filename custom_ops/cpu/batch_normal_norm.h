@@ -30,7 +30,7 @@ NNORM_INLINE Channel<Real> channel_at(const Real* table, size_t width) {
           *field(table, width, ChannelField::bias)};
 }
 
-// At most a tile of elements that share one channel.
+// At most one tile of elements that share one channel.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                              ChannelTile<Arithmetic<T>>& t) {
@@ -44,7 +44,7 @@ NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, cons
   }
 }
 
-// At most a tile of elements, each with a channel of its own.
+// At most one tile of elements, each with its own channel.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                           ChannelTile<Arithmetic<T>>& t) {
@@ -58,7 +58,7 @@ NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const A
   }
 }
 
-// At most a tile of elements, a multiple of `lanes`, which have `lanes` channels in turn.
+// At most one tile, a multiple of `lanes` elements: element i has channel i mod `lanes`.
 template <Epilogue epilogue, size_t lanes, class T>
 NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                             ChannelTile<Arithmetic<T>>& t) {

@@ -1,12 +1,12 @@
 // LayerNormalNorm and GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂
 // of each row (NN eq. 3, 5–15).
 //
-// Four passes over a row that stays in the cache: mean, variance about it, logarithms with the sums for λ̂, powers. Sums
+// A row is computed in four passes while it is in the cache: mean, variance, logarithms with the sums for λ̂, powers. Sums
 // run in vector lanes over a tile and in double over the tiles of a row. The logarithms of a row of up to `kept` elements
-// are kept from the third pass to the fourth; those of a longer one are computed again, tile by tile.
+// are kept from the third pass to the fourth; those of a longer row are computed again, tile by tile.
 //
-// A row without spread and ε = 0 gives NaN, as 0/0 does; a float row whose squares overflow (beyond about 1e19) comes out
-// as its bias.
+// A row of equal elements with ε = 0 is NaN, as 0/0 is. A float row whose squares overflow (beyond about 1e19) becomes its
+// bias.
 #pragma once
 
 #include "nnorm/kernels.h"
@@ -23,7 +23,7 @@ struct alignas(64) RowLogarithms {
   Real integer[kept], fraction[kept];
 };
 
-// h = (x − mean)·inverse + correction: the correction is what rounding took from the mean.
+// h = (x − mean)·inverse + correction: the correction makes up for the rounding of the mean.
 template <class Real>
 struct Standardization {
   Real mean, inverse, correction;
@@ -75,7 +75,7 @@ NNORM_INLINE void logarithms(const T* x, size_t n, const Standardization<Arithme
   }
 }
 
-// Apart from logarithms(): one loop with both would run out of registers.
+// Separate from logarithms(): a loop with both would run out of registers.
 template <class T>
 NNORM_INLINE LmbdaSums<Arithmetic<T>> lmbda_sums(const T* x, size_t n, const Standardization<Arithmetic<T>>& standardize,
                                                  const Arithmetic<T>* integer, const Arithmetic<T>* fraction) {
@@ -96,7 +96,7 @@ NNORM_INLINE void powers(const T* x, T* y, size_t n, const Standardization<Arith
                          Branch<Arithmetic<T>> neg, const Arithmetic<T>* weight, const Arithmetic<T>* bias) {
   using Real = Arithmetic<T>;
   const Real first_weight = weight[0], first_bias = bias[0];
-  // Numbers, not the structures' members: to choose between two members is to choose between two addresses.
+  // Copies, because compilers turn a choice between two members into a choice between two addresses.
   const Real eta_pos = pos.eta, eta_neg = neg.eta, gain_pos = pos.gain, gain_neg = neg.gain;
   const Standardization<Real> standardized = standardize;
 #pragma omp simd
@@ -108,7 +108,7 @@ NNORM_INLINE void powers(const T* x, T* y, size_t n, const Standardization<Arith
   }
 }
 
-// powers() of a tile that starts at `position` of its row, for one run of elements that share a weight after another.
+// powers() of a tile that starts at `position` of its row, one run of elements with the same weight at a time.
 template <class T>
 NNORM_INLINE void powers_of_tile(const RowProblem<T>& work, size_t row, size_t position, size_t n,
                                  const Standardization<Arithmetic<T>>& standardize, const Arithmetic<T>* integer,
@@ -137,15 +137,15 @@ NNORM_INLINE void for_each_tile(size_t length, F f) {
     f(position, length - position < row_tile ? length - position : row_tile);
 }
 
-// Asks for memory that is read soon. A processor does so by itself while it reads on, but not through the passes that
-// compute on what it has. Not for rows too long to be kept: the next one may drive this one out of the cache, which cost
-// rows of 100 000 floats 15 % on 2 threads.
+// Prefetches memory that is read soon. A CPU prefetches by itself while it reads sequentially, but not during the passes
+// that compute on a row in the cache. Not for rows too long to be kept: the next row may evict this one from the cache, which
+// cost rows of 100 000 floats 15 % on 2 threads.
 template <class T>
 NNORM_INLINE void prefetch(const T* x, size_t n) {
   for (size_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(x + i);
 }
 
-// What is known of a row between the passes.
+// The state of a row between the passes.
 template <class Real>
 struct RowState {
   Standardization<Real> standardize;
@@ -162,7 +162,7 @@ NNORM_INLINE double mean_of(const T* x, size_t length) {
 template <class T>
 NNORM_INLINE Standardization<Arithmetic<T>> standardization_of(const T* x, size_t length, double mean, double epsilon) {
   using Real = Arithmetic<T>;
-  // The mean was summed in T, so `near` is near it and no more: what it lacks shows in the sum about it.
+  // The mean was summed in T, so `near` is only near it; the sum of x − near has the difference.
   const Real near = Real(mean);
   Moments about{0, 0};
   for_each_tile(length, [&](size_t at, size_t count) {
@@ -171,13 +171,13 @@ NNORM_INLINE Standardization<Arithmetic<T>> standardization_of(const T* x, size_
     about.second += part.second;
   });
   const double shift = about.first / double(length), variance = about.second / double(length) - shift * shift;
-  const double inverse = 1 / std::sqrt((variance < 0 ? 0 : variance) + epsilon);  // in this order NaN stays
+  const double inverse = 1 / std::sqrt((variance < 0 ? 0 : variance) + epsilon);  // this comparison keeps NaN
   const Real rounded_mean = Real(double(near) + shift);
   return {rounded_mean, Real(inverse), Real((double(rounded_mean) - double(near) - shift) * inverse)};
 }
 
-// The rows first, …, first + count − 1, pass by pass: what follows from a row's sums is a chain of slow operations, which
-// a processor hides behind the next row's sums if they come next.
+// The rows first, …, first + count − 1, pass by pass. A chain of slow operations follows the sums of a row; the CPU
+// overlaps it with the sums of the next row if these come next.
 template <class T>
 void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowLogarithms<Arithmetic<T>>& logs) {
   using Real = Arithmetic<T>;
@@ -189,7 +189,7 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowLogarith
   for (size_t r = 0; r < count; ++r)
     state[r].standardize = standardization_of(x + r * length, length, mean[r], work.epsilon);
 
-  // Where the logarithms of a tile lie; those of a row too long to be kept, each tile's where the last one's were.
+  // The position of a tile's logarithms. Every tile of a row that is too long to be kept uses the same memory.
   const bool keep = length <= kept;
   const auto place = [keep, length](size_t r, size_t at) { return keep ? r * length + at : 0; };
   for (size_t r = 0; r < count; ++r) {

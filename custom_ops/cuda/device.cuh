@@ -1,6 +1,6 @@
-// What the kernels have in common: accesses of 16 bytes, sums over the threads that share a row, division by a constant.
+// What the kernels share: accesses of 16 bytes, sums over the threads that share a row, division by a constant.
 //
-// The code is CUDA C++ and, for tests on machines without a GPU, C++: tests/cuda_on_host/ then stands for CUDA.
+// The code is CUDA C++. For tests without a GPU it is also compiled as C++, with tests/cuda_on_host/ in place of CUDA.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -22,7 +22,7 @@ namespace nnorm::cuda {
 constexpr unsigned warp_size = 32;
 constexpr size_t access_bytes = 16;  // the greatest single access of a thread
 
-// How ψ is computed for tensors of T.
+// The arithmetic of ψ for tensors of T.
 template <class T>
 using Evaluation = std::conditional_t<sizeof(T) == 2, ForHalf, Accurate>;
 
@@ -41,14 +41,14 @@ NNORM_DEVICE Access<T, width> load(const T* from) {
   return *reinterpret_cast<const Access<T, width>*>(from);
 }
 
-// To any memory. nvcc 13 makes several instructions of it in some kernels, one for each element: see store_global().
+// Writes to any memory. In some kernels nvcc 13 writes each element with its own instruction; see store_global().
 template <int width, class T>
 NNORM_DEVICE void store(T* to, const Access<T, width>& access) {
   NNORM_CHECK_ACCESS(to, sizeof access);
   *reinterpret_cast<Access<T, width>*>(to) = access;
 }
 
-// To device memory, in one instruction.
+// Writes to device memory in one instruction.
 template <int width, class T>
 NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
 #if defined(__CUDA_ARCH__)
@@ -65,7 +65,7 @@ NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
   }
 }
 
-// Rounds all elements of an access; those of 16 bits in pairs, where the device can.
+// Rounds all elements of an access, those of 16 bits in pairs if the device can.
 template <class T, int width>
 NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
   Access<T, width> result;
@@ -91,7 +91,7 @@ NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
   return result;
 }
 
-// Elements from a boundary of 16 bytes to an address.
+// The number of elements between an address and the last boundary of 16 bytes.
 template <class T>
 size_t misalignment(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % access_bytes / sizeof(T);
@@ -119,9 +119,9 @@ NNORM_DEVICE float inverse_root(float x) {
 #endif
 }
 
-// Adds each of `count` values up over a warp. The sum of the j-th is then in values[0] of the lanes from
-// lane_of_sum<count>(j) on, as many as there are for each: in every round half of the lanes go on with one half of what
-// is left, half with the other, so that four sums take 6 exchanges where one by one they would take 20.
+// Sums each of `count` values over a warp. The j-th sum is then in values[0] of the warp_size/count lanes that start at
+// lane_of_sum<count>(j). In each round one half of the lanes continues with one half of the values and the other half with
+// the rest, so that four sums take 6 exchanges instead of 20.
 template <int count, class Real>
 NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   static_assert((count & (count - 1)) == 0 && count <= int(warp_size), "a power of two");
@@ -145,8 +145,8 @@ NNORM_DEVICE unsigned lane_of_sum(int j) {
 }
 
 // Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block.
-// All get the same bits. `turn` tells apart the sums of one row: its scratch is only written again after the barriers
-// of the other turns.
+// All threads get the same bits. Each sum of a row has its own `turn` and with it its own scratch memory, which is written
+// again only after the barriers of the other turns.
 template <int threads, int turn, int count, class Real>
 NNORM_DEVICE void sum_of_team(Real (&values)[count]) {
   static_assert(threads % warp_size == 0 && turn >= 0);
@@ -157,7 +157,7 @@ NNORM_DEVICE void sum_of_team(Real (&values)[count]) {
     for (int j = 0; j < count; ++j) values[j] = __shfl_sync(0xffffffffu, own, lane_of_sum<count>(j));
   } else if constexpr (threads > int(warp_size)) {
     constexpr int warps = threads / int(warp_size);
-    __shared__ Real scratch[count][warps];  // another for each turn
+    __shared__ Real scratch[count][warps];  // one for each turn
     const unsigned lane = threadIdx.x % warp_size;
     if (lane % lane_of_sum<count>(1) == 0) scratch[lane / lane_of_sum<count>(1)][threadIdx.x / warp_size] = values[0];
     __syncthreads();

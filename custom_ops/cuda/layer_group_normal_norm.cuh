@@ -1,11 +1,11 @@
 // LayerNormalNorm and GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂
 // of each row (NN eq. 3, 5–15).
 //
-// A row is read from memory once where it fits: into the registers of a warp or of a block, or into a block's shared
-// memory. Longer rows are read four times. Sums are of float32 (float64 for float64), over a thread's elements, then over
-// its warp, then over its block; their order depends on the row's length and alignment alone, so that results repeat.
+// A row is read from memory once if it fits into the registers of a warp or of a block, or into a block's shared memory.
+// Longer rows are read four times. Sums are of float32 (float64 for float64), over a thread's elements, then over its warp,
+// then over its block. Their order depends only on the row's length and alignment, so that results are reproducible.
 //
-// As on processors: a row without spread and ε = 0 gives NaN, as 0/0 does.
+// As on CPUs, a row of equal elements with ε = 0 is NaN, as 0/0 is.
 #pragma once
 
 #include "launch.cuh"
@@ -24,10 +24,10 @@ struct Rows {
   unsigned row_length;
   unsigned run;         // neighbouring elements that share one weight
   Divisor run_divisor;  // by `run`
-  bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x is
+  bool whole_weights;   // run is 1, and weight and bias can be read in the same accesses as x
   Real epsilon, delta;
-  Real inverse_length;  // a division takes as long as ten other operations
-  Real bounded_exponent;  // see the function of this name
+  Real inverse_length;  // a division takes as long as ten multiplications
+  Real bounded_exponent;  // see the function bounded_exponent()
 };
 
 // `count` neighbouring numbers, in accesses of 16 bytes or fewer.
@@ -41,7 +41,7 @@ NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   }
 }
 
-// Weight and bias of the elements from `position` of a row on. `whole` where w.whole_weights is known to be true.
+// Weight and bias of the elements that start at `position` of a row. `whole` means that w.whole_weights is true.
 template <bool whole, int width, class T>
 NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned position, Arithmetic<T> (&weight)[width],
                               Arithmetic<T> (&bias)[width]) {
@@ -65,7 +65,7 @@ NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned 
     each();
 }
 
-// h = (x − mean)·inverse + correction, x − mean already formed.
+// h = (x − mean)·inverse + correction, called with x − mean.
 template <class Real>
 struct Standardization {
   Real inverse, correction;
@@ -73,11 +73,11 @@ struct Standardization {
   NNORM_DEVICE Real operator()(Real centred) const { return centred * inverse + correction; }
 };
 
-// From Σ(x − near) and Σ(x − near)², near the mean but for its rounding.
+// From Σ(x − near) and Σ(x − near)², where `near` is the rounded mean.
 template <class Real>
 NNORM_DEVICE Standardization<Real> standardization_of(const Real (&moments)[2], Real inverse_length, Real epsilon) {
   const Real shift = moments[0] * inverse_length, variance = moments[1] * inverse_length - shift * shift;
-  const Real inverse = inverse_root((variance < 0 ? Real(0) : variance) + epsilon);  // in this order NaN stays
+  const Real inverse = inverse_root((variance < 0 ? Real(0) : variance) + epsilon);  // this comparison keeps NaN
   return {inverse, -shift * inverse};
 }
 
@@ -94,7 +94,7 @@ struct RowBranches {
     neg = branch<Evaluation<T>>(eta.neg, Real(1), Real(-1));
   }
 
-  // Asked once a row, it spares each element a clamp.
+  // Tested once for each row, so that its elements need no clamp.
   NNORM_DEVICE bool bounded(Real bounded_exponent) const {
     return std::fabs(pos.eta) <= bounded_exponent && std::fabs(neg.eta) <= bounded_exponent;
   }
@@ -107,7 +107,7 @@ struct RowBranches {
   }
 };
 
-// log₂(1 + |h|); adds what λ̂ needs of it to the sums.
+// log₂(1 + |h|); adds its terms to the sums that λ̂ is computed from.
 template <class T>
 NNORM_DEVICE Log2<Arithmetic<T>> summed_logarithm(Arithmetic<T> h, Arithmetic<T> (&sums)[4]) {
   const Arithmetic<T> a = magnitude(h);
@@ -120,8 +120,8 @@ constexpr int smallest_block = 128;
 template <int threads>
 constexpr int block_of = threads < smallest_block ? smallest_block : threads;
 
-// Rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for rows of just as
-// many, of which each element has its own weight: a fifth of the instructions less.
+// Rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for rows of exactly
+// threads·values elements, each with its own weight: it saves a fifth of the instructions.
 template <int threads, int values, int width, bool exact, class T>
 __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
 
 constexpr int long_row_threads = 512;
 
-// A thread's accesses to a long row, several of them under way at once: calls use(position, access) for each, in order,
-// and part_done() after every so many, since float32 loses a digit for every ten numbers added one by one.
+// A thread's accesses to a long row, several in flight at once. Calls use(position, access) for each in order, and
+// part_done() after each part of them: a sum in parts loses less to rounding than one long chain of additions.
 template <int width, class T, class Use, class Done>
 NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, Done part_done) {
   constexpr int together = 4, batches_of_part = 16;
@@ -215,7 +215,7 @@ NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, Done p
   }
 }
 
-// Adds add(position, access, part) of all of a thread's accesses up in `total`.
+// Adds to `total` what add(position, access, part) adds to `part` for all accesses of a thread.
 template <int width, int count, class T, class Real, class Add>
 NNORM_DEVICE void sum_of_row(const T* row, unsigned length, Real (&total)[count], Add add) {
   Real part[count] = {};
@@ -229,7 +229,7 @@ NNORM_DEVICE void sum_of_row(const T* row, unsigned length, Real (&total)[count]
       });
 }
 
-// Rows of any length, a block each; `staged` in shared memory, else read again in every pass.
+// Rows of any length, a block for each. If `staged`, the row is kept in shared memory, else every pass reads it again.
 template <bool staged, int width, class T>
 __global__ void __launch_bounds__(long_row_threads) layer_group_normal_norm_long_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(long_row_threads) layer_group_normal_norm_long
 
   for (size_t row = blockIdx.x; row < w.rows; row += gridDim.x) {
     const T* x = w.x + row * w.row_length;
-    T* const kept = reinterpret_cast<T*>(stage);  // each thread reads what it wrote itself: no barrier is needed
+    T* const kept = reinterpret_cast<T*>(stage);  // each thread reads only what it wrote, so no barrier is needed
     const T* const again = staged ? kept : x;
     Real sum[1] = {0};
     sum_of_row<width>(x, w.row_length, sum, [&](unsigned position, const Elements& access, Real(&part)[1]) {
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(long_row_threads) layer_group_normal_norm_long
 
     const RowBranches<T> psi(sums, w.inverse_length, w.delta);
     const size_t weights_of_row = row % w.period * (w.row_length / w.run);
-    const auto transform = [&](unsigned position, const Elements& access) {  // never bounded: one more copy of the loop
+    const auto transform = [&](unsigned position, const Elements& access) {  // not for `bounded` rows: that would be another copy of the loop
       Real weight[width], bias[width], results[width];
       load_affine<false>(w, weights_of_row, position, weight, bias);
 #pragma unroll
@@ -302,7 +302,7 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   if (work.row_length <= 32 * 24) return run_in_registers<32, 24, width>(work, device, stream);
   if (work.row_length <= 32 * 32) return run_in_registers<32, 32, width>(work, device, stream);
   if (work.row_length <= 128 * 32) return run_in_registers<128, 32, width>(work, device, stream);
-  constexpr size_t scratch = 1 << 10;  // what the kernel itself keeps in shared memory, and a little more
+  constexpr size_t scratch = 1 << 10;  // more than the kernel's own variables in shared memory
   const size_t bytes = work.row_length * sizeof(T), room = size_t(device.shared_memory) - scratch;
   const unsigned blocks = device.blocks(work.rows, 16);
   if (bytes <= room)
@@ -310,8 +310,8 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   return launch(&layer_group_normal_norm_long_rows<false, width, T>, blocks, long_row_threads, stream, work);
 }
 
-// The greatest exponent by which no value of such a row brings 2^z to its limits: no standardised value is greater than
-// the root of the row's length. Twice as much leaves room for rounding, unless rounding is all of the row's variance.
+// The greatest exponent with which no value of a row of this length brings 2^z to its limits. A standardised value is at
+// most the root of the row's length; twice as much leaves room for rounding, unless the row's variance is all rounding.
 template <class Real>
 Real bounded_exponent(size_t row_length) {
   const double greatest_log2 = std::log2(1 + 2 * std::sqrt(double(row_length)));

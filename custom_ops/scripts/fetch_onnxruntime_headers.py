@@ -30,17 +30,17 @@ from pathlib import Path
 HEADER = "onnxruntime_c_api.h"
 
 PACKAGE = "libonnxruntime-dev"
-SUITES = ("trixie", "stable")  # 1.21; "stable" for the day when mirrors no longer carry trixie
+SUITES = ("trixie", "stable")  # trixie has 1.21; "stable" is for mirrors that no longer carry trixie
 KEYRINGS = ("debian-archive-keyring.gpg", "debian-archive-keyring.pgp")
 
 # Headers are the same for every platform, so the one archive serves all.
 ARCHIVE = "https://github.com/microsoft/onnxruntime/releases/download/v1.21.0/onnxruntime-linux-x64-1.21.0.tgz"
 
-SECONDS = 300  # for each command or download; a build must not hang on a network that swallows packets
+SECONDS = 300  # for each command or download; a build must not hang on a network that drops packets
 
 
 class FetchError(Exception):
-    """One source does not have the headers; the text says why."""
+    """A source that does not have the headers, and why."""
 
 
 def main() -> int:
@@ -94,14 +94,14 @@ def main() -> int:
 
 
 def from_debian(work: Path) -> tuple[str, Path]:
-    """Download and unpack Debian's package below ``work``; returns where it is from, and the folder of the headers."""
+    """Download and unpack Debian's package below ``work``; returns its origin and the folder of the headers."""
     for tool in ("apt-get", "dpkg"):
         if shutil.which(tool) is None:
             raise FetchError(f"Debian's {PACKAGE}: not on this system, it has no {tool}")
     keyring = next((path for name in KEYRINGS if (path := Path("/usr/share/keyrings", name)).exists()), None)
     if keyring is None:
-        raise FetchError(f"Debian's {PACKAGE}: cannot be verified here, install the package debian-archive-keyring")
-    work.chmod(0o755)  # as root, apt downloads as a user of its own, which has to get in
+        raise FetchError(f"Debian's {PACKAGE}: cannot be verified; install the package debian-archive-keyring")
+    work.chmod(0o755)  # as root, apt downloads as its own user, which needs access
     failures = []
     for mirror in debian_mirrors():
         for suite in SUITES:
@@ -113,32 +113,32 @@ def from_debian(work: Path) -> tuple[str, Path]:
             run(["dpkg", "-x", str(package), str(work / "unpacked")])
             header = next((work / "unpacked").rglob(HEADER), None)
             if header is None:
-                raise FetchError(f"Debian's {PACKAGE}: {package.name} holds no {HEADER}")
+                raise FetchError(f"Debian's {PACKAGE}: {package.name} does not contain {HEADER}")
             return f"{package.name}, {mirror} {suite}", header.parent
-    raise FetchError("\n".join(failures) or f"Debian's {PACKAGE}: apt-get is configured with no mirror of Debian")
+    raise FetchError("\n".join(failures) or f"Debian's {PACKAGE}: apt-get has no mirror of Debian in its configuration")
 
 
 def debian_mirrors() -> list[str]:
-    """The addresses of this machine's own configuration of apt, whichever file and format they are written in."""
+    """The addresses in this machine's configuration of apt, in any of its files and formats."""
     mirrors = []
-    # Lines like 'http://mirror/debian/dists/bookworm/InRelease' name 0; printed without having been fetched.
+    # Lines like 'http://mirror/debian/dists/bookworm/InRelease' name 0; apt-get prints them without fetching anything.
     for line in run(["apt-get", "update", "--print-uris"]).splitlines():
         address, _, release = line.split("' ")[0].lstrip("'").partition("/dists/")
-        # Security updates and the like are repositories of their own, without whole releases. Repositories of
-        # others may pass here; they do not have Debian's signature.
+        # Security updates and the like are separate repositories without whole releases. Repositories of
+        # other projects may pass here; they do not have Debian's signature.
         if release.count("/") == 1 and "-" not in release and address not in mirrors:
             mirrors.append(address)
     return mirrors
 
 
 def download_package(work: Path, mirror: str, suite: str, keyring: Path) -> Path:
-    """Let apt-get download and verify the package, with lists and cache of its own below ``work``."""
+    """Let apt-get download and verify the package, with its own lists and cache below ``work``."""
     for folder in ("lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
     (work / "sources.list").write_text(f"deb [target=Packages signed-by={keyring}] {mirror} {suite} main\n")
-    configuration = work / "apt.conf"  # read after the machine's own, whose proxies and the like hold here too
+    configuration = work / "apt.conf"  # read after the machine's own, whose proxies and the like apply too
     configuration.write_text(
-        # The hooks that machines hang into "update" are about the machine's own lists.
+        # The machine's own hooks into "update" are for its own lists.
         "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
         f'Dir::Etc::SourceList "{work}/sources.list";\nDir::Etc::SourceParts "/dev/null";\n'
         'Dir::Etc::Preferences "/dev/null";\nDir::Etc::PreferencesParts "/dev/null";\n'
@@ -151,7 +151,7 @@ def download_package(work: Path, mirror: str, suite: str, keyring: Path) -> Path
 
 
 def from_archive(work: Path, url: str, sha256: str | None) -> tuple[str, Path]:
-    """Download a release archive and take its headers; returns where they are from, and their folder."""
+    """Download a release archive and take its headers; returns their origin and their folder."""
     archive = work / "archive.tgz"
     try:
         with urllib.request.urlopen(url, timeout=SECONDS) as answer, archive.open("wb") as file:
@@ -160,26 +160,26 @@ def from_archive(work: Path, url: str, sha256: str | None) -> tuple[str, Path]:
         raise FetchError(f"{url}: cannot be downloaded: {error}") from error
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if sha256 and found != sha256.lower():
-        raise FetchError(f"{url}: its SHA-256 is {found}, not {sha256}")
+        raise FetchError(f"{url}: its SHA-256 is {found}, not {sha256}; the archive was replaced or damaged")
     headers = work / "include"
     headers.mkdir()
     try:
         with tarfile.open(archive) as members:
             for member in members:
-                # Only what lies in its include folder, each under its bare name: nothing can land elsewhere.
+                # Only files of its include folder, under their base names, so that nothing is written elsewhere.
                 if Path(member.name).parent.name == "include" and member.isfile() and member.name.endswith(".h"):
                     content = members.extractfile(member)
                     assert content is not None
                     (headers / Path(member.name).name).write_bytes(content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise FetchError(f"{url}: is no whole .tgz: {error}") from error
+        raise FetchError(f"{url}: not a complete .tgz: {error}") from error
     if not (headers / HEADER).exists():
-        raise FetchError(f"{url}: holds no include/{HEADER}")
+        raise FetchError(f"{url}: does not contain include/{HEADER}")
     return f"{url} (SHA-256 {found})", headers
 
 
 def put_in_place(headers: Path, output: Path) -> None:
-    """Copy the headers beside ``output`` and rename: whoever sees that folder sees it whole."""
+    """Copy the headers beside ``output`` and rename the copy, so that the folder is complete as soon as it exists."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as temporary:
         whole = Path(temporary, output.name)
@@ -189,12 +189,12 @@ def put_in_place(headers: Path, output: Path) -> None:
         try:
             whole.rename(output)
         except OSError:
-            if not (output / HEADER).exists():  # else another build was faster, and all is well
+            if not (output / HEADER).exists():  # otherwise another build was faster
                 raise
 
 
 def run(command: list[str], directory: Path | None = None) -> str:
-    """Run a command and return what it prints; FetchError with its own last words if it fails."""
+    """Run a command and return what it prints; FetchError with its error messages if it fails."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(

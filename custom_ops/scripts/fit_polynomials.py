@@ -5,7 +5,7 @@ For f(x) = x·P(x) the polynomial P minimises the greatest relative error of f o
 least squares problem whose weights follow the error (Lawson's algorithm). Rounding all coefficients to float32 at the
 end would lose accuracy, so they are rounded one at a time, lowest order first, and the rest is fitted again.
 
-Needs numpy. Exits with 1 where the header has other coefficients.
+Needs NumPy. Exits with 1 if the header has other coefficients.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def main():
         all_same &= same
         print(f"{name}: relative error {error:.2e} on [{low:.6g}, {high:.6g}], {in_float64:.2e} unrounded")
         print("  " + ", ".join(f"{coefficient:.9g}f" for coefficient in coefficients))
-        print(f"  {'the same as' if same else 'OTHERS than'} in {HEADER.name}")
+        print(f"  {'the same as' if same else 'DIFFERENT from those'} in {HEADER.name}")
     return 0 if all_same else 1
 
 

@@ -1,4 +1,4 @@
-// Memory for tensors of more than 2^32 elements, of which a test touches a little.
+// Address space for tensors of more than 2^32 elements, of which a test touches a small part.
 #pragma once
 
 #include <sys/mman.h>
@@ -9,7 +9,7 @@ namespace nnorm_test {
 
 constexpr size_t size = (size_t(1) << 32) + (size_t(1) << 25) + 123456, beyond = 4096;
 
-// `size` zeros and a few more, none of which takes memory until it is written.
+// `size` + `beyond` zeros. A page takes memory only once it is written.
 class AddressSpace {
  public:
   AddressSpace() {

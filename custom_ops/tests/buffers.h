@@ -1,4 +1,4 @@
-// Tensors that notice what a kernel must not do to them.
+// Tensors that detect accesses outside their elements.
 #pragma once
 
 #include <cstring>
@@ -62,7 +62,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// The ways to hand out the items of a call: in one range, one by one in any order, in ranges of any size.
+// The order of a call's items: in one range, one at a time in random order, in ranges of random size.
 enum class Order { at_once, shuffled, in_groups };
 
 template <class Work>

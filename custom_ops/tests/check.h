@@ -1,4 +1,4 @@
-// What the tests share: checks that count and print what they saw, and a table of the worst error of each function.
+// Checks that are counted and printed, and a table of the worst error of each function.
 #pragma once
 
 #include <cstdarg>
@@ -14,7 +14,7 @@ inline long passed = 0, failed = 0;
 __attribute__((format(printf, 5, 6))) inline bool check(bool ok, const char* file, int line, const char* condition,
                                                         const char* format, ...) {
   ++(ok ? passed : failed);
-  if (ok || failed > 20) return ok;  // what follows the first few seldom says more
+  if (ok || failed > 20) return ok;  // later failures seldom tell more
   std::printf("%s:%d: not %s: ", file, line, condition);
   va_list arguments;
   va_start(arguments, format);
@@ -27,16 +27,16 @@ __attribute__((format(printf, 5, 6))) inline bool check(bool ok, const char* fil
 // CHECK(condition, "printf-style %s with the case's numbers", …)
 #define CHECK(condition, ...) nnorm_test::check(bool(condition), __FILE__, __LINE__, #condition, __VA_ARGS__)
 
-// What main() returns where a machine cannot run its tests; Tests.cmake tells ctest.
+// The exit status of a program whose tests this machine cannot run; Tests.cmake declares it to ctest.
 constexpr int skipped = 77;
 
-// What main() returns. A program that checked nothing has failed too.
+// The exit status of a program. A program without any check fails.
 inline int finish() {
   std::printf("%ld passed, %ld failed\n", passed, failed);
   return failed || !passed;
 }
 
-// The greatest error seen, and for which arguments.
+// The greatest error so far, and its arguments.
 struct Worst {
   double error = 0, first = 0, second = 0;
 
@@ -48,7 +48,7 @@ struct Worst {
 // A row for each function, a column for each instruction set.
 class ErrorTable {
  public:
-  // How the least tight of a function's bounds may be: its worst error, on any instruction set, is at least this part.
+  // `tightness`: the worst error of a function on all instruction sets must be at least this fraction of its bound.
   explicit ErrorTable(double tightness) : tightness_(tightness) {}
 
   void add(const std::string& function, double bound, const std::string& target, const Worst& worst) {

@@ -15,7 +15,7 @@ constexpr bool on_gpu = true;
 inline void must(cudaError_t error) {
   if (error == cudaSuccess) return;
   std::printf("CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);  // what comes after could only be wrong
+  std::exit(1);  // later results would be wrong
 }
 
 inline bool have_device() {

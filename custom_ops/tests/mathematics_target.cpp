@@ -1,9 +1,9 @@
-// See mathematics_target.h. CMake compiles this once for each instruction set, with NNORM_TARGET a name of its own: it
-// includes a kernel that must not be taken for the library's.
+// See mathematics_target.h. CMake compiles this once for each instruction set, with another NNORM_TARGET than the library's:
+// it includes a kernel that must not be linked in place of the library's.
 #include "mathematics_target.h"
 
-// The kernel of rows with a listener in place of estimate_lmbda(): λ̂ is no output, and a copy of what leads to it here
-// would test the copy.
+// λ̂ is not an output of the kernel, and a test of a copied computation would only test the copy. So the kernel is compiled
+// with an estimate_lmbda() that records its result.
 namespace nnorm {
 inline namespace NNORM_TARGET {
 static double heard_lmbda;

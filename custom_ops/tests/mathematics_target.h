@@ -1,5 +1,5 @@
-// mathematics.h and number_types.h over arrays, by code that is compiled just as the kernels are: once for each
-// instruction set, so that fused multiplications and vector instructions are those of production.
+// The functions of mathematics.h and number_types.h over arrays, compiled once for each instruction set with the flags of
+// the kernels, so that fused multiplications and vector instructions are the same.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 #include "nnorm/kernels.h"
 
 namespace nnorm {
-const Target* kernels_for_device();  // of no library: with the arithmetic of GPUs
+const Target* kernels_for_device();  // with the arithmetic of GPUs; only the tests have it
 }
 
 namespace nnorm_test {
@@ -30,7 +30,7 @@ template <class T>
 struct ForType {
   void (*widened)(const T* values, size_t n, nnorm::Arithmetic<T>* result);
   void (*narrow)(const nnorm::Arithmetic<T>* values, size_t n, T* result);
-  double (*lmbda_of_row)(const nnorm::RowProblem<T>& work, size_t row);  // runs the row, tells the λ̂ that it came upon
+  double (*lmbda_of_row)(const nnorm::RowProblem<T>& work, size_t row);  // runs the row and returns its λ̂
 };
 
 struct MathematicsTarget {
@@ -63,13 +63,13 @@ struct Available {
   const MathematicsTarget* mathematics;
 };
 
-// Every kind of kernel that was built and that this machine can run; says which of the built ones it cannot.
+// The instruction sets that were built and that this machine can run; prints which of them it cannot run.
 inline std::vector<Available> available_targets() {
   struct Built {
     const char* name;
     const MathematicsTarget* (*mathematics)();
-    const char* instructions;           // the library's target that has the same
-    const nnorm::Target* (*kernels)();  // nullptr: that target's
+    const char* instructions;           // the library's target with the same instructions
+    const nnorm::Target* (*kernels)();  // nullptr: those of that target
   };
   const auto find = [](const char* name) {
     const nnorm::Target* const* target = nnorm::targets();

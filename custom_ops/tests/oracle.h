@@ -1,5 +1,5 @@
-// The truth, from the formulas as the papers have them, in the next wider type: double for float, long double (64 bits
-// of mantissa or more) for double. It errs by less than 1/500 of a unit in the last place of the narrower type.
+// The true results, computed with the papers' formulas in the next wider type: double for float, long double (64 or more
+// bits of mantissa) for double. Their error is less than 1/500 of a unit in the last place of the narrower type.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace nnorm_test {
 
-// Where long double is no wider than double (macOS on AArch64), tests of the double functions are left out.
+// Without a wider long double (macOS on AArch64) the tests of the double functions are skipped.
 constexpr bool have_truth_for_double = LDBL_MANT_DIG >= 64;
 
 template <class Real>
@@ -56,14 +56,14 @@ Wide true_psi(Wide h, Wide eta) {
   return std::copysign(eta == 0 ? log : std::expm1(eta * log) / eta, h);
 }
 
-// dψ/dh, by which an error of h grows.
+// dψ/dh: the factor by which an error of h grows.
 template <class Wide>
 Wide true_slope(Wide h, Wide eta) {
   return std::exp((eta - 1) * std::log1p(std::fabs(h)));
 }
 
-// λ̂ of standardised values (NN eq. 5–15); L″ + δ, which it divides by; and what an error of the terms, relative to
-// their sizes before they cancel, is multiplied by on the way to λ̂.
+// λ̂ of standardised values (NN eq. 5–15); its divisor L″ + δ; and its condition: the factor between the error of λ̂ and the
+// errors of its terms relative to their sizes before they cancel.
 template <class Wide>
 struct TrueLmbda {
   Wide lmbda, damped, condition;
@@ -104,7 +104,7 @@ Wide true_exponent(Wide lmbda, int sign, Wide delta) {
   return std::fabs(eta) <= delta ? 0 : eta + std::copysign(delta, eta);
 }
 
-// The same numbers for every platform, which std::normal_distribution and its like do not promise.
+// Random numbers that are the same on every platform; those of std::normal_distribution may differ.
 class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}

@@ -1,4 +1,4 @@
-// Problems of rows (LayerNormalNorm, GroupNormalNorm) and what their results should be.
+// Problems of LayerNormalNorm and GroupNormalNorm, and their true results.
 #pragma once
 
 #include <type_traits>
@@ -63,7 +63,7 @@ Truth<Wider<T>> true_row(const Rows<T>& problem, size_t row) {
     const Wide eta = true_exponent(truth.lmbda.lmbda, h[i] < 0 ? -1 : 1, Wide(problem.delta)),
                psi = true_psi(h[i], eta);
     truth.y.push_back(weight * psi + bias);
-    // Of h, what is left of x's digits by taking off the mean; of λ̂, an error of the type's, by dψ/dη ≤ |ψ|·log1p|h|.
+    // Errors of h come from the digits that x loses when the mean is subtracted, errors of λ̂ grow by dψ/dη ≤ |ψ|·log1p|h|.
     truth.size.push_back(std::fabs(weight) * (std::fabs(psi) * (1 + std::log1p(std::fabs(h[i]))) +
                                               true_slope(h[i], eta) * (std::fabs(h[i]) + std::fabs(mean) / deviation)) +
                          std::fabs(bias));
@@ -71,7 +71,7 @@ Truth<Wider<T>> true_row(const Rows<T>& problem, size_t row) {
   return truth;
 }
 
-// What rounding the result to T may add.
+// The greatest error of rounding the result to T.
 template <class T>
 double last_rounding(double value) {
   const bool half = std::is_same_v<T, nnorm::Float16>, brain = std::is_same_v<T, nnorm::BFloat16>;

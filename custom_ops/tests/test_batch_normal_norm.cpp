@@ -34,7 +34,7 @@ struct Geometry {
   }
 };
 
-// About the sizes of tiles (256) and of items (4096), below, on and above.
+// Sizes just below, at and above those of tiles (256) and items (4096).
 std::vector<Geometry> geometries() {
   std::vector<Geometry> all{
       {Sharing::row, 5, 0, 1, 0, 1}, {Sharing::element, 5, 0, 1, 0, 1}, {Sharing::lane, 16, 0, 1, 16, 1}};
@@ -93,7 +93,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
       for (double& value : others) value = random.normal();
-      if (n > 4) numbers[random.below(n)] = NAN;  // must come out as NaN, and nowhere else
+      if (n > 4) numbers[random.below(n)] = NAN;  // must become NaN, and no other element
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Real> p(geometry.channels(), random);
       std::vector<Wider<T>> truth, size;
@@ -107,12 +107,12 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
         const std::string name = std::string(target.name) + " " + NameOf<T>::value + ", " + facts.operator_name + ", " + geometry.name();
         const std::vector<T> y = again(Place::apart, 0, Order::at_once);
         CHECK(same_bits(y, again(Place::apart, 1, Order::shuffled)), "%s: one by one, unaligned", name.c_str());
-        // An item that ran twice would have transformed x twice.
+        // In place, an item that ran twice would transform x twice.
         CHECK(same_bits(y, again(Place::over_x, 1, Order::in_groups)), "%s: in place, in groups", name.c_str());
         if (facts.takes_residual)
           CHECK(same_bits(y, again(Place::over_residual, 3, Order::shuffled)), "%s: over the residual", name.c_str());
 
-        // A narrow type's result is the float kernel's, rounded once; of that the error is measured.
+        // The result of a narrow type is that of the float kernel, rounded once; the error is measured before rounding.
         const std::vector<Real> exact = run<Real>(target, geometry, facts, p, widened_all(x), widened_all(residual),
                                                   Place::apart, 0, Order::at_once, random);
         for (size_t i = 0; i < n; ++i) {
@@ -140,7 +140,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
 int main() {
   using namespace nnorm_test;
   const std::vector<Available> targets = available_targets();
-  ErrorTable errors(0.4);  // where several things are rounded, they are seldom all at their worst
+  ErrorTable errors(0.4);  // several roundings are seldom all at their worst
   test_type<float>(targets, errors, 3e-7);
   test_type<nnorm::Float16>(targets, errors, 3e-7);
   test_type<nnorm::BFloat16>(targets, errors, 3e-7);

@@ -11,11 +11,11 @@ namespace {
 
 using nnorm::Float16;
 
-// A device so large that no thread has more than one piece of work, so that the last ones are at the tensor's end.
+// A device so large that every thread has at most one piece of work, so that the last threads compute the tensor's end.
 constexpr int many_multiprocessors = 1 << 20;
 constexpr size_t tail = 1 << 20;
 
-// Every element at the end is as it was, or what it should become; the last ones are that.
+// Checks that each of the last elements is unchanged or right, and that the very last ones are right.
 template <class Expected>
 void check_end(const AddressSpace& memory, size_t n, const char* name, Expected expected) {
   size_t computed = 0, wrong = 0, last = 0;
@@ -31,7 +31,7 @@ void check_end(const AddressSpace& memory, size_t n, const char* name, Expected 
   CHECK(all_zero(memory.data(), n, n + beyond), "%s: written past the end", name);
 }
 
-// With λ = 1, y is x plus the bias, which is 100: nothing is both as it was and right.
+// With λ = 1, y is x plus the bias, which is 100: no element is both unchanged and right.
 void test_batch_normal_norm(size_t samples, size_t channels, size_t extent, const char* name) {
   const AddressSpace memory;
   const std::vector<float> ones(channels, 1), zeros(channels, 0), bias(channels, 100);

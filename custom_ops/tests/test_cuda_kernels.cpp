@@ -13,19 +13,19 @@ namespace {
 
 using nnorm::ChannelProblem;
 
-// By how much float64's truth for T may be missed before the last rounding: narrow types are computed less exactly.
+// Narrow types are computed less exactly.
 template <class T>
 constexpr bool narrow_type = sizeof(T) == 2;
 
-// Where the tensors lie: elements off a boundary, and results over what they are computed from. `other` is the residual,
-// or weight and bias of rows.
+// The place of the tensors: how many elements after a boundary each starts, and whether y overwrites an input. `other` is
+// the residual, or weight and bias of rows.
 struct Place {
   size_t x, other, y;
   enum { apart, over_x, over_residual } result;
 };
 
 struct ChannelGeometry {
-  size_t samples, channels, extent, lanes;  // lanes: 0, or those of the layout with channels last
+  size_t samples, channels, extent, lanes;  // lanes: 0, or the number of lanes if channels are last
 
   size_t size() const { return samples * (lanes ? lanes : channels) * extent; }
   size_t channel_of(size_t i) const { return lanes ? i % lanes : i / extent % channels; }
@@ -36,7 +36,7 @@ struct ChannelGeometry {
   }
 };
 
-// Extents about an access (2, 4, 8 elements), a warp's (32 of them) and its segment (128); few and many samples.
+// Extents around one access (2, 4, 8 elements), those of a warp (32 accesses) and of its segment (128); few and many samples.
 std::vector<ChannelGeometry> channel_geometries() {
   std::vector<ChannelGeometry> all{{0, 3, 4, 0}, {2, 3, 0, 0}, {1, 1, 1, 0}, {1, 1, 4099, 0}, {1, 2, 70001, 0}};
   for (const size_t extent : {1, 2, 3, 16, 49, 64, 129, 256, 511, 1024, 1025, 3001})
@@ -90,7 +90,7 @@ void test_batch_normal_norm(ErrorTable& errors, double bound) {
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
       for (double& value : others) value = random.normal();
-      if (n > 4) numbers[random.below(n)] = NAN;  // must come out as NaN, and nowhere else
+      if (n > 4) numbers[random.below(n)] = NAN;  // must become NaN, and no other element
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Arithmetic<T>> p(g.channels, random);
       std::vector<Wider<T>> truth, size;
@@ -118,8 +118,8 @@ void test_batch_normal_norm(ErrorTable& errors, double bound) {
   errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
 }
 
-// Lengths about what each kernel takes: 256, 512, 768 and 1024 for a warp, 4096 for a block, shared memory, and beyond.
-// 48 KiB are what a kernel gets of it without asking: of double 6144, of float 12288, of narrow types 24576.
+// Lengths around the limits of each kernel: 256, 512, 768 and 1024 for a warp, 4096 for a block, then shared memory, of which
+// a kernel gets 48 KiB without asking for more: 6144 doubles, 12288 floats, 24576 narrow numbers.
 std::vector<RowGeometry> row_geometries() {
   std::vector<RowGeometry> all{{0, 5, 1, 1},     {3, 0, 1, 1},     {1, 6144, 1, 1},
                                {1, 12288, 1, 1}, {1, 24576, 1, 1}, {1, 30001, 1, 1},
@@ -175,10 +175,10 @@ void test_layer_group_normal_norm(ErrorTable& errors, double bound) {
   errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
 }
 
-// Rows of spread far below √ε have exponents so great that 2^z reaches its limits, which most rows need not ask about.
+// Rows with a spread far below √ε have exponents so great that 2^z reaches its limits, which the kernels test once for a row.
 template <class T>
 void test_steep_rows() {
-  constexpr bool finite = !std::is_same_v<T, nnorm::Float16>;  // what is at these limits is infinite there
+  constexpr bool finite = !std::is_same_v<T, nnorm::Float16>;  // a value at these limits is infinite in float16
   Random random(4);
   unsigned at_limits = 0;
   for (const size_t length : {64, 300, 768, 1000, 1024, 4096})
@@ -207,7 +207,7 @@ void test_steep_rows() {
   CHECK(at_limits > 1000, "%s: only %u elements reach the limits of 2^z", NameOf<T>::value, at_limits);
 }
 
-// A row with NaN or infinity is NaN, one without spread too where ε = 0; the rows beside it do not notice.
+// Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbours are unaffected.
 template <class T>
 void test_bad_rows() {
   Random random(3);

@@ -1,5 +1,5 @@
-// half_mathematics.h keeps its bounds on any device whose instructions err by no more than their maker states: here they
-// err by as much as that, in the directions that hurt most.
+// half_mathematics.h keeps its bounds on any device whose instructions keep to NVIDIA's documented errors: here they have the
+// greatest such errors, in the worst directions.
 #include "check.h"
 #include "nnorm/half_mathematics.h"
 #include "oracle.h"
@@ -44,7 +44,7 @@ void test_psi(ErrorTable& errors) {
   }
 }
 
-// Every logarithm errs in the direction that moves λ̂ the same way, or in any.
+// The errors of all logarithms move λ̂ in the same direction, or in random ones.
 void test_lmbda(ErrorTable& errors) {
   Random random(2);
   Worst worst;

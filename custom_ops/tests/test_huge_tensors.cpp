@@ -12,7 +12,7 @@ namespace {
 using nnorm::Float16;
 using nnorm::Sharing;
 
-// With λ = 1, y is x plus the channel's bias, which is the channel's number.
+// With λ = 1, y is x plus the channel's bias, which is the channel's index.
 void test_batch_normal_norm(const Available& target, Sharing sharing, size_t row_length, size_t period) {
   const AddressSpace memory;
   const size_t lanes = 16, channels = sharing == Sharing::row    ? period
@@ -51,7 +51,7 @@ void test_batch_normal_norm(const Available& target, Sharing sharing, size_t row
         "%s, sharing %d: written outside the items", target.name, int(sharing));
 }
 
-// The last rows must come out as the same rows alone do.
+// The last rows must be those that the kernel computes from the same rows alone.
 void test_layer_group_normal_norm(const Available& target, size_t row_length, size_t run) {
   const AddressSpace memory;
   const size_t period = 3, weights = row_length / run, rows = size / row_length;

@@ -10,7 +10,8 @@
 namespace nnorm_test {
 namespace {
 
-// Sanitized code is not vectorised: sums over a tile then run in one lane instead of 4 to 16, and round as much worse.
+// Sanitized code is not vectorised: sums over a tile then run in one lane instead of 4 to 16, and their rounding is as much
+// worse.
 #if defined(NNORM_SANITIZED)
 constexpr double lanes_lost = 10;
 #else
@@ -58,7 +59,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
       const std::vector<T> y = run(target, problem, false, 0, Order::at_once, random);
       CHECK(same_bits(y, run(target, problem, false, 1, Order::shuffled, random)),
             "%s %s, %zux%zu: one by one, unaligned", target.name, NameOf<T>::value, geometry.rows, geometry.row_length);
-      // An item that ran twice would have transformed x twice.
+      // In place, an item that ran twice would transform x twice.
       CHECK(same_bits(y, run(target, problem, true, 3, Order::in_groups, random)),
             "%s %s, %zux%zu: in place, in groups", target.name, NameOf<T>::value, geometry.rows, geometry.row_length);
       for (size_t i = 0; i < y.size(); ++i) {
@@ -71,7 +72,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
     errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
 }
 
-// λ̂ itself, which is no output.
+// λ̂ itself, which is not an output.
 template <class T>
 void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
   struct Distribution {
@@ -105,8 +106,8 @@ void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, doubl
     }
 }
 
-// Rows without spread are the bias. The mean that is summed in T is not such a row's value in the last places, which
-// for a great value is much more than √ε.
+// Rows of equal elements become the bias. The mean, summed in T, may differ from the element in the last places; for a large
+// element that difference is much more than √ε.
 template <class T>
 void test_constant_rows(const Available& target) {
   Random random(3);
@@ -128,7 +129,7 @@ void test_constant_rows(const Available& target) {
       }
 }
 
-// A row with NaN or infinity is NaN, one without spread too where ε = 0; the rows beside it do not notice.
+// Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbours are unaffected.
 template <class T>
 void test_bad_rows(const Available& target) {
   Random random(4);
@@ -151,8 +152,8 @@ void test_bad_rows(const Available& target) {
   }
 }
 
-// Rows with few but far outliers, and rows of less spread than √ε. Of values of variance 1, L″ is 0.188 or more (found
-// by searching), so that λ̂ has no pole; but where ε outweighs the variance it goes to 0 as h⁴, and only δ is left.
+// Rows with a few extreme outliers, and rows with a spread below √ε. For values of variance 1, L″ is at least 0.188 (found by
+// search), so λ̂ has no pole; but if ε outweighs the variance, L″ goes to 0 as h⁴, and only δ is left.
 template <class T>
 void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
   Random random(5);
@@ -203,7 +204,7 @@ void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, d
 int main() {
   using namespace nnorm_test;
   const std::vector<Available> targets = available_targets();
-  ErrorTable errors(0);  // where sums of many things are rounded, they are never all at their worst
+  ErrorTable errors(0);  // the roundings of a long sum are never all at their worst
   test_type<float>(targets, errors, lanes_lost * 1e-6);
   test_type<nnorm::Float16>(targets, errors, lanes_lost * 1e-6);
   test_type<nnorm::BFloat16>(targets, errors, lanes_lost * 1e-6);

@@ -1,5 +1,5 @@
-// The kernels of GPUs. A call only launches: no memory is allocated, nothing is waited for, so a stream may be captured.
-// Pointers are of the current device, whatever their alignment. The result is what the launch returned.
+// The CUDA kernels. A call only launches: it allocates no memory and does not wait, so that a stream may be captured.
+// Pointers are of the current device and may have any alignment. The result is that of the launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace nnorm::cuda {
 template <class T>
 cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream);
 
-// x of [rows, lanes], of which the first `channels` lanes are channels and get a result; the others, padding, get 0.
+// x is [rows, lanes]. The first `channels` lanes are channels; the other lanes are padding, and their output is 0.
 template <class T>
 cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream);
 

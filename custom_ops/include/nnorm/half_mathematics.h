@@ -1,11 +1,11 @@
 // ψ for tensors of 16 bits, for devices with instructions for logarithms and powers to base 2.
 //
-// Half as many operations as mathematics.h, in float32 as there, and an error that rounding the result to 16 bits hides:
-// ψ errs by less than 2^-15 of itself, λ̂ by less than 3e-6, where the instructions err by what their maker states:
-// log₂ by 2^-22, absolutely where it is less than 1 and else relatively, 2^z by 2^-22 of itself, a quotient by 2^-22 (2
-// units in the last place). That is no use where the results are small, so there short series take their place. 2^z
-// saturates at 2^127, half of mathematics.h's limit.
-// tests/test_half_mathematics.cpp enforces both bounds for instructions that are always as wrong as stated.
+// It takes half as many operations as mathematics.h, also in float32, and its error is hidden by rounding the result to 16
+// bits: the relative error of ψ is less than 2^-15, the error of λ̂ less than 3e-6. These bounds hold for instructions with
+// the errors that NVIDIA documents: log₂ 2^-22, absolute for results below 1 and relative above, 2^z 2^-22 relative, a
+// quotient 2^-22 relative (2 units in the last place). Where the results are small such errors are too large, and short
+// series replace the instructions. 2^z saturates at 2^127, half of mathematics.h's limit.
+// tests/test_half_mathematics.cpp enforces both bounds with instructions that always have the greatest documented error.
 #pragma once
 
 #include "nnorm/mathematics.h"
@@ -26,7 +26,7 @@ NNORM_INLINE float quick_exp2(float z) {
 }
 NNORM_INLINE float quick_quotient(float a, float b) { return __fdividef(a, b); }
 #else
-// Tests let these be as wrong as the instructions may be.
+// Tests set these to the greatest errors of the instructions.
 inline float quick_log2_error = 0, quick_exp2_error = 0;
 inline float quick_log2(float x) {
   const double exact = std::log2(double(x)), size = std::fabs(exact);
@@ -42,7 +42,7 @@ struct ForHalf {
   static NNORM_INLINE Log2<float> log2_1p(float a) {
     const float series = a * (1.44269502f + a * (-0.72134751f + a * 0.48089835f));
     const float logarithm = quick_log2(1.0f + a);
-    return {-0.0f, a < 0x1p-6f ? series : logarithm};  // what it is added to it leaves as it is, 0 too
+    return {-0.0f, a < 0x1p-6f ? series : logarithm};  // adding −0 changes nothing, not even −0
   }
 
   template <bool bounded = false>

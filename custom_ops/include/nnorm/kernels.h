@@ -15,11 +15,11 @@ namespace nnorm {
 // The prepared parameters of channels, one array for each, one behind the other (prepare_channels).
 enum class ChannelField { scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias, count };
 
-// Which parameters belong to an element: x is a sequence of rows that run through `period` sets of parameters in turn.
+// Which parameters belong to an element. x is a sequence of rows; row r has the set r mod `period` of parameters.
 enum class Sharing {
-  row,     // a row is one channel: [N, C, extent]
-  element, // each element of a row has its own: [N, C], and [N, C·extent] with the table repeated for each element
-  lane,    // element i of a row has those of i mod `lanes`: blocks of channels, [N, C/lanes, extent, lanes]
+  row,      // a row is one channel: [N, C, extent]
+  element,  // each element of a row has its own: [N, C], and [N, C·extent] with each parameter repeated extent times
+  lane,     // element i of a row has those of lane i mod `lanes`: [N, C/lanes, extent, lanes]
 };
 
 // A ChannelProblem with its parameters prepared.

@@ -1,25 +1,26 @@
-// The formulas of normality normalization, once for every processor.
+// The formulas of normality normalization, for CPUs and GPUs.
 //
 //   ψ(h; λ) = s·((1 + |h|)^η − 1)/η,   s = sign of h,   η = η₊ where h ≥ 0, η₋ where h < 0          (NN eq. 3)
 //
 // evaluated as s/η·(2^(η·log₂(1 + |h|)) − 1) without branches and without cancellation:
 //
-// - log₂(1 + a) is kept as an integer plus a fraction, and of z = η·log₂(1 + a) only what is left beside the nearest
-//   integer is ever rounded: 2^z would magnify a rounding of all of it where z is large.
-// - 2^z − 1 is formed as 2^n·(2^f − 1) + (2^n − 1), n the integer nearest to z: no rounding but that of 2^f − 1 and of
-//   the sum, for 2^n scales exactly and 2^n − 1 is rounded only where either is beyond the other's last place.
-// - η = 0 needs no branch: an exponent below Format::least_exponent is replaced by it and gives the limit
+// - log₂(1 + a) is kept as an integer plus a fraction. Of z = η·log₂(1 + a), only the difference from the nearest integer
+//   is rounded: 2^z would magnify a rounding of z itself if z is large.
+// - 2^z − 1 is computed as 2^n·(2^f − 1) + (2^n − 1), where n is the integer nearest to z. Only 2^f − 1 and the sum are
+//   rounded: scaling by 2^n is exact, and 2^n − 1 is rounded only if one of its terms is below the last place of the other.
+// - η = 0 needs no branch: exponents of magnitude below Format::least_exponent are replaced by it, which gives the limit
 //   s·log(1 + |h|).
-// - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is taken for 2^126; 2^z saturates at about
-//   2^128 (2^1024) before the weight. Nothing finite becomes infinite on the way.
+// - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is replaced by 2^126; 2^z saturates at about
+//   2^128 (2^1024) before it is multiplied by the weight. No intermediate result of finite inputs is infinite.
 //
-// ψ errs by less than 6 units in the last place (double: 8) for exponents in [−2, 4] and |h| up to 2^126, where 2^z
-// does not saturate; by least_exponent·log(1 + |h|)/2 more where that stands for η; by more for greater exponents.
-// Where |h·η| is near the least normal number, the error is less than 2·(1 + output_divisor/|η|) steps of the least.
+// The error of ψ is less than 6 units in the last place (double: 8) for exponents in [−2, 4] and |h| up to 2^126, unless 2^z
+// saturates. It grows by least_exponent·log(1 + |h|)/2 if that exponent replaces η, and is greater for greater exponents.
+// If |h·η| is near the smallest normal number, the error is less than 2·(1 + output_divisor/|η|) times the smallest
+// denormal number.
 //
-// Everything is a template of the arithmetic type, float or double, in expressions that a compiler turns into vector
-// instructions and nvcc into device code. Each bound that is stated here is enforced: ψ's by tests/test_psi.cpp, the
-// others by tests/test_mathematics.cpp. Where a result is no normal number, its error is relative to the least that is.
+// Everything is a template of the arithmetic type, float or double, written so that compilers vectorise it and nvcc
+// compiles it for devices. Every bound that is stated here is enforced: that of ψ by tests/test_psi.cpp, the others by
+// tests/test_mathematics.cpp. The error of a result that is not a normal number is relative to the smallest normal number.
 #pragma once
 
 #include <cmath>
@@ -34,8 +35,8 @@
 #define NNORM_INLINE inline __attribute__((always_inline))
 #endif
 
-// One source is compiled for several instruction sets into one library: each gets names of its own, so that the linker
-// never picks code of an instruction set that the machine lacks.
+// One source is compiled for several instruction sets into one library. Each has its own namespace, so that the linker
+// never uses code of an instruction set that the machine lacks.
 #ifndef NNORM_TARGET
 #define NNORM_TARGET portable
 #endif
@@ -54,7 +55,7 @@ struct Format<float> {
   static constexpr Bits one = 0x3f800000;
   static constexpr Bits sqrt_half = 0x3f3504f3;
   static constexpr float greatest_magnitude = 0x1p126f;
-  // 1.5·2^23: a sum with it has the rounded integer in its low bits.
+  // 1.5·2^23: a sum with it has the integer nearest to the other summand in its low bits.
   static constexpr float round = 0x1.8p23f;
   static constexpr Bits round_bits = 0x4b400000;
   static constexpr Bits greatest_biased_exponent = 0xfe;
@@ -81,8 +82,8 @@ struct Format<double> {
   static constexpr double greatest_exponent = 0x1p40;
 };
 
-// Accurate's 2^z − 1 is computed divided by this, so that z may reach 128 (1024), where 2^z alone is infinite and
-// weight/η·2^z need not be. Gains make up for it.
+// `Accurate` computes (2^z − 1)/output_divisor, so that z may reach 128 (1024), where 2^z is infinite although
+// weight/η·2^z may be finite. The gains are multiplied by it.
 constexpr int log2_output_divisor = 1;
 template <class Real>
 constexpr Real output_divisor = Real(1 << log2_output_divisor);
@@ -108,7 +109,7 @@ NNORM_INLINE double from_bits(int64_t bits) {
   return value;
 }
 
-// The lesser of both; NaN stays, which a device's fmin does not let it.
+// min(value, bound), but NaN stays NaN, unlike with a device's fmin.
 NNORM_INLINE double at_most(double value, double bound) { return value > bound ? bound : value; }
 NNORM_INLINE float at_most(float value, float bound) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -124,13 +125,12 @@ NNORM_INLINE float at_most(float value, float bound) {
 template <int count>
 NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
 #if defined(__CUDA_ARCH__) || defined(NNORM_CUDA_ON_HOST)
-  // The fewest operations: a device has other threads to run while one waits for each.
+  // Horner's scheme, the fewest operations: a device runs other threads while one waits for a result.
   float sum = c[count - 1];
   for (int i = count - 2; i >= 0; --i) sum = sum * x + c[i];
   return sum * x;
 #else
-  // Two chains side by side, of half the length. The term of first order comes last: only its own rounding counts in
-  // full.
+  // Two independent chains of half the length. The term of first order is added last: only its rounding counts in full.
   constexpr bool odd = count % 2 == 0;  // the number of terms from c₁ on
   const float x2 = x * x;
   float sum = odd ? c[count - 1] : c[count - 1] * x + c[count - 2];
@@ -171,13 +171,13 @@ NNORM_INLINE double exp2_m1_of_fraction(double f) {
   return x * sum;
 }
 
-// A logarithm to base 2 as a sum: the integer is exact, the fraction is in [−½, ½] but for its rounding.
+// A logarithm to base 2 as a sum: the integer is exact, the fraction is in [−½, ½] before it is rounded.
 template <class Real>
 struct Log2 {
   Real integer, fraction;
 };
 
-// |h|, but for what is too large to count with.
+// |h|, limited to the greatest magnitude that the functions below accept.
 template <class Real>
 NNORM_INLINE Real magnitude(Real h) {
   return at_most(std::fabs(h), Format<Real>::greatest_magnitude);
@@ -194,20 +194,20 @@ NNORM_INLINE Log2<Real> log2_1p(Real a) {
   return {Real(int32_t(exponent >> F::mantissa_bits)), log2_1p_of_mantissa(m)};
 }
 
-// η·integer − n for an n near it, rounded once: the product itself would lose to rounding what the difference keeps.
+// η·integer − n for an n near the product, rounded once: rounding the product first would lose the difference.
 template <class Real>
 NNORM_INLINE Real product_minus(Real eta, Real integer, Real n) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
   return std::fma(eta, integer, -n);
-#else  // each part of η times the integer is exact
+#else  // both products are exact
   const Real head = from_bits(typename Format<Real>::Bits(bits_of(eta) & ~Format<Real>::low_bits)), tail = eta - head;
   return (head * integer - n) + tail * integer;
 #endif
 }
 
 // (2^z − 1)/output_divisor for z = η·log, |z| ≤ 2^22 (2^51), or up to exponent_bias − 2 if `bounded`. Up to where it
-// saturates the relative error is 2.2e-7 (5e-16), for a z that errs by 6e-8 (1.2e-16) of |η|, but by no more than twice
-// as much of |z|: for small z the result is proportional to it.
+// saturates, the relative error is 2.2e-7 (5e-16), if the error of z is at most 6e-8 (1.2e-16) times |η| and at most twice
+// that times |z|: for small z the result is proportional to z.
 template <bool bounded = false, class Real>
 NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   using F = Format<Real>;
@@ -217,7 +217,7 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   const Real n = shifted - magic;
   const Real f = eta * log.fraction + product_minus(eta, log.integer, n);
   Bits biased = bits_of(shifted);
-  if (!bounded) {  // clamped as integers: of a clamp in floating point compilers make chains of comparisons
+  if (!bounded) {  // clamped as integers: compilers turn a clamp of floating point into chains of comparisons
     constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
     biased = biased < least ? least : biased;
     biased = biased > greatest ? greatest : biased;
@@ -226,7 +226,7 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   return exp2_m1_of_fraction(f) * scale + (scale - Real(1) / output_divisor<Real>);
 }
 
-// The two functions above and division as one type, for code that may use others (half_mathematics.h) in their place.
+// The two functions above and division as a type, so that templates can use ForHalf (half_mathematics.h) instead.
 struct Accurate {
   static constexpr int output_divisor = NNORM_TARGET::output_divisor<int>;
 
@@ -244,8 +244,8 @@ struct Accurate {
   }
 };
 
-// What ψ needs of η and of the weight, for either sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta). The gain
-// is rounded once: relative error 6e-8 (double: 1.2e-16).
+// η and the weight for one sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta). The gain is rounded once: relative
+// error 6e-8 (double: 1.2e-16).
 template <class Real>
 struct Branch {
   Real eta, gain;
@@ -255,19 +255,19 @@ template <class Real>
 NNORM_INLINE Real usable_exponent(Real eta) {
   const Real size = std::fabs(eta);
   const Real least = Format<Real>::least_exponent, greatest = Format<Real>::greatest_exponent;
-  return std::copysign(size < least ? least : (size > greatest ? greatest : size), eta);  // NaN stays
+  return std::copysign(size < least ? least : (size > greatest ? greatest : size), eta);  // NaN stays NaN
 }
 
-// sign is +1 for the branch of h ≥ 0, −1 for that of h < 0.
+// sign is +1 for the branch of h ≥ 0, −1 for the branch of h < 0.
 template <class Evaluation = Accurate, class Real>
 NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
   const Real usable = usable_exponent(eta);
   return {usable, Evaluation::quotient(sign * Real(Evaluation::output_divisor) * weight, usable)};
 }
 
-// Sums over a row from which λ̂ follows (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The terms err
-// by 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t and 7e-7·((1 + a)·t)² (double: 7e-16, 8e-16, 8e-16, 1.6e-15). These
-// are no relative errors: d cancels as a → 0, but such an a counts for nothing beside the row's others, of size 1.
+// Sums over a row that λ̂ is computed from (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The errors of the
+// terms are 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t and 7e-7·((1 + a)·t)² (double: 7e-16, 8e-16, 8e-16, 1.6e-15).
+// They are not relative to the terms: d cancels as a → 0, but the terms of such an a are negligible in the row's sums.
 template <class Real>
 struct LmbdaSums {
   Real signed_log;  // Σ s·t
@@ -284,12 +284,12 @@ NNORM_INLINE void add_lmbda_terms(Real h, Real a, Log2<Real> log, Real& signed_l
   signed_log += std::copysign(t, h);
   h_d += h * d;
   d_sum += d;
-  curvature += grown * (a * t) + d * (d - Real(2) * a);  // the term as above
+  curvature += grown * (a * t) + d * (d - Real(2) * a);  // the term above, rearranged
 }
 
 // η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ.
-// Only Real's rounding is added, 3 units in the last place of each term that cancels. L″ is positive: of values with
-// variance 1 at least 0.188 (found by search); it falls as h⁴ where ε outweighs the variance, and only there can λ̂ be
+// The only error added is Real's rounding, 3 units in the last place of each term that cancels. L″ is positive: for values
+// of variance 1 it is at least 0.188 (found by search). If ε outweighs the variance it falls as h⁴, and only then can λ̂ be
 // large.
 template <class Real>
 struct Exponents {
@@ -302,12 +302,12 @@ NNORM_INLINE Real estimate_lmbda(LmbdaSums<Real> sums, Real n, Real delta) {
   const Real slope = h_d - sums.signed_log / n;
   const Real curvature = sums.curvature / n - d * d - Real(2) * h_d * h_d;
   const Real damped = curvature + delta;
-  return damped == 0 ? Real(1) : Real(1) - slope / damped;  // 0 only for a row without spread where δ = 0: λ̂ = 1
+  return damped == 0 ? Real(1) : Real(1) - slope / damped;  // 0 only for equal elements with δ = 0: λ̂ = 1
 }
 
 template <class Real>
 NNORM_INLINE Real shifted_exponent(Real eta, Real delta) {
-  return std::fabs(eta) <= delta ? Real(0) : eta + std::copysign(delta, eta);  // NaN stays
+  return std::fabs(eta) <= delta ? Real(0) : eta + std::copysign(delta, eta);  // NaN stays NaN
 }
 
 template <class Real>

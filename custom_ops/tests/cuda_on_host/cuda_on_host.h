@@ -1,12 +1,13 @@
-// CUDA kernels run by the processor: what the .cuh files use of CUDA, for tests on machines without a GPU.
+// The part of CUDA that the .cuh files use, implemented on the CPU for tests without a GPU.
 //
-// Blocks run one after another. The threads of a block are contexts of their own that a scheduler resumes in an order
-// which changes from round to round, so that a missing barrier shows; each runs until it waits, at a barrier or in an
-// exchange with its warp. A block whose threads wait for each other in vain ends its launch with an error, and so does
-// one of which some threads end while others wait at a barrier. With AddressSanitizer this is what compute-sanitizer's
-// memcheck is on a GPU. What it does not show: the time anything takes, and the device's own instructions.
+// Blocks run one at a time. Each thread of a block has a context with its own stack. A scheduler resumes the threads in an
+// order that changes from round to round, so that a missing barrier shows; a thread runs until it waits at a barrier or in
+// an exchange with its warp. A launch fails if threads of a block wait for each other forever, or if some end while others
+// wait at a barrier. With AddressSanitizer it finds what compute-sanitizer's memcheck finds on a GPU. It does not show how
+// fast a kernel is, and it does not run the device's own instructions.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 
 #define __global__
 #define __device__
-#define __shared__ static  // one block at a time, so all may have one
+#define __shared__ static  // blocks run one at a time, so they can share it
 #define __launch_bounds__(...)
 #define NNORM_DEVICE inline
 #define NNORM_DYNAMIC_SHARED(bytes) unsigned char* const bytes = cuda_on_host::dynamic_shared()
@@ -33,7 +34,7 @@ struct dim3 {
   dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// Of the thread that runs.
+// Those of the running thread.
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_host {
@@ -43,14 +44,33 @@ constexpr size_t stack_bytes = 256 << 10;
 
 enum class Waiting { not_at_all, for_warp, for_block, for_nothing_more };
 
+struct Context {
+  ucontext_t start;
+  jmp_buf resume;
+  bool can_resume = false;
+};
+
+// Leaves one context for the other. swapcontext() makes a system call each time, which took half of the tests' time, so it
+// is only used where AddressSanitizer has to follow.
+inline void change(Context& from, Context& to) {
+#if defined(__SANITIZE_ADDRESS__)
+  swapcontext(&from.start, &to.start);
+#else
+  from.can_resume = true;
+  if (_setjmp(from.resume) != 0) return;
+  if (to.can_resume) _longjmp(to.resume, 1);
+  setcontext(&to.start);
+#endif
+}
+
 struct Thread {
-  ucontext_t context;
+  Context context;
   std::unique_ptr<unsigned char[]> stack{new unsigned char[stack_bytes]};
   Waiting waiting;
   uint64_t exchanged;
 };
 
-// Of a grid's rows and columns of blocks, how many run: the last ones, where a test is interested in no others.
+// How many of a grid's rows and columns of blocks run, counted from the last; tests of huge grids set it.
 inline unsigned last_blocks = ~0u;
 
 class Block {
@@ -60,23 +80,15 @@ class Block {
     return block;
   }
 
-  // Runs one block; false if its threads wait for what never comes.
+  // Runs one block; returns false if its threads wait forever.
   bool run(unsigned count, size_t shared_bytes, const std::function<void()>& kernel) {
-    while (threads_.size() < count) threads_.push_back(std::make_unique<Thread>());
-    // Its end is the allocation's, so that AddressSanitizer sees accesses past it; its content is anything.
+    while (threads_.size() < count) add_thread();
+    // It ends where the allocation ends, so that AddressSanitizer sees accesses past it; its content is arbitrary.
     shared_.reset(new unsigned char[shared_bytes]);
     std::memset(shared_.get(), 0xa5, shared_bytes);
     kernel_ = &kernel;
     count_ = count;
-    for (unsigned i = 0; i < count; ++i) {
-      Thread& thread = *threads_[i];
-      thread.waiting = Waiting::not_at_all;
-      getcontext(&thread.context);
-      thread.context.uc_stack.ss_sp = thread.stack.get();
-      thread.context.uc_stack.ss_size = stack_bytes;
-      thread.context.uc_link = &scheduler_;
-      makecontext(&thread.context, &Block::start, 0);
-    }
+    for (unsigned i = 0; i < count; ++i) threads_[i]->waiting = Waiting::not_at_all;
     for (unsigned round = 0;; ++round) {
       bool ran = false;
       for (unsigned n = 0; n < count; ++n) {
@@ -85,15 +97,17 @@ class Block {
         resume(i);
         ran = true;
       }
-      const bool released = release();
-      if (!ran && !released) return ended() == count;
+      if (release() || ran) continue;
+      if (ended() == count) return true;
+      threads_.clear();  // their stacks are in the middle of this kernel
+      return false;
     }
   }
 
   void wait(Waiting what) {
     Thread& thread = *threads_[running_];
     thread.waiting = what;
-    swapcontext(&thread.context, &scheduler_);
+    change(thread.context, scheduler_);
   }
 
   template <class T>
@@ -109,16 +123,28 @@ class Block {
   unsigned char* shared() { return shared_.get(); }
 
  private:
-  static void start() {
+  void add_thread() {
+    threads_.push_back(std::make_unique<Thread>());
+    Thread& thread = *threads_.back();
+    getcontext(&thread.context.start);
+    thread.context.start.uc_stack.ss_sp = thread.stack.get();
+    thread.context.start.uc_stack.ss_size = stack_bytes;
+    makecontext(&thread.context.start, &Block::run_thread, 0);
+  }
+
+  // The life of a thread: its part of one block, then of the next.
+  static void run_thread() {
     Block& block = current();
-    (*block.kernel_)();
-    block.threads_[block.running_]->waiting = Waiting::for_nothing_more;
+    for (;;) {
+      (*block.kernel_)();
+      block.wait(Waiting::for_nothing_more);
+    }
   }
 
   void resume(unsigned i) {
     running_ = i;
     threadIdx = dim3(i);
-    swapcontext(&scheduler_, &threads_[i]->context);
+    change(scheduler_, threads_[i]->context);
   }
 
   unsigned ended() const { return count_waiting(0, count_, Waiting::for_nothing_more); }
@@ -128,7 +154,7 @@ class Block {
                                   [what](const auto& thread) { return thread->waiting == what; }));
   }
 
-  // Lets those go on whose whole warp, or block, has come.
+  // Lets the threads of a warp or block continue if all of them have arrived.
   bool release() {
     bool released = false;
     const auto all = [&](unsigned begin, unsigned end, Waiting what) {
@@ -145,16 +171,16 @@ class Block {
   std::vector<std::unique_ptr<Thread>> threads_;
   std::unique_ptr<unsigned char[]> shared_;
   const std::function<void()>* kernel_ = nullptr;
-  ucontext_t scheduler_;
+  Context scheduler_;
   unsigned count_ = 0, running_ = 0;
 };
 
 inline unsigned char* dynamic_shared() { return Block::current().shared(); }
 
-// A GPU faults where an access is not aligned to its size.
+// A GPU faults if an access is not aligned to its size.
 inline void check_access(const void* pointer, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return;
-  std::fprintf(stderr, "an access of %zu bytes at %p\n", bytes, pointer);
+  std::fprintf(stderr, "an access of %zu bytes at %p is not aligned\n", bytes, pointer);
   std::abort();
 }
 
@@ -181,7 +207,7 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
                    size_t = 0) {
   if (blocks.x == 0 || blocks.y == 0 || blocks.y > 65535 || threads == 0 || threads > 1024 ||
       shared > size_t(cuda_on_host::shared_memory))
-    return cudaErrorInvalidValue;  // as a device would say
+    return cudaErrorInvalidValue;  // as a device does
   gridDim = blocks;
   blockDim = dim3(threads);
   const unsigned most = cuda_on_host::last_blocks;

@@ -1,4 +1,4 @@
-// The part of CUDA's header that the kernels' callers use, for tests on machines without a GPU: see cuda_on_host.h.
+// The part of CUDA's header that callers of the kernels use, for tests without a GPU: see cuda_on_host.h.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 }
 
 namespace cuda_on_host {
-// A small GPU, so that loops over what does not fit run too; tests may change it.
+// A small GPU, so that the kernels' loops over work that does not fit run too; tests may change it.
 inline int multiprocessors = 1, shared_memory = 100 << 10;
 }  // namespace cuda_on_host
 
