@@ -167,13 +167,13 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 
 .venv-triton/installed:
 	$(PYTHON) -m venv .venv-triton
-	.venv-triton/bin/python $(PIP_INSTALL) nvidia-pytriton onnxruntime onnx ml_dtypes
+	.venv-triton/bin/python $(PIP_INSTALL) nvidia-pytriton onnxruntime onnx ml_dtypes lazy_loader
 	touch $@
 
 # The dependencies of the extra `ray`; the tests import nnorm_export from the clone.
 .venv-ray/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python $(PIP_INSTALL) 'ray[data,serve]' onnxruntime onnx ml_dtypes rich
+	.venv-ray/bin/python $(PIP_INSTALL) 'ray[data,serve]' onnxruntime onnx ml_dtypes lazy_loader rich
 	touch $@
 
 .PRECIOUS: .venv-onnxruntime-%/installed
