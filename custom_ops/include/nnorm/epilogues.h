@@ -11,8 +11,8 @@
 
 // F(epilogue, operator, takes_residual, value). `value` is the output in terms of y = weight·ψ(scale·x + shift) + bias and
 // of `residual`, which is the last input of the operator, of x's shape and type, if takes_residual.
-#define NNORM_FOR_EACH_EPILOGUE(F)         \
-  F(none, BatchNormalNorm, false, y)       \
+#define NNORM_FOR_EACH_EPILOGUE(F)                  \
+  F(none, BatchNormalNorm, false, y)                \
   F(relu, BatchNormalNormRelu, false, rectified(y)) \
   F(add_relu, BatchNormalNormAddRelu, true, rectified(y + residual))
 
@@ -43,16 +43,17 @@ NNORM_INLINE Real rectified(Real y) {
   return y < Real(0) ? Real(0) : y;
 }
 
+// Formula<epilogue>::apply(y, residual) is the output.
 template <Epilogue epilogue>
 struct Formula;
 
-#define NNORM_FORMULA(epilogue, name, takes_residual, value)       \
-  template <>                                                      \
-  struct Formula<Epilogue::epilogue> {                             \
-    template <class Real>                                          \
+#define NNORM_FORMULA(epilogue, name, takes_residual, value)                 \
+  template <>                                                                \
+  struct Formula<Epilogue::epilogue> {                                       \
+    template <class Real>                                                    \
     static NNORM_INLINE Real apply(Real y, [[maybe_unused]] Real residual) { \
-      return value;                                                \
-    }                                                              \
+      return value;                                                          \
+    }                                                                        \
   };
 NNORM_FOR_EACH_EPILOGUE(NNORM_FORMULA)
 #undef NNORM_FORMULA
