@@ -17,7 +17,7 @@ from benchmarks.measure import Timing, session_options, time_in_turns
 from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
-# What fits the second-level cache, the third, and neither: elements of float32 in the input.
+# Elements of float32 in the input: sizes that fit the second-level cache, the third-level cache, and neither.
 SIZES = {"128 KiB": 2**15, "8 MiB": 2**21, "256 MiB": 2**26}
 WIDTH, CHANNELS, EXTENT = 768, 64, 1024
 DTYPES = {
@@ -29,7 +29,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operator: how it is called, the shape of an input of so many elements, and what it is compared with."""
+    """One operator: its inputs, their shape for a given number of elements, and what it is compared with."""
 
     op_type: str
     base: str
@@ -58,7 +58,7 @@ class Kernel:
         )
 
 
-# A copy with a comparison, ReLU, is the least that anything elementwise can take.
+# ReLU, a copy with a comparison, takes the least time that an elementwise operator can take.
 KERNELS = [
     Kernel("Relu", "Relu", True),
     *(Kernel(f"BatchNormalNorm{epilogue}", "Relu", True) for epilogue in ("", "Relu", "AddRelu")),

@@ -24,7 +24,7 @@ import nnorm_export
 
 @dataclass(frozen=True)
 class Timing:
-    """Median milliseconds of a run, how many times those of what it is compared with, and the seconds of every turn."""
+    """Median milliseconds of a run, their ratio to those of the base, and the seconds of every turn."""
 
     milliseconds: float
     ratio: float

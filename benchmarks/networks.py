@@ -1,4 +1,4 @@
-"""Whole networks: ours in every form beside the twin with the plain norm, and beside what users have today.
+"""Whole networks: ours in every form beside the twin with the plain norm, and beside the export of the published code.
 
 Every contestant is compared with its PyTorch model before it is timed, and files say which implementation ran them.
 """
@@ -92,7 +92,7 @@ EXPLANATIONS = {
     "eager_twin": "the twin in PyTorch",
     "aoti_twin": "nnorm_export.export_aoti() of the twin",
 }
-# What a row is set against besides the twin in ONNX Runtime: what it would be without our layers, or without a file.
+# What a row is compared with besides the twin in ONNX Runtime: the row without normality layers, or without a file.
 AGAINST = {"torchscript": "eager", "pt2": "eager", "aoti": "aoti_twin"}
 # PyTorch's own formats: the file, its exporter, and which model it is made of.
 PYTORCH_FILES: dict[str, tuple[str, Callable[..., Any], str]] = {
@@ -183,7 +183,7 @@ class Contestants:
         write(self.models[model], (self.images,), self.folder / f"{self.name}-{file}")
 
     def open(self, threads: int) -> dict[str, Callable[[Tensor], Any]]:
-        """Everything that can be run, by the name of its row."""
+        """Every contestant that can run, by the name of its row."""
         torch.set_num_threads(threads)
         runs: dict[str, Callable[[Tensor], Any]] = {}
         for row, file in FILES.items():

@@ -36,7 +36,7 @@ ROUNDS = 100
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our file beside the plain one, whose figures are None where torch could not write it."""
+    """The exported file beside a plain torch.onnx export, whose figures are None if torch could not write it."""
 
     nodes: int
     milliseconds: float
@@ -79,7 +79,7 @@ def count_nodes(path: Path) -> int:
 
 
 def median_milliseconds(paths: Sequence[Path], images: Tensor) -> list[float]:
-    """Medians per batch. The files take turns, so that a change in the machine's load falls on all of them alike."""
+    """Medians per batch. The files take turns, so that a change in the machine's load affects all of them."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads would slow the other file
     runners = [nnorm_export.load(path, session_options=options) for path in paths]

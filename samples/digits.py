@@ -25,7 +25,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Digits:
-    """1,797 handwritten digits, a fifth of them held back: images float32 [N, 1, 8, 8] in 0 to 1, labels int64 [N]."""
+    """1,797 handwritten digits, a fifth for validation: images float32 [N, 1, 8, 8] in 0 to 1, labels int64 [N]."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -83,7 +83,7 @@ def arguments(description: str, *, epochs: int) -> argparse.Namespace:
 
 
 def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float, description: str) -> None:
-    """AdamW with a one-cycle schedule; the progress bar goes to stderr, and is off where that is no terminal."""
+    """AdamW with a one-cycle schedule; the progress bar goes to stderr if that is a terminal."""
     console = Console(stderr=True)
     batches = (len(digits.train_images) - 1) // BATCH_SIZE + 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
@@ -104,14 +104,14 @@ def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float
 
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor) -> NDArray[np.int64]:
-    """The classes that PyTorch gives."""
+    """The classes that the model predicts in PyTorch."""
     model.eval()
     return torch.cat([model(batch).argmax(1) for batch in images.split(BATCH_SIZE)]).numpy()
 
 
 def serve(runner: Runner, images: Tensor) -> NDArray[np.int64]:
-    """The classes that an exported file gives; the last batch is smaller, which a dynamic batch allows."""
-    dtype = runner.inputs[0].dtype  # a file in half precision takes halves
+    """The classes that an exported file predicts; the last batch is smaller, which a dynamic batch allows."""
+    dtype = runner.inputs[0].dtype  # a file in half precision has inputs in half precision
     outputs = [runner(batch.numpy().astype(dtype, copy=False))[0] for batch in images.split(BATCH_SIZE)]
     return np.concatenate(outputs).argmax(1)
 

@@ -36,17 +36,17 @@ def export_in_half_precision(output: Path, epochs: int = train_and_export_vit.EP
     data = digits.Digits.load()
     images = data.validation_images
 
-    # Before: does any normalization meet values, on real data, that float16 does not hold?
+    # First: does a normalization meet values on real data that float16 cannot represent?
     for risk in nnorm_export.float16_risks(outcome.model, (images,)):
         digits.announce(f"{risk.path}: {'; '.join(risk.unsafe + risk.sums)}")
 
     written = []
-    # ONNX Runtime has no bfloat16 for processors; onnx's own evaluator has, slowly. GPUs and TensorRT have both.
+    # ONNX Runtime has no bfloat16 on processors, so onnx's evaluator runs that file, slowly. GPUs have both types.
     for dtype, runtime in (("fp16", "onnxruntime"), ("bf16", "reference")):
         path = output / f"vit.{dtype}.onnx"
         # Weights and activations are halves; a normalization takes its sums, λ̂ and ψ in float32 and rounds once.
         nnorm_export.export(outcome.model, (images[:8],), path, dtype=dtype)
-        # The file takes halves, as its first and its last layer do; load() says so of its inputs.
+        # The inputs of the file are in half precision too, as load() reports.
         runner = nnorm_export.load(path, runtime)
         served = digits.serve(runner, images)
         accuracy = float((served == data.validation_labels.numpy()).mean())

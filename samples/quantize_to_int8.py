@@ -20,12 +20,12 @@ from torch import Tensor
 import nnorm_export
 
 CALIBRATION_IMAGES = 512
-# Convolutions and matrix products: what int8 makes faster. A normalization stays one node and computes in float32.
+# Only convolutions and matrix products are faster in int8. A normalization stays one node and computes in float32.
 QUANTIZED = ["Conv", "Gemm", "MatMul"]
 
 
 class Calibration(CalibrationDataReader):  # type: ignore[misc] - ONNX Runtime has no types
-    """Images of the training set, of which ONNX Runtime takes the range of every value that it quantizes."""
+    """Images of the training set, from which ONNX Runtime determines the range of every value that it quantizes."""
 
     def __init__(self, images: Tensor) -> None:
         self._batches: Iterator[Tensor] = iter(images[:CALIBRATION_IMAGES].split(digits.BATCH_SIZE))
@@ -66,7 +66,7 @@ def quantize(output: Path, epochs: int = train_and_export_resnet.EPOCHS) -> Quan
         weight_type=QuantType.QInt8,
         activation_type=QuantType.QUInt8,
     )
-    # It is a portable file still: kernels where they are installed, bodies elsewhere.
+    # The file is still portable: kernels run its normalizations if they are installed, otherwise bodies.
     runner = nnorm_export.load(path)
     served = digits.serve(runner, data.validation_images)
     accuracy = float((served == data.validation_labels.numpy()).mean())

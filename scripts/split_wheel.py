@@ -29,24 +29,26 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class SplitError(Exception):
-    """What the user can mend; its message is all that is shown."""
+    """An error that the user can correct; only its message is shown."""
 
 
 def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
     if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: a whole number above 0, then K, M, G or nothing")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size: give a whole number above 0, then K, M, G or nothing"
+        )
     return int(match[1]) * UNITS[match[2]]
 
 
 @contextlib.contextmanager
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its name at the end, if nothing was raised, and is gone otherwise."""
+    """A file that gets its name when the block ends without an exception; otherwise it is removed."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-        Path(name).chmod(0o644)  # mkstemp lets nobody else read
+        Path(name).chmod(0o644)  # mkstemp makes it readable by its owner only
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -68,7 +70,7 @@ def copy(source: BinaryIO, target: BinaryIO, limit: int | None, *digests: Any) -
 
 
 def split(file: Path, size: int, folder: Path) -> Path:
-    """Writes the parts of `file`, of `size` bytes each but for the last, and the manifest; returns the manifest."""
+    """Writes the parts of `file`, of `size` bytes each except the last, and the manifest; returns the manifest."""
     if not file.is_file():
         raise SplitError(f"{file} is not a file")
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def split(file: Path, size: int, folder: Path) -> Path:
             total += copied
             parts.append({"name": name, "size": copied, "sha256": digest.hexdigest()})
     manifest = {"format": FORMAT, "name": file.name, "size": total, "sha256": whole.hexdigest(), "parts": parts}
-    with written_atomically(folder / MANIFEST) as target:  # last: a folder with a manifest is whole
+    with written_atomically(folder / MANIFEST) as target:  # written last, so that a folder with a manifest is complete
         target.write(json.dumps(manifest, indent=1).encode())
     return folder / MANIFEST
 
@@ -108,7 +110,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def join(folder: Path, file: Path) -> Path:
-    """Writes the file that was split; `file` may be a folder, in which it gets the name it had."""
+    """Writes the file that was split; `file` may be a folder, in which it gets its original name."""
     manifest = read_manifest(folder)
     if file.is_dir():
         file /= Path(manifest["name"]).name

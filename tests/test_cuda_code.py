@@ -43,7 +43,7 @@ def kernels() -> dict[str, Counter[str]]:
         entry = ENTRY.search(name)
         assert entry is not None, name
         *numbers, dtype = entry["arguments"].split(", ")
-        if str(WIDEST[dtype]) in numbers[-2:]:  # the width is the last number, but for `exact` after it
+        if str(WIDEST[dtype]) in numbers[-2:]:  # the width is the last number, or the one before `exact`
             found[f"{entry['kernel']}<{entry['arguments']}>"] = Counter(
                 re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?\w+ )?([\w.]+)", code, re.MULTILINE)
             )

@@ -138,7 +138,7 @@ def test_a_server_answers_with_parity_and_outlives_a_killed_replica(
     assert refusals.pop("array").startswith(
         "400 the model takes images: float32[batch, 1, 32, 32], and this is float32"
     )
-    assert set(refusals.values()) == {"400 the body is no array as numpy.save writes it\n"}
+    assert set(refusals.values()) == {"400 the body is not an array in the format of numpy.save\n"}
     served, images = np.load(tmp_path / "served.npy"), np.load(files[1])[:240]
     (alone,) = load(files[0])(images[: len(served)])
     assert len(served) >= 238

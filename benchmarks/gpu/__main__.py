@@ -1,4 +1,4 @@
-"""Layers and networks on the GPU that is there, in one run, and with --write into benchmarks/RESULTS_GPU.md.
+"""Layers and networks on this machine's GPU, in one run, and with --write into benchmarks/RESULTS_GPU.md.
 
 python -m benchmarks.gpu [--models resnet18 resnet50 vit] [--batch N …] [--repeats N] [--no-layers] [--quick] [--write]
 

@@ -75,7 +75,7 @@ def randomized(layer: nn.Module) -> nn.Module:
 
 
 def run_in_onnxruntime(session: Any, slots: list[tuple[Tensor, Tensor]]) -> Callable[[int], Tensor]:
-    """A run on the tensors of a slot that is enqueued on the session's stream and not waited for."""
+    """A run on the tensors of a slot, enqueued on the session's stream without waiting for it."""
     bindings = [bind(session, x, y) for x, y in slots]
     run_options = onnxruntime.RunOptions()
     run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -90,7 +90,7 @@ def run_in_onnxruntime(session: Any, slots: list[tuple[Tensor, Tensor]]) -> Call
 def contestants(
     case: Case, folder: Path, slots: list[tuple[Tensor, Tensor]], provider_options: dict[str, str]
 ) -> dict[str, Callable[[int], Tensor]]:
-    """What runs on a slot and gives its result, by name; each compared with float64 on the first samples."""
+    """Name -> a function that runs on a slot and returns its result, compared with float64 on the first samples."""
     torch.manual_seed(0)
     ours, twin = (randomized(make(case.width)) for make in (case.ours, case.twin))
     example = torch.randn((2, *case.shape[1:]))

@@ -1,4 +1,4 @@
-"""Whole networks in ONNX Runtime on the GPU: ours in its forms, the twin with the plain norm, what users have today.
+"""Whole networks in ONNX Runtime on the GPU: normality layers in each form, plain norms, the published code.
 
 Tensors are bound and each run is a replay of a CUDA graph where ONNX Runtime can capture one; a run is timed by the
 clock of its caller, who waits for the result. Each file is compared with its PyTorch model before it is timed.
@@ -67,7 +67,7 @@ NETWORKS = {
 
 @dataclass
 class Results:
-    """A network's timings by (row, batch), and what is to be said about them."""
+    """A network's timings by (row, batch), and notes about them."""
 
     network: str
     timings: dict[tuple[str, int], Timing] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Contestants:
             nnorm_export.export(self.model(row), (self.example,), self.path(row), form=form, verify=False)
 
     def open(self, row: str, images: Tensor, results: Results) -> Callable[[], None]:
-        """A run of the file on images in the GPU's memory that has been seen to be right."""
+        """A run of the file on images in the GPU's memory whose result has been checked."""
         if row == "fused":
             refuse_bodies(self.path(row))
         with torch.inference_mode():
@@ -112,7 +112,7 @@ class Contestants:
         try:
             if not reason:
                 return self._run(row, images, expected, BOUND_WITH_TF32, enable_cuda_graph="1")
-        except Exception as error:  # ONNX Runtime's have no base of their own
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
             reason = (str(error).splitlines() or [type(error).__name__])[0]
         results.notes.append(f"{self.name}, {row}, batch {len(images)}: no CUDA graph, {reason}")
         return self._run(row, images, expected, BOUND_WITH_TF32)
@@ -129,7 +129,9 @@ class Contestants:
         x, y = images.to(DEVICE), torch.full_like(expected, torch.nan, device=DEVICE)
         binding = bind(session, x, y)
 
-        def run(_alive: tuple[Tensor, Tensor] = (x, y)) -> None:  # the binding has no more than their addresses
+        def run(
+            _alive: tuple[Tensor, Tensor] = (x, y),
+        ) -> None:  # the binding keeps only their addresses, so this keeps the tensors alive
             session.run_with_iobinding(binding)  # returns when the results are there
 
         synchronize()

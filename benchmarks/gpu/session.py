@@ -1,4 +1,4 @@
-"""ONNX Runtime on the GPU with tensors of PyTorch's: nothing is copied, whatever is timed."""
+"""ONNX Runtime on the GPU with tensors of PyTorch's: nothing that is timed includes a copy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def dynamic_axes(path: Path) -> set[str]:
 
 
 def bind(session: Any, x: Tensor, y: Tensor) -> Any:
-    """The session's one input and one output, for good."""
+    """Binds the session's one input and one output once."""
     binding = session.io_binding()
     (source,), (target,) = session.get_inputs(), session.get_outputs()
     binding.bind_input(source.name, x.device.type, 0, ELEMENTS[x.dtype], tuple(x.shape), x.data_ptr())
@@ -59,6 +59,6 @@ def synchronize() -> None:
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
-    """‖result − reference‖/‖reference‖, in float64; NaN if anything is."""
+    """‖result − reference‖/‖reference‖, in float64; NaN if an element is."""
     reference = reference.double()
     return float((result.to(reference.device).double() - reference).norm() / reference.norm())

@@ -1,4 +1,4 @@
-"""Serves a file in a session of your own: its options, the kernels, and buffers that stay where they are.
+"""Serves a file in a session of your own: its options, the kernels, and buffers that are allocated once.
 
 python samples/embedded/serve.py MODEL.onnx IMAGES.npy [-o LOGITS.npy] [--batch N] [--threads N] [--device cpu|cuda]
 
@@ -26,7 +26,7 @@ def open_session(path: Path, *, threads: int, device: str) -> onnxruntime.Infere
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads  # 0: one for each core
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    nnorm_export.register(options)  # all that the file needs; without it the normalizations run by their bodies
+    nnorm_export.register(options)  # the only line that the kernels need; without it bodies run the normalizations
     session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[device]])
     if PROVIDERS[device] not in session.get_providers():
         raise SystemExit(f"this ONNX Runtime has no {PROVIDERS[device]}; nnorm-export doctor says what to do")
@@ -45,7 +45,7 @@ class Model:
 
     def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [N, …] of images [N, …]; the array is new each time."""
-        # A buffer takes whatever has as many bytes.
+        # The binding checks the number of bytes only, so the dtype is checked here.
         if images.dtype != np.float32 or list(images.shape[1:]) != self._input.shape[1:]:
             given = f"{images.dtype}{list(images.shape)}"
             raise SystemExit(f"the model takes float32{self._input.shape}, and these are {given}")
@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     images = np.load(options.images, mmap_mode="r")
     model = Model(open_session(options.model, threads=options.threads, device=options.device), options.device)
-    starts = range(0, max(len(images), 1), options.batch)  # of no images one batch too, which is empty
+    starts = range(0, max(len(images), 1), options.batch)  # no images are one empty batch
     batches = [images[first : first + options.batch] for first in starts]
     np.save(options.output, np.concatenate([model(batch) for batch in batches]))
     print(f"wrote {options.output}: {len(images):,} rows", file=sys.stderr)

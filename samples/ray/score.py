@@ -1,4 +1,4 @@
-"""Scores an array of images on many machines with Ray Data: each worker has the file open, and the kernels in it.
+"""Scores an array of images on many machines with Ray Data: each worker opens the file once, with the kernels.
 
 python samples/ray/score.py MODEL.onnx IMAGES.npy -o LOGITS.npy [--workers N] [--threads N] [--batch N] [--address A]
 
@@ -32,16 +32,16 @@ Results = Iterable[dict[str, Array]]
 
 
 class Scorer:
-    """A worker. Its batches are those of one process, so that its logits are too, to the last bit."""
+    """A worker. It takes the same batches as a single process would, so that its logits are equal to the last bit."""
 
     def __init__(self, model: Path, images: Path, batch: int, threads: int) -> None:
         self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
-        self._images = np.load(images, mmap_mode="r")  # reads what is asked for, when it is
+        self._images = np.load(images, mmap_mode="r")  # reads a part of the file when it is used
         self._batch = batch
         self._name = f"{os.uname().nodename}, process {os.getpid()}"
 
     def __call__(self, asked: dict[str, Array]) -> dict[str, Array]:
-        """The batch of that number: logits, the row that each belongs to, and who took how long."""
+        """Run the batch with this number: logits, the rows that they belong to, the worker and its time."""
         first = int(asked["id"][0]) * self._batch
         images = np.ascontiguousarray(self._images[first : first + self._batch])
         start = time.perf_counter()
@@ -58,7 +58,7 @@ class Scorer:
 
 @dataclass
 class Summary:
-    """What came of it.
+    """The result of a run.
 
     Attributes:
         seconds: from asking for the first batch to the last, the start of the workers included.
@@ -84,14 +84,14 @@ def _batches(images: Path, batch: int) -> int:
 
 
 def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: int) -> Results:
-    """Batches as they come, in any order, of the ``workers`` in the cluster that ``ray.init`` has connected to."""
+    """Batches in the order in which they finish, from ``workers`` in the cluster that ``ray.init`` has connected to."""
     count = _batches(images, batch)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # there is one bar of rows instead
     scored = ray.data.range(count, override_num_blocks=min(count, 16 * workers)).map_batches(
         Scorer,
         fn_constructor_args=(model.resolve(), images.resolve(), batch, threads),
-        batch_size=1,  # of the batches' numbers
+        batch_size=1,  # a row of the dataset is the number of a batch
         num_cpus=threads,
         concurrency=workers,
     )
@@ -106,7 +106,7 @@ def alone(model: Path, images: Path, *, threads: int, batch: int) -> Results:
 
 
 def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], None] = lambda rows: None) -> Summary:
-    """Puts every row into its place in ``output``, which is there only when all ``rows`` are, at least one.
+    """Write every row at its index in ``output``, which appears only when all ``rows``, at least one, are there.
 
     Args:
         seen: called with the number of rows so far, after each part.

@@ -1,4 +1,4 @@
-"""Serves a file over HTTP with Ray Serve: as many replicas as asked for, requests put together into batches.
+"""Serves a file over HTTP with Ray Serve: with several replicas, which combine requests into batches.
 
 python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--port N] [--address A]
 
@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 
 class BadRequest(Exception):
-    """The client's fault, in words for it."""
+    """A request that cannot be answered; its message is sent to the client."""
 
 
 @serve.deployment
@@ -65,11 +65,11 @@ class Scorer:
         )
 
     def _images(self, body: bytes) -> Array:
-        """Looked at before they are put together with those of others, who must not suffer for them."""
+        """Checked before the images are combined with those of other requests, which a bad one must not break."""
         try:
             images: Array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
-        except Exception as error:  # whatever NumPy makes of a client's bytes
-            raise BadRequest("the body is no array as numpy.save writes it") from error
+        except Exception as error:  # NumPy raises many types of errors for invalid bytes
+            raise BadRequest("the body is not an array in the format of numpy.save") from error
         if images.ndim == 0 or images.shape[1:] != self._input.shape[1:] or images.dtype != self._input.dtype:
             raise BadRequest(f"the model takes {self._input}, and this is {images.dtype}{list(images.shape)}")
         return images
@@ -86,14 +86,14 @@ def main() -> None:
     parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
     options = parser.parse_args()
     ray.init(address=options.address or "local")
-    # Where the cluster serves already, it goes on listening where it does.
+    # If the cluster serves already, its address stays as it is.
     serve.start(http_options={"host": options.host, "port": options.port})
     replicas = Scorer.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.threads})
     application = replicas.bind(str(options.model.resolve()), options.threads)
     serve.run(application, name=options.name, route_prefix=f"/{options.name}")
     print(f"serving {options.model} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    serve.delete(options.name)  # and nothing else that the cluster may serve
+    serve.delete(options.name)  # other applications of the cluster go on
     ray.shutdown()
 
 

@@ -283,7 +283,7 @@ def test_trained_networks_compute_what_pytorch_does_on_the_gpu(name: str, tmp_pa
     session = open_profiled(path)
     (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
     norms = sum(node.domain == DOMAIN for node in onnx.load(path).graph.node)
-    assert 0 < norms <= len(report.layers)  # Standardize is no node of ours
+    assert 0 < norms <= len(report.layers)  # Standardize is not a node of the domain nnorm
     assert_all_on_gpu(who_ran(session), norms)
 
     with torch.inference_mode():
