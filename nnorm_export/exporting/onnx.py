@@ -72,18 +72,7 @@ def export(
     check_form(form)
     _check_opset(opset_version)
     frozen = freeze_source(
-        Request(
-            model=model,
-            args=args,
-            path=Path(f).expanduser(),
-            kwargs=kwargs,
-            input_names=input_names,
-            output_names=output_names,
-            dynamic_shapes=dynamic_shapes,
-            dtype=dtype,
-            verify=verify,
-            passthrough=passthrough,
-        )
+        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
     )
     with exporting_state():
         traced = trace(frozen)

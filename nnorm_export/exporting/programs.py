@@ -62,18 +62,7 @@ def export_program(
     if operators not in PT2_OPERATORS:
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(PT2_OPERATORS)}")
     frozen = freeze_source(
-        Request(
-            model=model,
-            args=args,
-            path=_pt2(f),
-            kwargs=kwargs,
-            input_names=input_names,
-            output_names=output_names,
-            dynamic_shapes=dynamic_shapes,
-            dtype=dtype,
-            verify=verify,
-            passthrough=passthrough,
-        )
+        Request(model, args, _pt2(f), kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
     )
     with exporting_state():
         traced = trace(frozen)
@@ -120,18 +109,7 @@ def export_aoti(
         RuntimeMissingError: there is no C++ compiler.
     """
     frozen = freeze_source(
-        Request(
-            model=model,
-            args=args,
-            path=_pt2(f),
-            kwargs=kwargs,
-            input_names=input_names,
-            output_names=output_names,
-            dynamic_shapes=dynamic_shapes,
-            dtype=dtype,
-            verify=verify,
-            passthrough=passthrough,
-        )
+        Request(model, args, _pt2(f), kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
     )
     with exporting_state():
         traced = trace(frozen)

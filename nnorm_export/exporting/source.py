@@ -23,13 +23,13 @@ Model = nn.Module | torch.export.ExportedProgram
 Passthrough = Iterable[str | type[nn.Module]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Request:
-    """What the user asks of an exporter: the arguments that :func:`nnorm_export.export` and the others share."""
+    """The arguments that :func:`nnorm_export.export` and the other exporters share."""
 
     model: Model
     args: Sequence[Any] | Tensor
-    path: Path
+    f: str | Path
     kwargs: Mapping[str, Any] | None
     input_names: Sequence[str] | None
     output_names: Sequence[str] | None
@@ -37,6 +37,11 @@ class Request:
     dtype: str | torch.dtype | None
     verify: bool
     passthrough: Passthrough
+
+    @property
+    def path(self) -> Path:
+        """The file to write."""
+        return Path(self.f).expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)

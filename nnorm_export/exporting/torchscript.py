@@ -87,18 +87,7 @@ def export_torchscript(
             stacklevel=2,
         )
     frozen = freeze_source(
-        Request(
-            model=model,
-            args=args,
-            path=Path(f).expanduser(),
-            kwargs=kwargs,
-            input_names=input_names,
-            output_names=output_names,
-            dynamic_shapes=dynamic_shapes,
-            dtype=dtype,
-            verify=verify,
-            passthrough=passthrough,
-        )
+        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
     )
     module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
