@@ -102,6 +102,7 @@ def half_sum(proto: onnx.ModelProto, layer: int) -> None:
         body.insert(index + 1 + offset, node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     ("plant", "layer"),
@@ -140,6 +141,7 @@ def test_planted_faults(
     assert ran_by == ({"kernel"} if runtime == "onnxruntime" and plant is not half_sum else {"body"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_fault_between_layers(runtime: str, fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
     path = export(fifty, images, tmp_path / "m.onnx").path
@@ -166,6 +168,7 @@ def test_a_fault_between_layers(runtime: str, fifty: nn.Module, images: Tensor, 
     assert "every layer is sound; the fault lies after layer norms.49: " in bisect(path, fifty, images).verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
 def test_every_operator_dtype_and_call(dtype: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -186,6 +189,7 @@ def test_every_operator_dtype_and_call(dtype: str, tmp_path: Path) -> None:
     assert all(layer.own is not None for layer in report.layers)
 
 
+@pytest.mark.slow
 def test_what_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
     path = export(fifty, images, tmp_path / "m.onnx", form="primitives").path
     with pytest.raises(ModelFileError, match=r"no normalization that is a node \(its form is 'primitives'\)"):
@@ -214,6 +218,7 @@ class Calls(nn.Module):
         return self.linear(y)
 
 
+@pytest.mark.slow
 def test_calls_that_cannot_be_told_apart_are_not_blamed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Calls().eval(), torch.randn(5, 6)
@@ -228,6 +233,7 @@ def test_calls_that_cannot_be_told_apart_are_not_blamed(tmp_path: Path) -> None:
     assert "layer linear is not compared: it is called 2 times" in " ".join(report.notes)
 
 
+@pytest.mark.slow
 def test_what_is_folded_or_gone_is_refused(tmp_path: Path) -> None:
     x = torch.randn(3, 3, 6, 6)
     norms = nn.BatchNorm2d(4), layers.DecorrelatedBatchNorm2d(4)
@@ -248,6 +254,7 @@ def test_what_is_folded_or_gone_is_refused(tmp_path: Path) -> None:
         bisect(path, program.module(), x)
 
 
+@pytest.mark.slow
 def test_optimized_files_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 3), layers.BatchNormalNorm2d(16), nn.ReLU()).eval()
     x = torch.randn(2, 3, 8, 8)
@@ -257,6 +264,7 @@ def test_optimized_files_are_refused(tmp_path: Path) -> None:
         bisect(tmp_path / "o.onnx", model, x)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'nnorm_export[report]'")
     monkeypatch.chdir(tmp_path)

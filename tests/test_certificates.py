@@ -54,6 +54,7 @@ def image() -> Tensor:
     return torch.randn(5, 3, 8, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("external_data", [None, True])
 @pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
 def test_replay_without_pytorch(
@@ -84,6 +85,7 @@ def test_replay_without_pytorch(
     assert "m.onnx is not the file that m.parity certifies: its SHA-256 is" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_runtime_that_computes_something_else_fails(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx").path
     verify(path, network, image, certificate=tmp_path / "c")
@@ -98,6 +100,7 @@ def test_a_runtime_that_computes_something_else_fails(network: nn.Module, image:
     assert "m.onnx does not compute what c certifies: logits differs" in run.stderr
 
 
+@pytest.mark.slow
 def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx").path
     folder = tmp_path / "deep" / "er" / "c"
@@ -118,6 +121,7 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     assert replay(path, folder).criterion == report.criterion
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
 def test_every_dtype(dtype: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx", dtype=dtype, opset_version=22).path
@@ -126,6 +130,7 @@ def test_every_dtype(dtype: str, network: nn.Module, image: Tensor, tmp_path: Pa
     assert replay(path, tmp_path / "c", runtime=runtime)
 
 
+@pytest.mark.slow
 def test_pytorchs_formats(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     for write, name in ((export_torchscript, "m.pt"), (export_program, "m.pt2")):
         path = write(network, image, tmp_path / name).path
@@ -133,6 +138,7 @@ def test_pytorchs_formats(network: nn.Module, image: Tensor, tmp_path: Path) -> 
         assert replay(path, tmp_path / f"{name}.parity")
 
 
+@pytest.mark.slow
 def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export(network, image, tmp_path / "m.onnx").path
     (tmp_path / "mine").mkdir()
@@ -170,6 +176,7 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
     assert (neither.exit_code, "give the model to compare with, --model" in neither.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "certified_nets.py").write_text(

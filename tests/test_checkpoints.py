@@ -134,6 +134,7 @@ def test_counters_of_training_steps_may_be_missing_or_extra(trained: Net, tmp_pa
     assert torch.equal(model.norm.running_var, trained.norm.running_var)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fc", "vit", "wideresnet"])
 def test_loads_the_authors_checkpoints(name: str) -> None:
     card = json.loads((GOLDEN / "checkpoints" / f"{name}.json").read_text())

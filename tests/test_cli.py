@@ -75,6 +75,7 @@ def fails(*arguments: str, code: int = 2) -> str:
     return result.stderr[result.stderr.index("error: ") :]
 
 
+@pytest.mark.slow
 def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     result = run("export", *MODEL, *INPUT, "-o", target)
@@ -88,6 +89,7 @@ def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
         assert expected in shown
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PYTHONPATH"] = str(Path(nnorm_export.__file__).parent.parent)
@@ -105,6 +107,7 @@ def test_in_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
     assert refused.stderr == "error: nothing.onnx: no such file\n"
 
 
+@pytest.mark.slow
 def test_json_is_all_that_is_on_stdout(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     exported = json.loads(run("export", *MODEL, *INPUT, "-o", target, "--json").stdout)
@@ -123,6 +126,7 @@ def test_json_is_all_that_is_on_stdout(tmp_path: Path) -> None:
     assert refused == {"error": "nothing.onnx: no such file", "exit_code": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["portable", "primitives", "custom"])
 def test_forms_without_kernels(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
@@ -139,6 +143,7 @@ def test_forms_without_kernels(form: str, tmp_path: Path, monkeypatch: pytest.Mo
         assert "no kernels are registered" in fails("verify", target, *MODEL, *INPUT)
 
 
+@pytest.mark.slow
 def test_dtype_opset_names_and_shapes(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     options = ("--dtype", "fp16", "--opset", "18", "--fixed-shape", "--input-names", "x", "--output-names", "y")
@@ -151,6 +156,7 @@ def test_dtype_opset_names_and_shapes(tmp_path: Path) -> None:
     assert "equal" in run("verify", target, *MODEL, "-i", "x:images.npy").stdout
 
 
+@pytest.mark.slow
 def test_external_data(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     run("export", *MODEL, *INPUT, "-o", target, "--external-data", "-q")
@@ -162,6 +168,7 @@ def test_external_data(tmp_path: Path) -> None:
     assert "net.onnx" in fails("verify", target, *MODEL)
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
     result = run("export", *MODEL, *INPUT, "-o", tmp_path / "net.onnx", "-q")
     assert result.stdout == ""
@@ -169,17 +176,20 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert run("inspect", tmp_path / "net.onnx", "-q").stdout == ""
 
 
+@pytest.mark.slow
 def test_verbose_names_the_layers_and_nodes(tmp_path: Path) -> None:
     assert "norm" in run("export", *MODEL, *INPUT, "-o", tmp_path / "net.onnx", "-v", "--no-verify").stdout
     assert "norm/BatchNormalNorm" in run("verify", "net.onnx", *MODEL, *INPUT, "-v").stdout
     assert "Traceback" in run("inspect", "nothing.onnx", "-v", code=2).stderr
 
 
+@pytest.mark.slow
 def test_no_verify(tmp_path: Path) -> None:
     result = run("export", *MODEL, *INPUT, "-o", tmp_path / "net.onnx", "--no-verify")
     assert "not compared" in result.stdout
 
 
+@pytest.mark.slow
 def test_programs(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     run("export", "-m", "net.pt2", "-o", target)
@@ -191,6 +201,7 @@ def test_programs(tmp_path: Path) -> None:
         assert "does not go with a .pt2 file" in fails("export", "-m", "net.pt2", *options)
 
 
+@pytest.mark.slow
 def test_layers_that_are_passed_through(tmp_path: Path) -> None:
     options = ("-m", "cli_nets:own_norm", *INPUT, "-o", tmp_path / "net.onnx")
     assert "layer norm (MyNorm)" in fails("export", *options)
@@ -198,6 +209,7 @@ def test_layers_that_are_passed_through(tmp_path: Path) -> None:
     assert "no normality normalization" in run("inspect", tmp_path / "net.onnx").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "specs",
     [
@@ -256,6 +268,7 @@ def test_verify_detects_another_lambda(tmp_path: Path) -> None:
     run("verify", "net.onnx", *MODEL, *INPUT, "--rtol", "0", "--atol", "0", code=1)
 
 
+@pytest.mark.slow
 def test_a_failed_export_leaves_the_old_file_whole(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     target.write_bytes(Path("net.onnx").read_bytes())
@@ -268,6 +281,7 @@ def test_a_failed_export_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
 
 
+@pytest.mark.slow
 def test_a_failed_export_says_how_to_find_the_layer(tmp_path: Path) -> None:
     model = ("-m", "cli_nets:another_formula", "--model-arg", "norm='a b'", *INPUT)
     message = fails("export", *model, "-o", tmp_path / "net.onnx", code=1)
@@ -281,6 +295,7 @@ def test_a_failed_export_says_how_to_find_the_layer(tmp_path: Path) -> None:
     assert advised_bisect(of_program) == advised
 
 
+@pytest.mark.slow
 def test_no_bisect_of_a_file_without_nodes_is_advised(tmp_path: Path) -> None:
     run("export", *MODEL, *INPUT, "--form", "primitives", "-o", tmp_path / "net.onnx")
     result = run("verify", tmp_path / "net.onnx", "-m", "cli_nets:another_formula", "-c", "best.pth", code=1)
@@ -311,6 +326,7 @@ def test_a_file_of_someone_elses() -> None:
     assert "not written by nnorm_export" in run("inspect", "other.onnx").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -370,6 +386,7 @@ def test_what_verify_refuses(arguments: tuple[str, ...], message: str) -> None:
     assert message in fails("verify", *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "name", "form"),
     [

@@ -53,6 +53,7 @@ def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRT:
     return standin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

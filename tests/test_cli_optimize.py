@@ -32,6 +32,7 @@ def _workplace(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
+@pytest.mark.slow
 def test_help() -> None:
     assert "nnorm-export optimize net.onnx -o net.cpu.onnx" in run("optimize", "--help").stdout
 

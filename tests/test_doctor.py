@@ -36,6 +36,7 @@ def part(diagnosis: Diagnosis, name: str) -> Any:
     return next(found for found in diagnosis.components if found.name == name)
 
 
+@pytest.mark.slow
 def test_with_the_library(model_file: Path) -> None:
     diagnosis = diagnose(model_file)
     assert list(by(diagnosis, "onnxruntime").implementations.values()) == ["kernel"] * NODES
@@ -56,6 +57,7 @@ def test_without_the_library(model_file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert diagnosis.missing is None  # the file carries its bodies
 
 
+@pytest.mark.slow
 def test_the_custom_form_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export(randomized(Network()).eval(), torch.randn(4, 3, 8, 6), tmp_path / "m.onnx", form="custom").path
     assert diagnose(path).missing is None

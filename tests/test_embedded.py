@@ -17,6 +17,8 @@ from test_golden import STANDINS, trained_network
 
 from nnorm_export import export, library
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "samples" / "embedded"
 Case = tuple[Path, np.ndarray, np.ndarray]  # a file, images, and the authors' logits for them

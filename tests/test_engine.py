@@ -81,6 +81,7 @@ TWO: dict[str, Axes] = {"x": ("batch", 3, "height"), "y": ("batch", 4)}
 Y = ((1, 4), (2, 4), (8, 4))
 
 
+@pytest.mark.slow
 def test_shapes_that_fit(portable: Path) -> None:
     assert input_axes(onnx_file.read(portable).proto) == {"x": ("batch", 3, 8, 6)}
     given = {"x": ((1, 3, 5), (2, 3, 7), [8, 3, 7]), "y": Y}
@@ -128,6 +129,7 @@ def custom(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path
     return export(network, (IMAGE,), path, input_names=["x"], form="custom").path
 
 
+@pytest.mark.slow
 def test_a_file_without_bodies_is_run_by_kernels_alone(portable: Path, custom: Path) -> None:
     with_bodies, without = onnx_file.read(portable), onnx_file.read(custom)
     assert without.metadata == {**with_bodies.metadata, "form": "custom"}
@@ -155,6 +157,7 @@ def test_a_missing_tensorrt_is_named_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugins", "installed"), [(None, True), (True, True), (False, True), (None, False), (False, False)]
 )
@@ -282,6 +285,7 @@ def test_timing_cache_and_files_that_a_failure_leaves_whole(
     assert (plan.read_text(), cache.read_text(), len(list(folder.iterdir()))) == ("old", "old", 2)
 
 
+@pytest.mark.slow
 def test_what_no_engine_is_built_of(
     portable: Path,
     custom: Path,

@@ -182,6 +182,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "opset", "dynamic"),
     [
@@ -205,6 +206,7 @@ def test_residual_blocks(form: str, opset: int, dynamic: str, block: nn.Module, 
     assert len(report.layers) == 4
 
 
+@pytest.mark.slow
 def test_a_folded_node_is_still_the_node_of_its_layer(block: nn.Module, image: Tensor, tmp_path: Path) -> None:
     report = export(block, image, tmp_path / "m.onnx")
     nodes = {node.name: node for node in onnx.load(report.path).graph.node if node.domain == "nnorm"}
@@ -222,6 +224,7 @@ def test_a_folded_node_is_still_the_node_of_its_layer(block: nn.Module, image: T
         }
 
 
+@pytest.mark.slow
 def test_float32_primitives_are_those_of_the_nodes_apart(
     block: nn.Module, image: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +233,7 @@ def test_float32_primitives_are_those_of_the_nodes_apart(
     assert operators(export(block, image, tmp_path / "apart.onnx", form="primitives").path) == folded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["portable", "primitives"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
 def test_dtypes(dtype: str, form: str, block: nn.Module, image: Tensor, tmp_path: Path) -> None:

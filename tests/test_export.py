@@ -27,6 +27,7 @@ FORMS = ("portable", "primitives", "custom")
 NODES = {"BatchNormalNorm": 1, "BatchNormalNormRelu": 1, "GroupNormalNorm": 2, "LayerNormalNorm": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     report = export(network, (image,), tmp_path / "model.onnx", form=form)
@@ -48,6 +49,7 @@ def test_forms(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> 
     assert [layer["path"] for layer in report.layers] == ["stem.1", "group", "stem.1", "instance", "head.1"]
 
 
+@pytest.mark.slow
 def test_nodes_carry_what_tensorrt_and_people_need(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     model = onnx.load(export(network, image, tmp_path / "model.onnx").path)
     outer = {name for node in model.graph.node for name in (*node.input, *node.output)}
@@ -62,6 +64,7 @@ def test_nodes_carry_what_tensorrt_and_people_need(network: nn.Module, image: Te
         assert not any(node.domain == "nnorm" for node in function.node)
 
 
+@pytest.mark.slow
 def test_metadata(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     report = export(network, image, tmp_path / "model.onnx")
     model = onnx.load(report.path)
@@ -81,6 +84,7 @@ def test_metadata(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     assert ".py" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_model_gives_the_same_bytes(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     first, second = (
@@ -89,6 +93,7 @@ def test_the_same_model_gives_the_same_bytes(form: str, network: nn.Module, imag
     assert first == second
 
 
+@pytest.mark.slow
 def test_the_weights_hash_tells_models_apart_and_not_forms(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     hashes = [export(network, image, tmp_path / "m", form=form, verify=False).weights_sha256 for form in FORMS]
     assert len(set(hashes)) == 1
@@ -97,6 +102,7 @@ def test_the_weights_hash_tells_models_apart_and_not_forms(network: nn.Module, i
     assert export(other, image, tmp_path / "m", verify=False).weights_sha256 != hashes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "fp16"])
 def test_the_weights_hash_is_the_same_in_every_format(
     dtype: str | None, network: nn.Module, image: Tensor, tmp_path: Path
@@ -119,6 +125,7 @@ def test_the_weights_hash_is_the_same_in_every_format(
         assert describe(report.path).weights_sha256 == report.weights_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
 def test_plain_batch_norms_fold_in_every_dtype(dtype: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
@@ -128,6 +135,7 @@ def test_plain_batch_norms_fold_in_every_dtype(dtype: str, tmp_path: Path) -> No
     assert [node.op_type for node in onnx.load(report.path).graph.node] == ["Conv", "Relu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS[:2])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
 def test_dtypes(dtype: str, form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
@@ -143,6 +151,7 @@ def test_dtypes(dtype: str, form: str, network: nn.Module, image: Tensor, tmp_pa
         assert elements["stem.1.scale"] == elements["head.1.weight"] == arithmetic
 
 
+@pytest.mark.slow
 def test_bfloat16_without_weights_in_it_has_its_opset_too(tmp_path: Path) -> None:
     model = nn.Sequential(nn.AvgPool1d(2), layers.LayerNormalNorm(4))
     assert export(model, torch.randn(3, 2, 8), tmp_path / "m.onnx", dtype="bf16").opset == 22
@@ -199,6 +208,7 @@ for model, options in ((Attending(), {"dtype": "fp16"}), (Inside(), {"verify": F
 """
 
 
+@pytest.mark.slow
 def test_float16_files_open_in_onnxruntime(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CRASHING], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
@@ -206,6 +216,7 @@ def test_float16_files_open_in_onnxruntime(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "kernel\nkernel\n"), done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_dynamic_batch_is_the_default_and_serves_any_batch(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image[:1], tmp_path / "model.onnx").path  # a batch of one, which torch.export specialises
     runner = load(path)
@@ -218,12 +229,14 @@ def test_dynamic_batch_is_the_default_and_serves_any_batch(network: nn.Module, i
         np.testing.assert_allclose(logits, frozen(x)["logits"].detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_empty_batch(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 6), layers.BatchNormalNorm1d(6), layers.LayerNormalNorm(6))
     (result,) = load(export(model, torch.randn(2, 4), tmp_path / "m.onnx").path)(np.zeros((0, 4), np.float32))
     assert result.shape == (0, 6)
 
 
+@pytest.mark.slow
 def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     fixed = load(export(network, image, tmp_path / "fixed.onnx", dynamic_shapes={}).path)
     assert fixed.inputs[0].shape == (2, 3, 8, 6)
@@ -237,6 +250,7 @@ def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_pat
     np.testing.assert_allclose(runner(x.numpy())[0], freeze(network)(x)["logits"].detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_keyword_inputs_and_names(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     scale = torch.rand(2, 8)
     report = export(
@@ -251,12 +265,14 @@ def test_keyword_inputs_and_names(network: nn.Module, image: Tensor, tmp_path: P
     np.testing.assert_array_equal(by_name[0], runner(image.numpy(), scale.numpy())[0])
 
 
+@pytest.mark.slow
 def test_an_output_may_have_the_name_of_a_value_inside(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     names = ["conv2d", "relu", "conv2d_1"]
     report = export(network, image, tmp_path / "m.onnx", output_names=names)
     assert [info.name for info in load(report.path).outputs] == names
 
 
+@pytest.mark.slow
 def test_external_data(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     report = export(network, image, path, external_data=True)
@@ -268,6 +284,7 @@ def test_external_data(network: nn.Module, image: Tensor, tmp_path: Path) -> Non
     assert path.stat().st_size < inside.stat().st_size
 
 
+@pytest.mark.slow
 def test_exported_programs(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     torch.export.save(torch.export.export(freeze(network), (image,)), tmp_path / "model.pt2")
     report = export(torch.export.load(tmp_path / "model.pt2"), (), tmp_path / "model.onnx")
@@ -281,6 +298,7 @@ def test_exported_programs(network: nn.Module, image: Tensor, tmp_path: Path) ->
         export(unfrozen, (), tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_attention_in_eval_mode_exports_and_the_fast_path_is_put_back(tmp_path: Path) -> None:
     encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
     model = layers.convert_normal_norm(nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False))
@@ -290,6 +308,7 @@ def test_attention_in_eval_mode_exports_and_the_fast_path_is_put_back(tmp_path: 
     assert len(report.layers) == 4
 
 
+@pytest.mark.slow
 def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     portable = export(network, image, tmp_path / "portable.onnx").path
     onnx.save(onnx.inliner.inline_local_functions(onnx.load(portable)), tmp_path / "inlined.onnx")
@@ -300,6 +319,7 @@ def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, i
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_standardization_folds_into_the_convolution_in_primitives(tmp_path: Path) -> None:
     model = randomized(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), layers.BatchNormalNorm2d(4)))
     report = export(model, torch.randn(2, 3, 6, 6), tmp_path / "m.onnx", form="primitives")

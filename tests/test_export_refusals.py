@@ -32,6 +32,7 @@ class Branching(nn.Module):
         return x + 1 if x.sum() > 0 else x - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -68,6 +69,7 @@ def test_bad_arguments_lose_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.slow
 def test_a_model_that_would_compute_something_else_is_not_written(tmp_path: Path) -> None:
     class Doubled(layers.BatchNormalNorm1d):
         """A subclass whose own forward the operator cannot know of."""
@@ -87,6 +89,7 @@ def test_a_model_that_would_compute_something_else_is_not_written(tmp_path: Path
         assert export(nn.Sequential(Doubled(4)), torch.randn(3, 4), path, verify=False).parity is None
 
 
+@pytest.mark.slow
 def test_how_to_find_the_layer_that_differs(tmp_path: Path) -> None:
     class Residual(layers.LayerNormalNorm):
         def forward(self, x: Tensor) -> Tensor:
@@ -159,6 +162,7 @@ def test_a_random_model_is_refused(tmp_path: Path) -> None:
         export(model, torch.randn(8, 6), tmp_path / "m.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "fp16", "bf16"])
 def test_a_freeze_that_changes_the_model_is_refused_in_every_dtype(dtype: str | None, tmp_path: Path) -> None:
     class Residual(layers.LayerNormalNorm):
@@ -177,6 +181,7 @@ def test_overflow_of_float16_is_named(tmp_path: Path) -> None:
         export(Wide(lambda y: y * 1e5), torch.randn(8, 6), tmp_path / "m.onnx", dtype="fp16")
 
 
+@pytest.mark.slow
 def test_inputs_changed_in_place_stay_the_users_and_do_not_blind_the_comparison(tmp_path: Path) -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
@@ -240,6 +245,7 @@ def test_keyword_inputs_that_forward_does_not_name(tmp_path: Path) -> None:
     assert export(Open(), x, tmp_path / "m.onnx", kwargs={"y": x}, dynamic_shapes={}).parity
 
 
+@pytest.mark.slow
 def test_integer_inputs_in_bfloat16(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Embedding(10, 8), layers.LayerNormalNorm(8), nn.Linear(8, 3))
     report = export(model, torch.randint(10, (2, 5)), tmp_path / "m.onnx", dtype="bf16")
@@ -276,6 +282,7 @@ def test_a_batch_that_the_code_fixes_is_explained(tmp_path: Path) -> None:
     assert export(model, torch.randn(4, 6), tmp_path / "m.onnx", dynamic_shapes={}).parity
 
 
+@pytest.mark.slow
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Linear(64, 64), torch.randn(2, 64)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -291,6 +298,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "a model").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export(nn.Linear(4, 4), torch.randn(2, 4), tmp_path / "m.onnx").path
     before = path.read_bytes()

@@ -48,6 +48,7 @@ def test_against_the_oracle(name: str, mode: str) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_gradients(name: str) -> None:
     torch.manual_seed(1)
@@ -73,6 +74,7 @@ def test_state_dict_round_trip(name: str) -> None:
     assert torch.equal(copy.deepcopy(layer.train())(x), copy.deepcopy(other.train())(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", OURS)
 def test_compiles_into_one_graph(name: str, mode: str) -> None:
@@ -141,6 +143,8 @@ INFERENCE = {
 }  # fmt: skip
 
 
+@pytest.mark.xdist_group("trained")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     model, images = trained[name], digits[0]
@@ -167,6 +171,8 @@ def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[T
         assert torch.equal(value, before[key])
 
 
+@pytest.mark.xdist_group("trained")
+@pytest.mark.slow
 def test_openvino(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
     model = AllNetworks(trained)
@@ -189,6 +195,8 @@ class AllNetworks(nn.Module):
         return tuple(network(images) for network in self.networks)
 
 
+@pytest.mark.xdist_group("trained")
+@pytest.mark.slow
 def test_aotinductor(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     model = AllNetworks(trained)
     report = export_aoti(model, digits[0][:3], tmp_path / "model.pt2")
@@ -196,6 +204,8 @@ def test_aotinductor(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor
     assert verify(report.path, model, digits[0][:64])
 
 
+@pytest.mark.xdist_group("trained")
+@pytest.mark.slow
 def test_constants_fold(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     images, path = digits[0], tmp_path / "model.onnx"
     twin = nodes(grouped(), images, path)
@@ -233,6 +243,8 @@ def test_empty_batches(name: str) -> None:
         )
 
 
+@pytest.mark.xdist_group("trained")
+@pytest.mark.slow
 def test_files_take_empty_and_large_batches(
     trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:

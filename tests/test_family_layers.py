@@ -44,6 +44,7 @@ def test_the_regularizer_is_the_mean_over_pairs() -> None:
     assert layer.regularizer is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.PReLU(4), nn.Tanh()], ids=lambda module: type(module).__name__)
 @pytest.mark.parametrize(
     ("norm", "shape"),
@@ -78,6 +79,7 @@ def test_proxy_norm_on_any_norm_and_activation(
         assert report.parity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "norm",
     [
@@ -157,6 +159,7 @@ def test_linear_maps_with_computed_weights() -> None:
         torch.testing.assert_close(freeze(layer)(x), layer.eval()(x))
 
 
+@pytest.mark.slow
 def test_import_without_docstrings() -> None:
     command = [sys.executable, "-OO", "-c", "import nnorm_export.layers"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -29,6 +29,7 @@ def test_whitening_whitens() -> None:
             torch.testing.assert_close(covariance, torch.eye(3, dtype=torch.float64), rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [
@@ -56,6 +57,7 @@ class Reader(nn.Module):
         return self.norm(z) + (self.norm(x) if self.twice else z)
 
 
+@pytest.mark.slow
 def test_whitening_that_cannot_fold_stays(tmp_path: Path) -> None:
     x = torch.randn(3, 4, 5, 5)
     mixed = nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), layers.DecorrelatedBatchNorm2d(8, 2))
@@ -89,6 +91,7 @@ class TwoNames(nn.Module):
         return y + self.again(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -106,6 +109,7 @@ def test_whitening_folds_only_where_that_is_exact(model: nn.Module, shape: tuple
     assert export(model.eval(), torch.randn(shape), tmp_path / "m.onnx").parity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
 def test_whitening_folds_in_every_dtype(dtype: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), layers.DecorrelatedBatchNorm2d(4))

@@ -287,6 +287,7 @@ def test_a_layer_that_states_its_frozen_form_needs_no_row() -> None:
         freeze(nn.Sequential(Quartered()))
 
 
+@pytest.mark.slow
 def test_training_needs_neither_onnx_nor_onnxscript() -> None:
     missing = "import sys; sys.modules.update(dict.fromkeys(('onnx', 'onnxscript', 'onnx_ir', 'onnxruntime')))"
     train = (

@@ -68,6 +68,8 @@ def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
     return run
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("recorded layers")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", FORMS)
@@ -107,6 +109,7 @@ def trained_network(name: str, kinds: Any) -> nn.Module:
     return network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -125,6 +128,7 @@ def test_trained_networks(name: str, form: str, opset: int, tmp_path: Path) -> N
         assert (logits.argmax(1) == recorded["label"]).mean() > 0.93  # the networks were trained to this
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_our_layers_in_the_trained_networks(name: str, tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")

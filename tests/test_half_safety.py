@@ -60,6 +60,7 @@ def test_bad_inputs() -> None:
         float16_risks(Network(), torch.randn(4, 5, 8, 6))
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loud_nets.py").write_text(

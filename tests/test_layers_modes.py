@@ -108,6 +108,7 @@ def test_shapes_on_the_meta_device(name: str) -> None:
     assert layer.to("meta")(x.to("meta")).shape == x.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", ["batch1d", "batch2d", *PER_SAMPLE[::2]])

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import nnorm_export
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[1] / "samples" / "libtorch"
 PROGRAMS = ("serve_torchscript", "serve_aoti")
 CHECKPOINTS = {"serve_torchscript": "vit", "serve_aoti": "fc"}

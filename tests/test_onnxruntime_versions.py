@@ -22,6 +22,8 @@ from nnorm_export import get_library_path, library
 from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "kernels_in_onnxruntime.py"
 # Interpreters of other environments, and the sanitized build, as the Makefile makes and names them.
 ENVIRONMENTS = os.environ.get("NNORM_ONNXRUNTIME_ENVIRONMENTS", "").split()

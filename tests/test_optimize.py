@@ -68,6 +68,7 @@ def optimized(source: Path) -> Path:
     return optimize(source, source.with_name("net.cpu.onnx")).path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_the_portable_file_with_the_fewest_reorders(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -95,6 +96,7 @@ def test_equal_to_the_portable_file_with_the_fewest_reorders(name: str, tmp_path
             np.testing.assert_allclose(mine, body, rtol=0, atol=1e-5 * np.abs(body).max())
 
 
+@pytest.mark.slow
 def test_the_file_says_what_it_is(source: Path, network: nn.Module, optimized: Path) -> None:
     described, before = describe_run(optimized), describe_run(source)
     assert described.form == "optimized"
@@ -115,6 +117,7 @@ def test_the_file_says_what_it_is(source: Path, network: nn.Module, optimized: P
     assert set(report.implementations.values()) == {"kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"form": "custom"}, {"dynamic_shapes": {}}, {"opset_version": 18}])
 def test_other_portable_files(options: dict[str, Any], network: nn.Module, tmp_path: Path) -> None:
     report = optimize(portable(network, tmp_path / "net.onnx", **options), tmp_path / "net.cpu.onnx")
@@ -123,6 +126,7 @@ def test_other_portable_files(options: dict[str, Any], network: nn.Module, tmp_p
     assert report.reorders_after == 1
 
 
+@pytest.mark.slow
 def test_dynamic_height_and_width(tmp_path: Path) -> None:
     """Buffers are shared between tensors of one size only, which shapes made of symbols do not show."""
     blocks = nn.Sequential(conv_norm_relu(3, 16), Block(16, 16), nn.MaxPool2d(2), Block(16, 32), Mean())
@@ -139,6 +143,7 @@ def test_dynamic_height_and_width(tmp_path: Path) -> None:
         np.testing.assert_allclose(optimized(x)[0], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("external_data", [True, None])
 def test_external_data(external_data: bool | None, network: nn.Module, tmp_path: Path) -> None:
     path = portable(network, tmp_path / "net.onnx", external_data=True)
@@ -148,6 +153,7 @@ def test_external_data(external_data: bool | None, network: nn.Module, tmp_path:
     assert verify(tmp_path / "net.cpu.onnx", network, torch.randn(3, *SHAPE[1:]))
 
 
+@pytest.mark.slow
 def test_half_precision_stays_as_it_is(network: nn.Module, tmp_path: Path) -> None:
     report = optimize(portable(network, tmp_path / "net.onnx", dtype="fp16"), tmp_path / "net.cpu.onnx")
     assert report.parity
@@ -185,6 +191,7 @@ def test_inputs_of_the_users_own(source: Path, tmp_path: Path) -> None:
             optimize(source, target, inputs=inputs)
 
 
+@pytest.mark.slow
 def test_random_inputs_that_a_model_cannot_take(tmp_path: Path) -> None:
     class Narrow(nn.Module):
         def __init__(self) -> None:
@@ -224,6 +231,7 @@ def test_a_file_that_computes_something_else_is_not_written(
     assert [file.name for file in tmp_path.iterdir()] == ["net.cpu.onnx"]
 
 
+@pytest.mark.slow
 def test_files_that_are_not_for_it(source: Path, optimized: Path, network: nn.Module, tmp_path: Path) -> None:
     target = tmp_path / "net.cpu.onnx"
     with pytest.raises(ModelFileError, match="optimised already; give the portable file"):

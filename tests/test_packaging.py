@@ -20,6 +20,8 @@ from filelock import FileLock
 
 from nnorm_export import export, layers
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FOLDER = "nnorm_export/lib/"
 LIBRARY = f"{FOLDER}libnnorm_ort.{'dylib' if sys.platform == 'darwin' else 'so'}"

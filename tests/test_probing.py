@@ -34,6 +34,7 @@ def with_epilogues() -> nn.Module:
     return randomized(Block()).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "fp64"])
 def test_every_branch_of_every_operator(dtype: str, runtime: str, tmp_path: Path) -> None:

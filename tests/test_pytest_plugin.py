@@ -18,6 +18,8 @@ from torch import nn
 from nnorm_export import export, layers
 from nnorm_export.testing import assert_parity, pytest_plugin
 
+pytestmark = pytest.mark.slow
+
 SUITE = """
 import torch
 from torch import nn

@@ -30,6 +30,7 @@ from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.runtimes._description import describe_run
 
 
+@pytest.mark.slow
 def test_a_program_is_written_but_in_torchscript(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     batch = {"image": {0: torch.export.Dim("n", min=1)}}
     program = torch.export.export(freeze(network), (image,), dynamic_shapes=batch)
@@ -55,6 +56,7 @@ def test_a_model_that_would_compute_something_else_is_not_written(name: str, tmp
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "fp16", "bf16", "fp64"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nested_outputs_and_every_dtype(
@@ -81,6 +83,7 @@ def test_nested_outputs_and_every_dtype(
     assert len({layer["node"] for layer in report.layers}) == 5
 
 
+@pytest.mark.slow
 def test_the_names_and_the_weights_are_those_of_every_format(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     names = {"input_names": ["pixels"], "output_names": ["y", "f", "f2"]}
     reports = [write(network, image, tmp_path / name, **names) for name, write in GRAPHS.items()]
@@ -128,6 +131,7 @@ def test_freezing_folds_the_standardization_into_the_convolution(tmp_path: Path)
     assert counts[False] > counts[True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operators", ["decomposed", "kept"])
 def test_operators_in_programs(operators: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export_program(network, image, tmp_path / "m.pt2", operators=operators).path
@@ -154,6 +158,7 @@ class Edges(nn.Module):
         return self.norm(x), self.rows(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
 def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path) -> None:
     """Inductor's own expm1 would be exp(x) − 1, and ψ near λ = 0 and λ = 2 nothing but its error."""
@@ -212,6 +217,7 @@ class Choosing(nn.Module):
         return torch.cond(x.sum() > 0, self.norm, lambda x: self.norm(-x), (x,))
 
 
+@pytest.mark.slow
 def test_normalizations_within_branches_are_written_out(tmp_path: Path) -> None:
     model, x = Choosing(), torch.randn(3, 4)
     report = export_program(model, x, tmp_path / "m.pt2")
@@ -251,6 +257,7 @@ def test_the_example_is_not_in_the_file(tmp_path: Path) -> None:
     assert np.full(8, 7.0, np.float32).tobytes() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_descriptions(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     for name, write in GRAPHS.items():
         description = describe_run(write(network, image, tmp_path / name).path)
@@ -262,6 +269,7 @@ def test_descriptions(network: nn.Module, image: Tensor, tmp_path: Path) -> None
         assert json.dumps(description.to_json())
 
 
+@pytest.mark.slow
 def test_attention_is_written_without_pytorchs_fused_path(tmp_path: Path) -> None:
     encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
     model = layers.convert_normal_norm(nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False))

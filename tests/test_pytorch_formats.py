@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from nnorm_export import export_aoti, export_program, export_torchscript
 
+pytestmark = pytest.mark.slow
+
 FORMATS: dict[str, tuple[str, Callable[..., Any]]] = {
     "torchscript": ("model.pt", export_torchscript),
     "pt2": ("model.pt2", export_program),

@@ -29,6 +29,7 @@ from nnorm_export.files.inspection import describe
 from nnorm_export.runtimes._description import describe_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
@@ -88,6 +89,7 @@ def test_what_cannot_be_scripted_is_named(tmp_path: Path) -> None:
     assert export_torchscript(Odd(), torch.randn(2, 3), tmp_path / "m.pt").parity
 
 
+@pytest.mark.slow
 def test_a_package_for_another_processor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export_aoti(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt2").path
     assert load(path).implementations == {}
@@ -96,6 +98,7 @@ def test_a_package_for_another_processor_is_refused(tmp_path: Path, monkeypatch:
         load(path)
 
 
+@pytest.mark.slow
 def test_without_a_compiler(tmp_path: Path) -> None:
     code = """
 import torch, nnorm_export
@@ -156,6 +159,7 @@ def test_torchscript_says_that_new_pythons_are_none_of_its(tmp_path: Path, monke
         export_torchscript(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt")
 
 
+@pytest.mark.slow
 def test_files_of_others_and_damaged_ones(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3)), str(tmp_path / "theirs.pt"))
     assert describe(tmp_path / "theirs.pt").form == "unknown"

@@ -68,6 +68,7 @@ def written(folder: Path, model: nn.Module, x: torch.Tensor, path: Path, **optio
     return Page((folder / "page.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_page_says_what_was_found(tmp_path: Path) -> None:
     model, x = randomized(Network()), torch.randn(4, 3, 8, 6)
     path = export(model, x, tmp_path / "m.onnx").path
@@ -84,6 +85,7 @@ def test_page_says_what_was_found(tmp_path: Path) -> None:
     assert not re.search(r"url\((?!#)|@import", (tmp_path / "page.html").read_text())
 
 
+@pytest.mark.slow
 def test_page_of_a_file_that_differs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), layers.BatchNormalNorm1d(5), nn.Linear(5, 4)).eval()
@@ -115,6 +117,7 @@ def test_layers_are_left_out_with_the_reason(tmp_path: Path) -> None:
     assert "it has no normalization that is a node" in page.text
 
 
+@pytest.mark.slow
 def test_every_normalization_reads_the_input(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(layers.LayerNormalNorm(6), nn.Linear(6, 3)).eval(), torch.randn(4, 6)
@@ -122,6 +125,7 @@ def test_every_normalization_reads_the_input(tmp_path: Path) -> None:
     assert "0 LayerNormalNorm kernel 0.0%" in page.text
 
 
+@pytest.mark.slow
 def test_models_of_other_kinds(tmp_path: Path) -> None:
     class OwnInstanceNorm(layers.InstanceNormalNorm2d):
         pass
@@ -149,6 +153,7 @@ def test_models_of_other_kinds(tmp_path: Path) -> None:
     assert "Not shown: the model has no layers to look into" in page.text
 
 
+@pytest.mark.slow
 def test_names_are_escaped(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6))
@@ -175,6 +180,7 @@ def test_lambdas_are_those_of_the_formula() -> None:
     assert [len(found[name]) for name in ("instance", "head.1")] == [32, 4]
 
 
+@pytest.mark.slow
 def test_an_older_page_is_kept_where_a_new_one_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +198,7 @@ def test_an_older_page_is_kept_where_a_new_one_cannot_be_written(
     assert (tmp_path / "page.html").read_text() == "older"
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reported_nets.py").write_text(
@@ -222,6 +229,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (refused.exit_code, "makes no report" in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="this machine has no Chromium to show the page")
 def test_browser_shows_the_page(tmp_path: Path) -> None:
     model, x = randomized(Network()), torch.randn(4, 3, 8, 6)

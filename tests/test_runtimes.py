@@ -57,6 +57,7 @@ def test_a_runner_says_what_it_takes_and_what_ran(way: str, portable: Path) -> N
     assert list(runner.implementations) == ["1/BatchNormalNorm", "2/LayerNormalNorm"]
 
 
+@pytest.mark.slow
 def test_kernels_are_used_where_they_are_unless_told_otherwise(
     portable: Path, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

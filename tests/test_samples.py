@@ -11,6 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("onnxruntime")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'nnorm_export[samples]'")
 
