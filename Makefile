@@ -54,7 +54,7 @@ demo: $(VENV)/installed
 
 # Where two test processes share two cores, threads that wait for work must not keep a core busy.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
-PYTEST_PARALLEL := $(PYTEST) --numprocesses 2 --dist loadgroup
+PYTEST_PARALLEL := $(PYTEST) --numprocesses 2
 
 environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRITON:%=.venv-triton/installed) .venv-ray/installed
 

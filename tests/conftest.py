@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from small_network import Network, randomized
 from torch import Tensor, nn
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+# Tests that share what a fixture trains, exports or disassembles: a parallel run gives each row to one process.
+TOGETHER = ("tests/test_family.py", "tests/test_golden.py::test_recorded_layers", "tests/test_cuda_code.py")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -21,6 +24,20 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slow tests first, so that the processes of a parallel run end together."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of a parallel run, unless --dist names another."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - installed if this hook is called
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

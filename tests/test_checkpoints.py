@@ -327,6 +327,7 @@ def test_model_arguments() -> None:
         parse_arguments(["depth=1", "depth=2"])
 
 
+@pytest.mark.slow
 def test_programs(tmp_path: Path) -> None:
     model, x = freeze(layers.BatchNormalNorm1d(3)), torch.randn(2, 3)
     torch.export.save(torch.export.export(model, (x,)), tmp_path / "net.pt2")

@@ -232,6 +232,7 @@ def test_several_inputs_by_order_and_by_name(specs: tuple[str, ...], tmp_path: P
     run("verify", target, "-m", "cli_nets:Two", "-i", "b:int64[5]", "-i", "a:5")  # by the file's own names
 
 
+@pytest.mark.slow
 def test_verify_takes_random_inputs_of_the_files_shapes() -> None:
     result = run("verify", "net.onnx", *MODEL)
     assert "no --input: random data of the file's shapes (float32[4, 3, 8, 8])" in result.stderr
@@ -252,6 +253,7 @@ def _with_other_exponents(source: Path, target: Path) -> None:
     onnx.save(model, target)
 
 
+@pytest.mark.slow
 def test_verify_detects_another_lambda(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     _with_other_exponents(Path("net.onnx"), target)

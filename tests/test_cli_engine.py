@@ -67,6 +67,7 @@ def test_help(command: str, expected: str) -> None:
     assert all(len(line.rstrip()) <= 80 for line in shown.splitlines())
 
 
+@pytest.mark.slow
 def test_a_missing_tensorrt_comes_after_usage_and_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     hide_tensorrt(monkeypatch)
     assert "pip install 'nnorm_export[tensorrt]'" in fails("engine", "nothing.onnx", code=3)

@@ -14,7 +14,7 @@ import pytest
 
 from nnorm_export import library
 
-pytestmark = pytest.mark.xdist_group("machine code")
+pytestmark = pytest.mark.slow
 
 ARCHITECTURE = "sm_90"
 WIDEST = {"float": 4, "double": 2, "nnorm::Float16": 8, "nnorm::BFloat16": 8}
@@ -52,7 +52,6 @@ def kernels() -> dict[str, Counter[str]]:
     return found
 
 
-@pytest.mark.slow
 def test_there_is_code_for_every_kernel_and_type(kernels: dict[str, Counter[str]]) -> None:
     names = (
         "batch_normal_norm_rows",

@@ -67,6 +67,7 @@ def test_the_custom_form_needs_the_library(tmp_path: Path, monkeypatch: pytest.M
     assert "whose nnorm nodes have no bodies" in missing.problem
 
 
+@pytest.mark.slow
 def test_a_library_that_is_none(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "/nonexistent/libnnorm_ort.so")
     diagnosis = diagnose(model_file)

@@ -145,6 +145,7 @@ def test_a_file_without_bodies_is_run_by_kernels_alone(portable: Path, custom: P
 # Engines
 
 
+@pytest.mark.slow
 def test_a_missing_tensorrt_is_named_and_nothing_is_written(
     portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_bfloat16_goes_through_polygraphy_as_bits(tensorrt: TensorRT, tmp_path: 
     np.testing.assert_array_equal(runner(x)[0], load(path)(x)[0])
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_what_was_asked_for_is_refused(
     portable: Path, tensorrt: TensorRT, tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ def test_inputs_changed_in_place_stay_the_users_and_do_not_blind_the_comparison(
     torch.testing.assert_close(x, before, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_parametrized_layers_are_frozen(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 6), layers.BatchNormalNorm1d(6))
     torch.nn.utils.parametrize.register_parametrization(model[1], "weight", nn.Softplus())
@@ -220,6 +221,7 @@ class Several(nn.Module):
         return {"aux": None, "logits": y, "wide": wide * 2}
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_that_are_no_tensors(tmp_path: Path) -> None:
     x, more, wide = torch.randn(2, 6), torch.randn(2, 6), torch.randn(2, 3, dtype=torch.float64)
     report = export(Several(), (x, None, 2, more), tmp_path / "m.onnx", kwargs={"wide": wide})

@@ -143,7 +143,6 @@ INFERENCE = {
 }  # fmt: skip
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
@@ -171,7 +170,6 @@ def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[T
         assert torch.equal(value, before[key])
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 def test_openvino(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
@@ -195,7 +193,6 @@ class AllNetworks(nn.Module):
         return tuple(network(images) for network in self.networks)
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 def test_aotinductor(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     model = AllNetworks(trained)
@@ -204,7 +201,6 @@ def test_aotinductor(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor
     assert verify(report.path, model, digits[0][:64])
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 def test_constants_fold(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     images, path = digits[0], tmp_path / "model.onnx"
@@ -243,7 +239,6 @@ def test_empty_batches(name: str) -> None:
         )
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 def test_files_take_empty_and_large_batches(
     trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path

@@ -134,6 +134,7 @@ class Twins(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_a_norm_in_a_composite_and_alone(tmp_path: Path) -> None:
     counts = nodes(Twins(), torch.randn(4, 4, 5), tmp_path / "m.onnx")
     assert counts == Counter(GroupNormalNorm=2, Relu=1, BatchNormalization=1, Add=1, Neg=1)

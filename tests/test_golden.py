@@ -69,7 +69,6 @@ def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("recorded layers")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", FORMS)

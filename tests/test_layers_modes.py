@@ -125,6 +125,7 @@ def test_compiles_into_one_graph(name: str, mode: str, autocast: bool) -> None:
         torch.testing.assert_close(layer.state_dict()[key], expected)
 
 
+@pytest.mark.slow
 def test_compiles_with_the_cumulative_average_and_noise() -> None:
     layer, x = make("batch2d", momentum=None)
     eager = copy.deepcopy(layer)

@@ -160,6 +160,7 @@ def test_half_precision_stays_as_it_is(network: nn.Module, tmp_path: Path) -> No
     assert list(report.left) == ["blocks are float32, it works on float16"]
 
 
+@pytest.mark.slow
 def test_a_model_with_nothing_to_gain(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), layers.LayerNormalNorm(8), nn.Linear(8, 3))
     path = export(model, torch.randn(2, 4), tmp_path / "net.onnx").path

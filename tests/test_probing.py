@@ -49,6 +49,7 @@ def test_every_branch_of_every_operator(dtype: str, runtime: str, tmp_path: Path
     assert [layer.op_type for layer in report.layers] == ["BatchNormalNormRelu", "BatchNormalNormAddRelu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_an_epilogue_that_is_only_declared(runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """export(), probe() and bisect() ask the declaration: an epilogue needs no code in them."""
@@ -118,6 +119,7 @@ def test_what_has_no_nodes_is_refused(tmp_path: Path) -> None:
         probe(path)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "probed_nets.py").write_text(

@@ -110,6 +110,7 @@ def test_page_of_a_file_that_differs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_layers_are_left_out_with_the_reason(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(6, 5), layers.BatchNormalNorm1d(5)).eval(), torch.randn(20, 6)
     page = written(tmp_path, model, x, export(model, x, tmp_path / "m.onnx", form="primitives").path)

@@ -161,6 +161,7 @@ def test_kernels_are_taken_where_all_providers_have_them(
     assert providers_with_kernels() == set()
 
 
+@pytest.mark.slow
 def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[onnxruntime\]'"):
@@ -210,6 +211,7 @@ def test_missing_external_data(tmp_path: Path) -> None:
             load(path, runtime)
 
 
+@pytest.mark.slow
 def test_half_precision_passes_an_unknown_norm_through(tmp_path: Path) -> None:
     class OwnNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -316,6 +318,7 @@ def test_onnxruntime_1_18_loads_and_matches(name: str, form: str, tmp_path: Path
     np.testing.assert_allclose(logits, load(path)(recorded["input"])[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_openvino_runs_the_primitives_form(name: str, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")

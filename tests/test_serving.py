@@ -70,6 +70,7 @@ def parsed(config: str) -> model_config_pb2.ModelConfig:
     return text_format.Parse(config, model_config_pb2.ModelConfig())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
 @pytest.mark.parametrize("backend", ["onnxruntime", "python"])
 def test_the_schema_accepts_the_configuration(
@@ -110,6 +111,7 @@ def test_engines_have_a_configuration_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert "libnnorm_trt_register_10.so" in written.notes[0]
 
 
+@pytest.mark.slow
 def test_without_batching(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     fixed = export(model, torch.randn(4, 3), tmp_path / "fixed.onnx", dynamic_shapes={}).path
@@ -121,6 +123,7 @@ def test_without_batching(tmp_path: Path) -> None:
     assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 3])
 
 
+@pytest.mark.slow
 def test_versions_and_external_data(model: nn.Module, inputs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     path = export(model, inputs, tmp_path / "net.onnx", external_data=True).path
     versions = [write_repository(path, tmp_path / "models").version for _ in range(2)]
@@ -169,6 +172,7 @@ def test_refusals(options: dict[str, object], message: str, tmp_path: Path) -> N
     assert len(list((tmp_path / "models").rglob("*.onnx"))) == 1
 
 
+@pytest.mark.slow
 def test_other_tensors_are_another_model(tmp_path: Path) -> None:
     for width in (3, 4):
         export(nn.Linear(width, 2), torch.randn(4, width), tmp_path / f"{width}.onnx")
@@ -257,6 +261,7 @@ def test_the_command_line(
     assert (both.exit_code, "give either a file or, with --url, a server" in both.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_command_line_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     export(randomized(Network()).eval(), torch.randn(4, 3, 8, 6), tmp_path / "net.onnx")
