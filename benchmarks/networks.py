@@ -191,7 +191,7 @@ class Contestants:
                 continue
             if row == "openvino":
                 settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-                import openvino  # noqa: PLC0415 - what a machine with a GPU takes of this file needs none
+                import openvino  # noqa: PLC0415 - an extra: benchmarks/gpu imports this file without OpenVINO
 
                 compiled = openvino.Core().compile_model(self.path(file), "CPU", settings)
                 runs[row] = lambda images, compiled=compiled: compiled(images.numpy())
@@ -211,7 +211,7 @@ class Contestants:
         return runs
 
     def _compare(self, runs: dict[str, Callable[[Tensor], Any]]) -> None:
-        """What was not verified as a file: OpenVINO and torch.compile, against PyTorch eager."""
+        """Compares OpenVINO and torch.compile, whose results no exporter has verified, with PyTorch eager."""
         expected = runs["eager"](self.images).numpy()
         for row in ("openvino", "compiled"):
             result = runs[row](self.images)

@@ -23,8 +23,13 @@ LAYER_PATH = METADATA_PREFIX + "layer"
 # Metadata of a node that torch writes: the modules, outermost first, in whose forward it was made.
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
-# The entry in which a file of PyTorch's (TorchScript, exported program, AOTInductor package) says what it is.
+# The entry of a PyTorch file (TorchScript, exported program, AOTInductor package) that describes it.
 NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"
+
+
+def layer_name(path: str) -> str:
+    """The path of a layer in the model, as messages show it."""
+    return path or "(the model itself)"
 
 
 def node_names(calls: Iterable[tuple[str, str]]) -> list[str]:

@@ -15,14 +15,12 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 TOGETHER = ("tests/test_family.py", "tests/test_golden.py::test_recorded_layers", "tests/test_cuda_code.py")
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out tests/gpu where there is no GPU."""
-    return True if collection_path == GPU_TESTS and not torch.cuda.is_available() else None
-
-
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slow tests first, so that the processes of a parallel run end together."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests/gpu where there is no GPU. Run slow tests first, so that parallel processes end together."""
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=[item for item in items if GPU_TESTS in item.path.parents])
+        items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

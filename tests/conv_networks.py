@@ -61,7 +61,7 @@ class InvertedResidual(nn.Module):
 
 
 class Dense(nn.Module):
-    """What a norm gives goes into a convolution, and is concatenated with the result."""
+    """The output of a norm is the input of a convolution, and is concatenated with the convolution's result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Dense(nn.Module):
 
 
 class Outputs(nn.Module):
-    """What a norm gives is an output, and goes to a convolution, and to operators that know no blocks."""
+    """The output of a norm is an output of the model, and read by a convolution and by operators without blocks."""
 
     def __init__(self) -> None:
         super().__init__()

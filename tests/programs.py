@@ -30,7 +30,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """What a program said that has ended as it does on bad input."""
+    """The message of a program that refused its input."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     return done.stderr
 

@@ -75,6 +75,13 @@ def fails(*arguments: str, code: int = 2) -> str:
     return result.stderr[result.stderr.index("error: ") :]
 
 
+def test_an_error_of_the_users_code_is_not_a_mismatch(tmp_path: Path) -> None:
+    nnorm_export.export(torch.nn.Identity(), (torch.ones(2, 3),), tmp_path / "m.onnx")
+    result = run("verify", tmp_path / "m.onnx", "-m", "cli_nets:Reading", "-i", "2,3", code=2)
+    assert "FileNotFoundError" in result.stderr
+    assert "missing.txt" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"

@@ -126,7 +126,9 @@ def test_inputs_that_have_no_shapes_or_are_unknown() -> None:
 @pytest.fixture(scope="module")
 def custom(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("files") / "net.custom.onnx"
-    return export(network, (IMAGE,), path, input_names=["x"], form="custom").path
+    written = export(network, (IMAGE,), path, input_names=["x"], form="custom", external_data=True).path
+    assert Path(f"{written}.data").is_file()
+    return written
 
 
 @pytest.mark.slow

@@ -102,6 +102,28 @@ def test_the_weights_hash_tells_models_apart_and_not_forms(network: nn.Module, i
     assert export(other, image, tmp_path / "m", verify=False).weights_sha256 != hashes[0]
 
 
+class Scaled(nn.Module):
+    """A factor that is a plain attribute, which state_dict() does not hold."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.tensor(factor)
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.factor
+
+
+def test_the_weights_hash_has_what_inference_reads(tmp_path: Path) -> None:
+    model, x = Scaled(2.0).eval(), torch.randn(2, 3, 4, 4)
+    first = export(model, x, tmp_path / "m", verify=False).weights_sha256
+    program = torch.export.export(freeze(model), (x,))
+    assert export(program, (), tmp_path / "m", verify=False).weights_sha256 == first
+    model.norm.num_batches_tracked += 1
+    assert export(model, x, tmp_path / "m", verify=False).weights_sha256 == first
+    assert export(Scaled(3.0).eval(), x, tmp_path / "m", verify=False).weights_sha256 != first
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "fp16"])
 def test_the_weights_hash_is_the_same_in_every_format(

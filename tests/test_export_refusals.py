@@ -102,17 +102,17 @@ def test_how_to_find_the_layer_that_differs(tmp_path: Path) -> None:
             write(model, x, target, **options)
         return str(raised.value)
 
-    assert f"export with verify=False (--no-verify), then call nnorm_export.bisect({str(path)!r}, model, inputs)" in (
-        refusal(export, path)
-    )
-    assert f"nnorm-export bisect {path}" in refusal(export, path, form="custom")
-    assert "passthrough=['Residual2'])" in refusal(export, path, passthrough=("Residual2",))
+    kept = tmp_path / "m.unverified.onnx"  # the file that was asked for stays as it is
+    words = f"to {kept} with verify=False (--no-verify), then call nnorm_export.bisect({str(kept)!r}, model, inputs)"
+    assert f"export {words}" in refusal(export, path)
+    assert f"nnorm-export bisect {kept}" in refusal(export, path, form="custom")
+    # An iterator is read several times.
+    assert "passthrough=['Residual2'])" in refusal(export, path, passthrough=iter(("Residual2",)))
     for write, target, options in ((export, path, {"form": "primitives"}), (export_program, tmp_path / "m.pt2", {})):
-        words = "export an ONNX file in the form 'portable' with verify=False (--no-verify), then call nnorm_export."
-        assert f"{words}bisect({str(path)!r}, model, inputs)" in refusal(write, target, **options)
+        assert f"export an ONNX file in the form 'portable' {words}" in refusal(write, target, **options)
     with pytest.warns(UserWarning, match="forward of its own"):
-        export(model, x, path, verify=False)
-    culprit = bisect(path, model, x).culprit
+        export(model, x, kept, verify=False)
+    culprit = bisect(kept, model, x).culprit
     assert culprit is not None
     assert culprit.path == "1"
 

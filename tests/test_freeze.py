@@ -300,3 +300,5 @@ def test_training_needs_neither_onnx_nor_onnxscript() -> None:
 def test_a_class_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="LayerNormalNorm"):
         register(Row(("LayerNormalNorm",), (), lambda layer, path: layer))
+    with pytest.raises(ValueError, match="has a row for this class name"):  # by its base class
+        register(Row(("EvoNormS0",), (), lambda layer, path: layer))

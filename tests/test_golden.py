@@ -18,12 +18,12 @@ import standins
 import torch
 from golden_data import GOLDEN, LayerCase, layer_cases
 from torch import Tensor, nn
-from ways import WAYS, open_with
+from ways import WAYS, newest_opset, open_with
 
 import nnorm_export
 from nnorm_export import export, layers
 
-OPSETS = (18, 20, 26)  # 26 is the newest that ONNX Runtime 1.31 reads
+OPSETS = (18, 20, newest_opset())
 FORMS = ("portable", "primitives")
 CASES = layer_cases()
 EVALUATIONS = [(case, index) for case in CASES for index in range(len(case.inputs))]

@@ -108,7 +108,9 @@ REFUSALS: list[tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = [
     ("NchwcBatchNormalNorm", {"X": (3, 12, 5, 5)}, {}, "no whole number of blocks of 16 channels"),
     ("NchwcBatchNormalNorm", {}, {"block": 4}, "attribute block must be 8 or 16, it is 4"),
     ("LayerNormalNorm", {"weight": (60,)}, {}, r"weight and bias must be \[61\]"),
-    ("LayerNormalNorm", {}, {"axis": 4}, "attribute axis is 4, X .* has 4 axes"),
+    ("LayerNormalNorm", {}, {"axis": 4}, "attribute axis is 4, X .* has 4 axes; it must be from -4 to 3"),
+    ("LayerNormalNorm", {}, {"axis": 2**32}, "attribute axis is 4294967296; it must fit into 32 bits"),
+    ("GroupNormalNorm", {}, {"num_groups": 2**32 + 4}, "attribute num_groups is 4294967300; it must fit into 32 bits"),
     ("LayerNormalNorm", {}, {"epsilon": -1.0}, "attribute epsilon must be at least 0"),
     ("LayerNormalNorm", {}, {"delta": float("nan")}, "attribute delta must be at least 0"),
     ("GroupNormalNorm", {"X": (16,)}, {}, r"X must be \[N, C, \*spatial\]"),
@@ -145,7 +147,7 @@ def test_types_without_a_kernel_are_refused_when_the_file_is_opened() -> None:
         open_node("BatchNormalNorm", {**values, "X": np.ones((2, 16, 3), np.int32)})
 
 
-def test_flushed_denormals_change_nothing_that_is_none(tmp_path: Path) -> None:
+def test_flushed_denormals_change_only_denormals(tmp_path: Path) -> None:
     values, _ = values_of("BatchNormalNorm")
     expected = open_node("BatchNormalNorm", values).run(None, values)[0]
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape) for name, value in values.items()]

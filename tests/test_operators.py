@@ -12,7 +12,7 @@ import oracle
 import pytest
 import torch
 from onnx import TensorProto, helper
-from ways import WAYS, open_with
+from ways import WAYS, newest_opset, open_with
 
 from nnorm_export.domain import OPERATORS
 from nnorm_export.domain.bodies import NAME_PREFIX
@@ -21,7 +21,7 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.operators import NORMALIZATIONS
 
 NEWEST = onnx.defs.onnx_opset_version()
-NEWEST_OF_ONNXRUNTIME = 26  # of 1.31
+NEWEST_OF_ONNXRUNTIME = newest_opset()
 DELTA = 1e-5**0.5
 ELEMENTS = {
     "float32": (TensorProto.FLOAT, np.float32),
@@ -36,7 +36,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "LayerNormalNorm": {"axis": -1, "epsilon": 1e-5, "delta": DELTA},
     "GroupNormalNorm": {"num_groups": 4, "epsilon": 1e-5, "delta": DELTA},
 }
-# Not those of nnorm_export.domain, which are on trial.
+# Apart from nnorm_export.domain, whose epilogues are tested.
 EPILOGUES: dict[str, Callable[[Any, Any], Any]] = {
     "BatchNormalNorm": lambda y, _: y,
     "BatchNormalNormRelu": lambda y, _: np.maximum(y, 0.0),

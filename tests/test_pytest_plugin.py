@@ -142,7 +142,7 @@ def test_what_ran_it(tmp_path: Path) -> None:
 
 
 def test_the_workflow() -> None:
-    """What it calls exists."""
+    """The commands and files that the workflow names exist."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     workflow = yaml.safe_load((Path(__file__).parents[1] / "samples" / "ci" / "parity.yml").read_text())
     runs = [step["run"] for step in workflow["jobs"]["parity"]["steps"] if "run" in step]

@@ -153,7 +153,7 @@ def test_a_scripted_model_on_inputs_that_do_not_fit(tmp_path: Path) -> None:
     assert export_torchscript(Pair(), torch.randn(2, 4), tmp_path / "m.pt", method="script", dynamic_shapes={}).parity
 
 
-def test_torchscript_says_that_new_pythons_are_none_of_its(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchscript_warns_on_unsupported_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnorm_export.exporting.torchscript._UNSUPPORTED_PYTHON", sys.version_info[:2])
     with pytest.warns(UserWarning, match="TorchScript is deprecated.*successors are export_program and export_aoti"):
         export_torchscript(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt")

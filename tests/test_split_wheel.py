@@ -108,7 +108,7 @@ def test_sizes(split_wheel: ModuleType, text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5M", "20MB", "many"])
-def test_what_is_no_size(split_wheel: ModuleType, text: str, tmp_path: Path) -> None:
+def test_invalid_sizes(split_wheel: ModuleType, text: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         split_wheel.main(["split", str(tmp_path), f"--size={text}", "-o", str(tmp_path)])
 

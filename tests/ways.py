@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
 from nnorm_export import load
 from nnorm_export.runtimes import Runner
 
@@ -14,6 +18,20 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "reference": {"runtime": "reference"},
 }
 WAYS = tuple(_OPTIONS)
+
+
+def newest_opset() -> int:
+    """The newest opset that the installed ONNX Runtime reads."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [x], [y])
+    for opset in range(onnx.defs.onnx_opset_version(), 18, -1):
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        except Exception:  # ONNX Runtime's exceptions have no common base
+            continue
+        return opset
+    return 18
 
 
 def open_with(path: str | Path, way: str) -> Runner:

@@ -2,7 +2,7 @@
 # kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/*_target.cpp is compiled once for
 # each instruction set, with the kernels' flags, and linked into all programs.
 
-# The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and what calls of them need.
+# The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and the functions that their callers need.
 add_library(nnorm_cuda_on_host_options INTERFACE)
 target_compile_definitions(nnorm_cuda_on_host_options INTERFACE NNORM_CUDA_ON_HOST)
 # `#pragma unroll` is for nvcc only. The longjmp() of _FORTIFY_SOURCE refuses to change stacks.

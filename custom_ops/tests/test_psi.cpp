@@ -117,7 +117,7 @@ void test_accuracy(const std::vector<Available>& targets, ErrorTable& table) {
               double(x), double(y[i]), double(eta), least);
         continue;
       }
-      // Where h·η and the like are no normal numbers, an absolute error takes the relative one's place.
+      // If h·η is not a normal number, the error is measured absolutely.
       if (size * usable < std::numeric_limits<Real>::min() * nnorm::output_divisor<Real>) {
         const Wide steps = std::numeric_limits<Real>::denorm_min() * (1 + nnorm::output_divisor<Wide> / usable);
         tiny.see(double(std::fabs(Wide(y[i]) - truth[i]) / steps), double(x), double(eta));

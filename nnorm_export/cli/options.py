@@ -290,7 +290,7 @@ class EngineOptions:
 
 @dataclass
 class ServerOptions:
-    """The fields bear the names of the parameters of ``write_repository``."""
+    """The fields have the names of the parameters of ``write_repository``."""
 
     repository: Annotated[str, _general("--output -o FOLDER", "The model repository; created if missing.")]
     name: Annotated[str | None, _general("--name NAME", "The model's name there; by default the file's.")] = None

@@ -43,6 +43,9 @@ class Command(TyperCommand):
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except (OSError, MemoryError) as error:  # of the user's model, say; 1 would mean that the file differs
+            traceback.print_exception(error)
+            raise typer.Exit(NnormExportError.exit_code) from None
 
 
 @dataclass

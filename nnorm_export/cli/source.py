@@ -108,7 +108,7 @@ def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
     if is_engine(path) or is_url(path):
         return ""
     description = describe(path)
-    if DOMAIN not in description.nodes or description.optimized_for is not None:
+    if description.format != "onnx" or DOMAIN not in description.nodes or description.optimized_for is not None:
         return ""
     return f". To find the layer that differs, run\n  {bisect_command(path, options, runtime)}"
 

@@ -9,6 +9,7 @@ import typer
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
 from nnorm_export.cli.output import Output, print_facts, print_parity, print_table
 from nnorm_export.errors import NnormExportError
+from nnorm_export.names import layer_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,7 +142,7 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
     elif not risks:
         typer.echo("float16 puts no normalization at risk on these inputs")
     else:
-        print_facts((risk.path or "(the model itself)", "; ".join((*risk.unsafe, *risk.sums))) for risk in risks)
+        print_facts((layer_name(risk.path), "; ".join((*risk.unsafe, *risk.sums))) for risk in risks)
         if not any(risk.unsafe for risk in risks):
             typer.echo("Files of nnorm_export sum in float32, in float16 too: these layers are safe in them.")
 

@@ -176,7 +176,7 @@ def function_proto(
         op_type: the operator's name in the domain ``nnorm``.
         inputs: formal inputs; the first is X.
         attributes: attribute declarations in ONNX syntax, with their defaults.
-        body: statements that compute Y from the formal inputs and :func:`constants`.
+        body: statements that compute Y from the formal inputs and :func:`_constants`.
         opset: version of the standard operators, that of the model (a checker rule).
         arithmetic: ``float`` or ``double``, the type of the parameters and of every intermediate value.
     """

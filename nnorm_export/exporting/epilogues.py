@@ -25,7 +25,7 @@ from nnorm_export.names import DOMAIN
 
 
 def fuse_epilogues(model: ir.Model) -> None:
-    """Replaces, in ``model`` as :func:`translate` makes it, every pattern above; the names of the norms are kept."""
+    """Replaces every pattern above in ``model``, whose norms are nodes; they keep their names."""
     # The longest first: a shorter one may be its beginning.
     for operator in sorted(OPERATORS.values(), key=lambda operator: -len(operator.epilogue)):
         if operator.epilogue:

@@ -71,7 +71,7 @@ def stamp(model: ir.Model, form: str, layers: list[Entry], weights_sha256: str) 
 def note(
     frozen: Frozen, *, file_format: str, form: str, nodes: dict[str, int], layers: list[Entry], tensors: Tensors
 ) -> Note:
-    """The note for a file of PyTorch's made of ``frozen``."""
+    """The note for a PyTorch file that is made from ``frozen``."""
     return Note(
         format=file_format,
         form=form,

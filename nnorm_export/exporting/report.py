@@ -94,15 +94,14 @@ def prove(
 
 
 def _how_to_bisect(frozen: Frozen, has_normalization_nodes: bool) -> str:
-    path = frozen.request.path
-    what = "with verify=False (--no-verify)"
-    if not has_normalization_nodes:
-        path = path.with_suffix(".onnx")
-        what = f"an ONNX file in the form 'portable' {what}"
+    """The advice to write a file of another name, which keeps an older file, and to bisect it."""
+    path = frozen.request.path.with_suffix(".unverified.onnx")
+    what = "" if has_normalization_nodes else "an ONNX file in the form 'portable' "
+    layers = "" if frozen.records or frozen.program is not None else ", and name layers (layers=[…], --layer)"
     passthrough = [entry if isinstance(entry, str) else entry.__name__ for entry in frozen.request.passthrough]
     option = f", passthrough={passthrough!r}" if passthrough else ""
     return (
-        f"To find the layer that differs, export {what}, then call "
+        f"To find the layer that differs, export {what}to {path} with verify=False (--no-verify), then call "
         f"nnorm_export.bisect({str(path)!r}, model, inputs{option}) with the same model and example inputs, "
-        f"or run: nnorm-export bisect {path}, with the same --model, --checkpoint and --input"
+        f"or run: nnorm-export bisect {path}, with the same --model, --checkpoint and --input{layers}"
     )

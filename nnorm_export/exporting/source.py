@@ -38,6 +38,9 @@ class Request:
     verify: bool
     passthrough: Passthrough
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passthrough", tuple(self.passthrough))  # read several times, and may be an iterator
+
     @property
     def path(self) -> Path:
         """The file to write."""
@@ -157,9 +160,18 @@ def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
 
 
 def _weights_sha256(module: nn.Module) -> str:
+    """A hash of what inference reads: parameters, buffers and tensors that are plain attributes, by name.
+
+    The batches that a norm has counted do not enter. An exported program names the constants that it finds within code
+    ``lifted_tensor_0``, …; a module has no name for them, so they do not enter either.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for path, layer in module.named_modules():
+        plain = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
+        tensors |= {f"{path}.{name}".lstrip("."): value for name, value in plain.items()}
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if isinstance(tensor, Tensor):
+    for name, tensor in sorted(tensors.items()):
+        if not name.rpartition(".")[2].startswith(("num_batches_tracked", "lifted_tensor_")):
             digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -32,7 +32,7 @@ def check_form(form: str) -> None:
 
 
 def apply_form(model: ir.Model, form: str) -> None:
-    """Brings ``model``, which :func:`translate` makes in the form ``custom``, into ``form``."""
+    """Brings ``model``, which is in the form ``custom``, into ``form``."""
     check_form(form)
     if form == "custom":
         return

@@ -29,7 +29,7 @@ class Part:
         nodes: indices in the graph.
         x, y: the names of the values that it reads and returns.
         operands: the names of the values that its epilogue reads, in the order of :attr:`.Operator.operands`.
-        is_cut: whether it can run alone: it reads constants besides, and nothing else.
+        is_cut: whether it can run alone: all its other inputs are constants.
     """
 
     name: str

@@ -14,6 +14,7 @@ from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.table import forward_is_overridden, looks_like_normalization, refuse, row_for
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion
+from nnorm_export.names import layer_name
 from nnorm_export.operators import FrozenOperator
 
 
@@ -65,7 +66,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
             _refuse_hooks(path, layer)
             if forward_is_overridden(layer, row):
                 warnings.warn(
-                    f"layer {path or '(the model itself)'} ({type(layer).__name__}) has a forward of its own, but the "
+                    f"layer {layer_name(path)} ({type(layer).__name__}) has a forward of its own, but the "
                     "operator of its base class is exported; check with verify() that both compute the same",
                     stacklevel=2,
                 )

@@ -16,6 +16,7 @@ from torch import nn
 
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.samples import SampleSize
+from nnorm_export.names import layer_name
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,18 @@ def register(row: Row) -> None:
     Raises:
         ValueError: another row has one of its class names, at import rather than at export.
     """
-    claimed = {name for other in _ROWS for name in other.class_names}
+    claimed = {name for other in _ROWS for name in (*other.class_names, *_names_below(other.base))}
     if twice := claimed.intersection(row.class_names):
         raise ValueError(
             f"{', '.join(sorted(twice))}: the table of layers has a row for this class name; rename the class"
         )
     _ROWS.append(row)
+
+
+def _names_below(base: type | None) -> set[str]:
+    """The names of the classes that derive from ``base``."""
+    classes: list[type] = [] if base is None else base.__subclasses__()
+    return {cls.__name__ for cls in classes}.union(*(_names_below(cls) for cls in classes))
 
 
 def row_for(layer: nn.Module) -> Row | None:
@@ -105,4 +112,4 @@ def _is_of_torch(cls: type) -> bool:
 
 def refuse(path: str, layer: nn.Module, reason: str, remedy: str) -> FreezeError:
     """Return an error that names the layer by path and class, the reason and the remedy."""
-    return FreezeError(f"layer {path or '(the model itself)'!s} ({type(layer).__name__}): {reason}; {remedy}")
+    return FreezeError(f"layer {layer_name(path)} ({type(layer).__name__}): {reason}; {remedy}")

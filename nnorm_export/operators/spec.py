@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nnorm_export.domain import Operator
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, layer_name
 
 _OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 
@@ -106,7 +106,7 @@ class FrozenOperator(FrozenModule):
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
         super().__init__(parameters)
         self.record = record
-        self.name = f"layer {record['path'] or '(the model itself)'} ({record['layer']})"
+        self.name = f"layer {layer_name(record['path'])} ({record['layer']})"
         self.is_per_channel = self.operator.declaration.is_per_channel
         lengths = ", ".join(str(length) for length in self.weight.shape)
         self.expected = f"[N, {lengths}, *spatial]" if self.is_per_channel else f"[*, {lengths}]"

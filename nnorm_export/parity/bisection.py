@@ -22,6 +22,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.arguments import tensors_in, to_numpy
+from nnorm_export.names import layer_name
 from nnorm_export.parity.isolation import opened, with_epilogue
 from nnorm_export.parity.judgement import Array, OutputParity, judge, judge_outputs
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
@@ -50,7 +51,7 @@ class LayerParity:
 
     @property
     def name(self) -> str:
-        return f"{self.path or '(the model itself)'}{f', call {self.call}' if self.call > 1 else ''}"
+        return f"{layer_name(self.path)}{f', call {self.call}' if self.call > 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _matched(
     """
     if missing := [part.path for part in parts if not seen[part.path]]:
         raise InputError(
-            f"layer {missing[0] or '(the model itself)'} is never called in PyTorch; an exported program has no "
+            f"layer {layer_name(missing[0])} is never called in PyTorch; an exported program has no "
             "layers: give the module that it was exported from"
         )
     counts = Counter(id(modules[part.path]) for part in parts)

@@ -23,7 +23,7 @@ Passthrough = Iterable[str | type[nn.Module]]
 
 
 def bound(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any] | Tensor) -> dict[str, Any]:
-    """Returns ``inputs``, in any form that :func:`verify` takes, by the names of ``forward``'s parameters."""
+    """Returns ``inputs``, as :func:`nnorm_export.verify` takes them, by the names of ``forward``'s parameters."""
     return bind(model, (), inputs) if isinstance(inputs, Mapping) else bind(model, inputs, None)
 
 

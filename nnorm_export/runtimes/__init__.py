@@ -50,7 +50,8 @@ def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner
             Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.
-        options: the runtime's own, see :class:`OnnxRuntimeRunner` and :class:`TensorRTRunner`.
+        options: the runtime's own, see :class:`.onnxruntime.OnnxRuntimeRunner` and
+            :class:`._tensorrt_runner.TensorRTRunner`.
 
     Raises:
         ModelFileError: the file is missing, is not a model, or is refused by the runtime.

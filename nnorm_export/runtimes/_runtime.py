@@ -45,7 +45,7 @@ class Runtime:
             version is not known here, as a server's is not.
         extra: the extra of this package that installs it; None if it comes with every installation.
         opens_onnx: whether it opens ONNX files.
-        is_own: whether a path is a file of its own format, or its URL. What no runtime claims is taken for ONNX.
+        is_own: whether a path is a file of its own format, or its URL. A file that no runtime claims is opened as ONNX.
         check: raises RuntimeMissingError, with the remedy, if the runtime cannot run here. By default it runs where one
             of ``packages`` is installed.
         components: what ``doctor`` lists for it. By default ``packages`` with their versions.

@@ -45,8 +45,11 @@ def what_is_missing() -> str | None:
     return None
 
 
-if reason := what_is_missing():
-    pytest.skip(reason, allow_module_level=True)
+@pytest.fixture(autouse=True)
+def _skip_without_kernels() -> None:
+    if reason := what_is_missing():
+        pytest.skip(reason)
+
 
 DEVICE, PROVIDER = "cuda", "CUDAExecutionProvider"
 # TF32 would round what convolutions and matrix products are given to 10 bits.

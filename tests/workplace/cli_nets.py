@@ -72,3 +72,11 @@ def another_formula(norm=None):
 
 def own_norm():
     return Net(norm=lambda width: MyNorm())
+
+
+class Reading(nn.Module):
+    """Reads a file that is not there."""
+
+    def forward(self, x):
+        with open("missing.txt") as file:
+            return x + len(file.read())

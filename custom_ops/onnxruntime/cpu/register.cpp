@@ -29,7 +29,7 @@ struct Domain {
   }
 };
 
-// A process may have loaded several copies of ONNX Runtime, each with an API of its own.
+// A process may have loaded several copies of ONNX Runtime, each with its own API.
 OrtCustomOpDomain* domain_of(const OrtApi* api, uint32_t version) {
   static std::mutex mutex;
   static auto& domains = *new std::vector<std::unique_ptr<Domain>>();

@@ -37,6 +37,15 @@ struct dim3 {
 // Those of the running thread.
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+// GCC defines a macro, Clang has a feature.
+#if defined(__has_feature)
+#define NNORM_HAS_ADDRESS_SANITIZER __has_feature(address_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__)
+#define NNORM_HAS_ADDRESS_SANITIZER 1
+#else
+#define NNORM_HAS_ADDRESS_SANITIZER 0
+#endif
+
 namespace cuda_on_host {
 
 constexpr unsigned lanes = 32;
@@ -53,7 +62,7 @@ struct Context {
 // Leaves one context for the other. swapcontext() makes a system call each time, which took half of the tests' time, so it
 // is only used where AddressSanitizer has to follow.
 inline void change(Context& from, Context& to) {
-#if defined(__SANITIZE_ADDRESS__)
+#if NNORM_HAS_ADDRESS_SANITIZER
   swapcontext(&from.start, &to.start);
 #else
   from.can_resume = true;
@@ -132,7 +141,7 @@ class Block {
     makecontext(&thread.context.start, &Block::run_thread, 0);
   }
 
-  // The life of a thread: its part of one block, then of the next.
+  // A thread runs its part of one block, then of the next.
   static void run_thread() {
     Block& block = current();
     for (;;) {

@@ -27,6 +27,18 @@ void test_creators(const Library& library) {
   CHECK(seen.size() == expected && library.creators().size() == expected, "%zu creators", seen.size());
   for (const auto& [name, inputs, any_layout] : operators())
     CHECK(seen.count("nnorm::" + name) && seen.count("::" + name), "%s", name.c_str());
+  // Written out, because operators() comes from the code under test; an epilogue may add to them.
+  const OperatorFacts known[] = {{"BatchNormalNorm", 7, true},
+                                 {"BatchNormalNormRelu", 7, true},
+                                 {"BatchNormalNormAddRelu", 8, true},
+                                 {"LayerNormalNorm", 3, false},
+                                 {"GroupNormalNorm", 3, false}};
+  for (const OperatorFacts& wanted : known) {
+    bool found = false;
+    for (const OperatorFacts& declared : operators())
+      found |= declared.name == wanted.name && declared.inputs == wanted.inputs && declared.any_layout == wanted.any_layout;
+    CHECK(found, "%s with %d inputs", wanted.name.c_str(), wanted.inputs);
+  }
 }
 
 std::string field_names(const PluginFieldCollection* fields) {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import staged, writing
+from nnorm_export.names import layer_name
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
 from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
@@ -99,7 +100,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["share"] = share_text
+    environment.filters |= {"share": share_text, "layer_name": layer_name}
     return environment.get_template(_TEMPLATE)
 
 
@@ -126,7 +127,7 @@ def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[Half
 
 
 def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport | None) -> str:
-    """Says in one sentence what decided."""
+    """Returns one sentence: the reason for the verdict."""
     if not report:
         return layers.verdict if layers is not None and not layers else "; ".join(map(str, report.outputs))
     if probes is not None and not probes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.staging import staged, writing
+from nnorm_export.names import layer_name
 from nnorm_export.parity.bisection import Bisection
 from nnorm_export.parity.judgement import Array
 
@@ -66,7 +67,7 @@ def lambdas_figure(values: Mapping[str, Array]) -> Any:
     )
     for special in (0.0, 1.0, 2.0):
         axes.axvline(special, color="tab:gray", linewidth=0.6, linestyle=":")
-    _name_rows(axes, range(1, len(values) + 1), [path or "(the model itself)" for path in values])
+    _name_rows(axes, range(1, len(values) + 1), [layer_name(path) for path in values])
     axes.set_xlabel("λ")
     return figure
 
