@@ -1,4 +1,4 @@
-"""The kernels alone, each as a model of one node in ONNX Runtime, beside ONNX Runtime's own operators of that size."""
+"""The kernels alone, each as a model of one node in ONNX Runtime, with ONNX Runtime's own operators for comparison."""
 
 from __future__ import annotations
 

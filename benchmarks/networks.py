@@ -1,6 +1,6 @@
-"""Whole networks: ours in every form beside the twin with the plain norm, and beside the export of the published code.
+"""Whole networks: our files in every form, the twins with plain norms, and the export of the published code.
 
-Every contestant is compared with its PyTorch model before it is timed, and files say which implementation ran them.
+Each file is compared with its PyTorch model before it is timed, and the table says which implementation ran it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ EXPLANATIONS = {
     "eager": "our training layers in eval mode in PyTorch",
     "compiled": "the same by torch.compile, unfrozen",
     "torchscript": "nnorm_export.export_torchscript()",
-    "pt2": "nnorm_export.export_program(), run as torch.export.load gives it",
+    "pt2": "nnorm_export.export_program(), run as torch.export.load returns it",
     "aoti": "nnorm_export.export_aoti()",
     "eager_twin": "the twin in PyTorch",
     "aoti_twin": "nnorm_export.export_aoti() of the twin",

@@ -36,7 +36,7 @@ ROUNDS = 100
 
 @dataclass(frozen=True)
 class Comparison:
-    """The exported file beside a plain torch.onnx export, whose figures are None if torch could not write it."""
+    """The exported file and a plain torch.onnx export, whose figures are None if torch could not write it."""
 
     nodes: int
     milliseconds: float

@@ -16,7 +16,7 @@ import nnorm_export
 
 @dataclass(frozen=True)
 class Half:
-    """A file, what ran it, and its accuracy on the validation set beside the float32 file's."""
+    """A file, what ran it, and its accuracy on the validation set, with the float32 file's."""
 
     path: Path
     dtype: str

@@ -37,7 +37,7 @@ class Calibration(CalibrationDataReader):  # type: ignore[misc] - ONNX Runtime h
 
 @dataclass(frozen=True)
 class Quantized:
-    """The file, its accuracy on the validation set beside the float32 file's, and what ran its normalizations."""
+    """The file, its accuracy on the validation set, the float32 file's, and what ran its normalizations."""
 
     path: Path
     float32_accuracy: float

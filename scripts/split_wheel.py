@@ -3,9 +3,9 @@
     python scripts/split_wheel.py split FILE --size 20M -o DIR
     python scripts/split_wheel.py join DIR -o FILE
 
-For a wheel of onnxruntime-gpu, of hundreds of megabytes, on its way to a machine that takes uploads of limited size.
-Beside the parts lies manifest.json: the file's name, size and SHA-256, and each part's. Files are read and written in
-small pieces, and appear under their names only when they are complete and proven. Standard library only.
+For a wheel of hundreds of megabytes, as that of onnxruntime-gpu, and a machine that limits the size of uploads. The
+folder of the parts also has manifest.json: name, size and SHA-256 of the file and of each part. Files are read and
+written in small pieces and get their names when they are complete and verified. Standard library only.
 """
 
 from __future__ import annotations

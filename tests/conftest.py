@@ -11,7 +11,7 @@ from small_network import Network, randomized
 from torch import Tensor, nn
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-# Tests that share what a fixture trains, exports or disassembles: a parallel run gives each row to one process.
+# Tests that share what a fixture trains, exports or disassembles: a parallel run sends each row to one process.
 TOGETHER = ("tests/test_family.py", "tests/test_golden.py::test_recorded_layers", "tests/test_cuda_code.py")
 
 

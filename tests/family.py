@@ -1,7 +1,7 @@
-"""The normalizations of the papers beside normality normalization: an example of each, and its oracle in NumPy.
+"""The normalizations that the papers compare with: an example of each, and its oracle in NumPy.
 
 An oracle computes in float64 from the equations and shares nothing with the package. It takes the layer's state as
-arrays, the input and whether it is training, and gives the output and what the running statistics are afterwards.
+arrays, the input and whether it is training, and returns the output and the running statistics after the call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs every case of a folder in whatever ONNX Runtime this interpreter has: kernels_in_onnxruntime.py LIBRARY FOLDER.
+"""Runs every case of a folder in the ONNX Runtime of this interpreter: kernels_in_onnxruntime.py LIBRARY FOLDER.
 
 A case is NAME.onnx with NAME.npz: its inputs, and ``expected`` and ``bound``. Nodes without a body can only be run by
 the library. Prints JSON: the version, the number of cases, what failed, whether this ONNX Runtime has a CUDA provider,

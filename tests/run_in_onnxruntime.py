@@ -1,4 +1,4 @@
-"""Runs a model in whatever ONNX Runtime this interpreter has.
+"""Runs a model in the ONNX Runtime of this interpreter.
 
     python run_in_onnxruntime.py MODEL FEEDS RESULTS [LIBRARY]
 

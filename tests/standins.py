@@ -1,6 +1,6 @@
 """Classes with nothing of the authors' layers but their names and attributes, as a user's own copy would have them.
 
-Their forward raises: whatever runs in a test that uses them is what nnorm_export made of the attributes.
+Their forward raises, so a test that uses them runs what nnorm_export built from their attributes.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def trained(digits: tuple[Tensor, Tensor]) -> dict[str, nn.Module]:
-    """A network of every layer, two epochs of digits old."""
+    """A network with each layer, trained on the digits for two epochs."""
     images, labels = digits
     networks = {}
     for name, case in CASES.items():
@@ -243,7 +243,7 @@ def test_empty_batches(name: str) -> None:
 def test_files_take_empty_and_large_batches(
     trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
-    # torch.onnx.export writes torch.nn's GroupNorm so that it takes no empty batch.
+    # The file of torch.nn.GroupNorm that torch.onnx.export writes fails on an empty batch.
     plain = {"ProxyNorm", "WeightStandardization"}
     model = AllNetworks({name: network for name, network in trained.items() if name not in plain})
     path = export(model, digits[0][:3], tmp_path / "m.onnx").path

@@ -1,4 +1,4 @@
-"""Whitening: what it gives, and where it folds into the layer before it without a trace."""
+"""Whitening: its results, and where it folds into the layer before it and leaves no node."""
 
 from __future__ import annotations
 

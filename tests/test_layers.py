@@ -181,7 +181,7 @@ def test_gradients_of_the_estimate(order: int) -> None:
 
 
 def assert_gradients(layer: layers.NormalNorm, x: Tensor) -> None:
-    """With respect to the input, the weight and the bias."""
+    """The gradients for the input, the weight and the bias."""
     names = [name for name, _ in layer.named_parameters()]
     buffers = {name: value.clone() for name, value in layer.named_buffers()}
 

@@ -49,7 +49,7 @@ HALVES = [torch.float16, torch.bfloat16]
 
 
 def rounded_once(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a half input must give: the layer in float32, rounded on output."""
+    """The expected output for a half-precision input: the layer in float32, rounded on output."""
     expected: Tensor = copy.deepcopy(layer).float()(x.float()).to(x.dtype)
     return expected
 
@@ -88,7 +88,7 @@ def test_training_under_autocast(dtype: torch.dtype) -> None:
 
 
 def test_autocast_is_off_inside() -> None:
-    """Elementwise arithmetic in float32 survives CPU autocast anyway; other devices may not be so kind."""
+    """CPU autocast leaves elementwise float32 arithmetic alone; other devices may not."""
     seen = []
 
     class Watched(layers.LayerNormalNorm):

@@ -111,7 +111,7 @@ def test_the_first_of_several_outputs_in_nine_digits(
 def test_a_model_that_gives_no_tensor(programs: Path, image: Tensor, tmp_path: Path) -> None:
     report = nnorm_export.export_torchscript(randomized(Network()), image, tmp_path / "network.pt", method="script")
     message = refused(run(programs / "serve_torchscript", report.path, saved(image, tmp_path / "image.pt")))
-    assert f"{report.path}: gives no tensor or tuple of tensors but a GenericDict" in message
+    assert f"{report.path}: returns a GenericDict, not a tensor or a tuple of tensors" in message
 
 
 def test_wrong_usage(program: Path) -> None:
@@ -139,7 +139,7 @@ def test_images_that_cannot_be_read(program: Path, model: Path, tmp_path: Path) 
     missing = tmp_path / "missing.pt"
     assert refused(run(program, model, missing)) == f"{program.name}: {missing}: cannot be opened\n"
     several = saved({"image": torch.ones(1, 1, 8, 8)}, tmp_path / "several.pt")
-    assert f"{several}: holds no tensor but a GenericDict" in refused(run(program, model, several))
+    assert f"{several}: holds a GenericDict, not a tensor" in refused(run(program, model, several))
 
 
 def test_images_that_the_model_does_not_take(program: Path, model: Path, tmp_path: Path) -> None:

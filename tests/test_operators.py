@@ -31,7 +31,7 @@ ELEMENTS = {
 }
 # One rounding of the output to its dtype, and what the float32 arithmetic adds; relative to max(1, |y|).
 BOUNDS = {"float32": 4e-6, "float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-13}
-# Those of one node on an input of shape [3, 8, 5]; BatchNormalNorm has none, whatever its epilogue.
+# The attributes of a node whose input has the shape [3, 8, 5]; BatchNormalNorm and its epilogues have none.
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "LayerNormalNorm": {"axis": -1, "epsilon": 1e-5, "delta": DELTA},
     "GroupNormalNorm": {"num_groups": 4, "epsilon": 1e-5, "delta": DELTA},
@@ -296,7 +296,7 @@ def test_nan_in_the_residual_propagates(way: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_sum_with_the_residual_is_rounded_once(way: str, tmp_path: Any) -> None:
-    """y = 1 + 2⁻¹¹ + 2⁻¹³ lies between two float16, and y − 1 is one: rounding y first would give 2⁻¹⁰."""
+    """y = 1 + 2⁻¹¹ + 2⁻¹³ lies between two float16 numbers and y − 1 is one; rounding y first would return 2⁻¹⁰."""
     values = make_values("BatchNormalNormAddRelu", (2, 3, 5), "float16")
     values["X"][:], values["shift"][:], values["residual"][:] = 0, 0, -1
     values["bias"][:] = 1 + 2**-11 + 2**-13

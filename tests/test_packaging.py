@@ -1,4 +1,4 @@
-"""What pip makes of this project: a wheel with the library of kernels, one without, and errors that say what to do."""
+"""The wheels that pip builds, with the library of kernels and without, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_headers_are_fetched_from_a_release_archive(tmp_path: Path) -> None:
     done = run(sys.executable, FETCH, output, NNORM_ONNXRUNTIME_ARCHIVE=archive)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in output.iterdir()] == ["onnxruntime_c_api.h"]
-    assert [path.name for path in output.parent.iterdir()] == ["headers"]  # nothing half done beside it
+    assert [path.name for path in output.parent.iterdir()] == ["headers"]  # no partial download is left
     again = run(sys.executable, FETCH, output, "--archive", "file:///nowhere")
     assert again.returncode == 0
     assert "already" in again.stdout

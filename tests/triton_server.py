@@ -38,7 +38,7 @@ def serving(python: Path, repository: Path, folder: Path, environment: dict[str,
     version = subprocess.check_output([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], text=True)
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
-    # Links, not copies: the backend finds its own files beside what it was loaded from.
+    # Links, not copies: the backend looks for its files in the folder that it was loaded from.
     for source in (
         triton / "backends" / "python" / "libtriton_python.so",
         triton / "backends" / "python" / "triton_python_backend_utils.py",

@@ -2,7 +2,7 @@
 //
 // The package is machine code: loading it runs it. It is for the kind of processor it was compiled on, and for the
 // version of LibTorch it was compiled with. Unless AOTI_RUNTIME_CHECK_INPUTS is 1 it trusts its caller: a tensor of
-// another dtype or shape gives numbers that mean nothing.
+// another dtype or shape returns meaningless numbers.
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstdio>

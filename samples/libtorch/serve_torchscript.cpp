@@ -12,7 +12,7 @@
 static at::Tensor first_tensor(const c10::IValue& output) {
   if (output.isTensor()) return output.toTensor();
   if (output.isTuple() && output.toTupleRef().size() > 0) return first_tensor(output.toTupleRef().elements()[0]);
-  throw std::runtime_error("gives no tensor or tuple of tensors but a " + output.tagKind());
+  throw std::runtime_error("returns a " + output.tagKind() + ", not a tensor or a tuple of tensors");
 }
 
 int main(int argc, char** argv) {

@@ -32,7 +32,7 @@ inline at::Tensor read_tensor(const std::string& path) {
     if (!file) throw std::runtime_error("cannot be opened");
     const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
     const c10::IValue value = torch::jit::pickle_load(bytes);
-    if (!value.isTensor()) throw std::runtime_error("holds no tensor but a " + value.tagKind());
+    if (!value.isTensor()) throw std::runtime_error("holds a " + value.tagKind() + ", not a tensor");
     return value.toTensor();
   });
 }

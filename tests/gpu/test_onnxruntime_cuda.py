@@ -126,7 +126,7 @@ def synchronize() -> None:
 
 
 class Bound:
-    """A session and its tensors, all of them PyTorch's on the GPU, bound for good."""
+    """A session whose inputs and output are bound to PyTorch tensors on the GPU."""
 
     def __init__(
         self, path: str, values: dict[str, np.ndarray], options: Any = None, offset: int = 0, **provider_options: str
