@@ -1,5 +1,5 @@
 # make demo    trains two small networks on real data, exports, verifies and serves them
-# make check   lint, types and the fast tests, for every commit: two minutes once installed
+# make check   lint, types and the fast tests, for every commit: a minute once installed
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
