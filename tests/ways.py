@@ -28,7 +28,7 @@ def newest_opset() -> int:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
         try:
             onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        except Exception:  # ONNX Runtime's exceptions have no common base
+        except Exception:  # ONNX Runtime refuses a newer opset; its exceptions have no common base
             continue
         return opset
     return 18

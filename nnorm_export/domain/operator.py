@@ -83,7 +83,7 @@ class Operator:
 
     @property
     def blocked_twin(self) -> str | None:
-        """The name of the same operator on ONNX Runtime's blocked layout; None if there is no such operator.
+        """The name of the same operator on ONNX Runtime's blocked layout; None if the domain lacks it.
 
         Where every element is computed from itself alone, the order of the elements in memory does not matter.
         """

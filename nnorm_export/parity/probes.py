@@ -191,7 +191,7 @@ def _row_values(length: int, epsilon: float, delta: float) -> Iterator[Array]:
 
 
 def _with_lmbda_zero(quantiles: Tensor, epsilon: float, delta: float) -> Array | None:
-    """exp(t·q) with t such that λ̂ = 0, by bisection; None if there is no such t."""
+    """exp(t·q) with t such that λ̂ = 0, by bisection; None if every t gives another λ̂."""
 
     def lmbda(t: float) -> float:
         h = standardize_over(torch.exp(t * quantiles)[None], [1], epsilon)

@@ -69,7 +69,7 @@ class PyTorchModel:
         # A model of several dtypes is unchanged if the file's dtype is one of them.
         if dtype is not None and dtype not in {p.dtype for p in self._in_dtype.parameters()}:
             self._in_dtype.to(dtype)
-        # A float64 file has no budget, because there is no result of higher precision.
+        # PyTorch computes nothing more exactly than float64, so a float64 file has no budget.
         self._double = None if dtype == torch.float64 else _eval_copy(model).to(torch.float64)
 
     def run(self, example: Mapping[str, Any]) -> list[Array]:
