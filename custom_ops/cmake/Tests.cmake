@@ -85,7 +85,7 @@ if(TARGET tensorrt_headers)
   if(TARGET nnorm_trt)
     add_library(mock_nvinfer SHARED tests/tensorrt/mock_nvinfer.cpp)
     target_include_directories(mock_nvinfer PRIVATE tests/cuda_on_host)
-    target_compile_options(mock_nvinfer PRIVATE -Wno-deprecated-declarations) # of the registry of version 10
+    target_compile_options(mock_nvinfer PRIVATE -Wno-deprecated-declarations) # the mock implements functions of TensorRT 10's registry that are deprecated
     target_link_libraries(mock_nvinfer PRIVATE nnorm_options tensorrt_headers)
     set_target_properties(mock_nvinfer PROPERTIES PREFIX "" OUTPUT_NAME libnvinfer SUFFIX ".so.${NNORM_TENSORRT_MAJOR}")
     target_compile_definitions(test_tensorrt_plugin PRIVATE

@@ -27,6 +27,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     shown = [inspect.signature(groups[p.name]).parameters.values() if p.name in groups else [p] for p in parameters]
     keyword_only = [parameter.replace(kind=parameter.KEYWORD_ONLY) for group in shown for parameter in group]
+    # inspect.signature() reads this attribute, which mypy does not know of functions.
     with_groups.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     return with_groups
 

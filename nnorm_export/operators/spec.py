@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,9 +112,9 @@ class FrozenOperator(FrozenModule):
         lengths = ", ".join(str(length) for length in self.weight.shape)
         self.expected = f"[N, {lengths}, *spatial]" if self.is_per_channel else f"[*, {lengths}]"
 
+    @abstractmethod
     def _arguments(self) -> tuple[Any, ...]:
         """The arguments of the operator after x."""
-        raise NotImplementedError
 
     def _takes(self, x: Tensor) -> bool:
         """Whether the operator takes an input of the shape of ``x``."""

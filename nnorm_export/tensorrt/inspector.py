@@ -14,6 +14,7 @@ from nnorm_export.files.tensors import TensorInfo
 
 _DTYPES = {dtype.tensorrt: dtype.numpy for dtype in DTYPES.values() if dtype.tensorrt is not None}
 _ONNX_NODE = re.compile(r"\[ONNX Layer: ([^|\]]*[^|\] ])")  # written by the parser: "[ONNX Layer: norm/Op | …]"
+_PLUGIN_LAYERS = ("Plugin", "PluginV2", "PluginV3")  # TensorRT's own names for a layer that a plugin runs
 _MADE_UNIQUE = re.compile(r"_\d+$")  # which the parser appends to a name that another layer has
 
 
@@ -33,7 +34,7 @@ def plugin_nodes(engine: Any, tensorrt: Any, path: Path) -> set[str]:
                 "`nnorm-export engine`, or with trtexec --profilingVerbosity=detailed"
             )
         name, metadata, plugin = (str(layer.get(key, "")) for key in ("Name", "Metadata", "PluginType"))
-        is_plugin = str(layer.get("LayerType", "")).startswith("Plugin")
+        is_plugin = layer.get("LayerType") in _PLUGIN_LAYERS
         if is_plugin and any(_names_operator(text) for text in (name, metadata, plugin)):
             nodes = _ONNX_NODE.findall(metadata) or [name, _MADE_UNIQUE.sub("", name)]
             names |= set(filter(_names_operator, nodes)) or set(nodes)
