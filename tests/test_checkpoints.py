@@ -15,6 +15,7 @@ import pytest
 import standins
 import torch
 from golden_data import GOLDEN
+from saved_weights import Net, assert_same_weights, filled, saved
 from torch import nn
 
 from nnorm_export import CheckpointError, NnormExportError, freeze, layers
@@ -23,33 +24,9 @@ from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 
 
-class Net(nn.Module):
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, width, 3)
-        self.norm = nn.BatchNorm2d(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.norm(self.conv(x))
-        return y
-
-
 @pytest.fixture
 def trained() -> Net:
-    model = Net()
-    for tensor in model.state_dict().values():
-        tensor.copy_(torch.rand(tensor.shape) * 10)
-    return model
-
-
-def saved(folder: Path, contents: Any, name: str = "best.pth", **options: Any) -> Path:
-    torch.save(contents, folder / name, **options)
-    return folder / name
-
-
-def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
-    for (name, value), expected in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(value, expected), name
+    return filled(Net())
 
 
 @pytest.mark.parametrize(
@@ -188,7 +165,7 @@ def test_a_pickle_that_needs_code_is_refused_until_trusted(extra: Any, trained: 
 def test_a_trusted_module_gives_its_state_dict(wrap: Any, trained: Net, tmp_path: Path) -> None:
     path = saved(tmp_path, wrap(trained))
     model = Net()
-    with pytest.raises(CheckpointError, match=r"test_checkpoints\.Net.*--trust-pickle"):
+    with pytest.raises(CheckpointError, match=r"saved_weights\.Net.*--trust-pickle"):
         load_checkpoint(model, path)
     load_checkpoint(model, path, trust_pickle=True)
     assert_same_weights(model, trained)

@@ -132,6 +132,14 @@ class ModelOptions:
         str | None,
         _model("--checkpoint-key KEY", "The weights' key in the checkpoint, if an unusual one: ema, swa.model."),
     ] = None
+    checkpoint_prefix: Annotated[
+        str | None,
+        _model(
+            "--checkpoint-prefix PREFIX",
+            "What the model's keys begin with in the checkpoint: model, ema_model; '' for nothing. By default the one "
+            "that fits. Other keys are left.",
+        ),
+    ] = None
     trust_pickle: Annotated[
         bool, _model("--trust-pickle", "Load a checkpoint that runs code. Only for files from someone you trust.")
     ] = False

@@ -77,7 +77,13 @@ def load_source(options: ModelOptions) -> Source:
     module = build_model(model, parse_arguments(options.model_arg or ()))
     if checkpoint is None:
         return Source(module, notices=[f"no --checkpoint: the weights are those that {model} returns"])
-    notices = load_checkpoint(module, checkpoint, key=options.checkpoint_key, trust_pickle=options.trust_pickle)
+    notices = load_checkpoint(
+        module,
+        checkpoint,
+        key=options.checkpoint_key,
+        prefix=options.checkpoint_prefix,
+        trust_pickle=options.trust_pickle,
+    )
     return Source(module, notices=notices)
 
 
@@ -117,7 +123,12 @@ def bisect_command(path: str, options: ModelOptions, runtime: str | None = None)
     """Returns the command that compares ``path`` with the same model on the same inputs, layer by layer."""
     words = ["nnorm-export", "bisect", path, "-m", options.model]
     repeated = {"--model-arg": options.model_arg, "--passthrough": options.passthrough, "-i": options.input_specs}
-    single = {"-c": options.checkpoint, "--checkpoint-key": options.checkpoint_key, "--runtime": runtime}
+    single = {
+        "-c": options.checkpoint,
+        "--checkpoint-key": options.checkpoint_key,
+        "--checkpoint-prefix": options.checkpoint_prefix,
+        "--runtime": runtime,
+    }
     given = [(flag, [value]) for flag, value in single.items() if value is not None]
     for flag, values in (*given, *repeated.items()):
         words += [word for value in values or () for word in (flag, value)]

@@ -17,7 +17,12 @@ from nnorm_export.models.state_dicts import find_state_dict, fit
 
 
 def load_checkpoint(
-    model: nn.Module, path: str | Path, *, key: str | None = None, trust_pickle: bool = False
+    model: nn.Module,
+    path: str | Path,
+    *,
+    key: str | None = None,
+    prefix: str | None = None,
+    trust_pickle: bool = False,
 ) -> list[str]:
     """Loads the weights in ``path`` into ``model`` and returns notices on how they were made to fit.
 
@@ -26,11 +31,13 @@ def load_checkpoint(
         path: a file from ``torch.save``, or a ``.safetensors`` file: a state dict, plain or under one of the usual
             keys, or (with ``trust_pickle``) a whole module.
         key: the entry that holds the weights (``ema``, ``swa.model``), if not the usual one.
+        prefix: what the model's keys begin with there (``ema_model``), "" for nothing; keys beside them are left. None
+            finds the prefix under which all of the model's weights lie.
         trust_pickle: allow a pickle that runs code while it loads.
 
     Raises:
         CheckpointError: the file cannot be read, holds no weights, or they do not fit; the message lists the missing
-            and unexpected keys and the shapes that differ.
+            and unexpected keys and the shapes that differ. Or several sets of weights fit, and they differ.
     """
     path = Path(path)
     add_current_directory()  # a trusted pickle may name the user's own classes
@@ -42,7 +49,7 @@ def load_checkpoint(
             f"{path.name}: weights taken from {found_at!r}; it also holds {', '.join(map(repr, others))} "
             "(choose with --checkpoint-key)"
         )
-    return notices + fit(model, state, path)
+    return notices + fit(model, state, path, prefix)
 
 
 def _read(path: Path, *, trust_pickle: bool) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
+from nnorm_export.models.prefixes import COUNTER, OPTION, Fitted, find_weights
 
 # Where training scripts store the weights, the likeliest first: trained weights go before their averages.
 KEYS = (
@@ -27,17 +28,8 @@ KEYS = (
     "params_ema",
     "ema",
 )
-# Prefixes that wrappers add to every key: DataParallel, torch.compile, and the attribute of a Lightning module.
-PREFIXES = {
-    "module.": "DataParallel or AveragedModel",
-    "_orig_mod.": "torch.compile",
-    "model.": "a wrapper, Lightning's for example",
-    "net.": "a wrapper, Lightning's for example",
-    "network.": "a wrapper, Lightning's for example",
-}
 _LISTED = 10
 _LINE = "\n    "
-_COUNTER = "num_batches_tracked"  # used by training only, and absent from the authors' checkpoints
 
 
 def find_state_dict(contents: Any, path: Path, key: str | None = None) -> tuple[dict[str, Tensor], str, list[str]]:
@@ -99,22 +91,26 @@ def _summary(contents: Any) -> str:
     return f"a dict with {_some([str(key) for key in contents])}"
 
 
-def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> list[str]:
-    """Loads ``state`` into ``model`` strictly, or raises and leaves the model as it was; returns notices."""
-    state, notices = _unwrap(dict(state), list(model.state_dict()), path)
+def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str | None = None) -> list[str]:
+    """Loads ``state`` into ``model`` strictly, or raises and leaves the model as it was; returns notices.
+
+    ``prefix`` is that of the model's keys in ``state``; None finds it, see :mod:`nnorm_export.models.prefixes`.
+    """
+    found = find_weights(state, model.state_dict(), path, prefix)
+    state = found.state
     before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
     try:
         # Not strict: the layers' hooks rename and add keys, and the keys that torch then lists are judged below.
         outcome = model.load_state_dict(state, strict=False)
         missing, unexpected = (
-            [key for key in keys if key.rpartition(".")[2] != _COUNTER]
+            [key for key in keys if key.rpartition(".")[2] != COUNTER]
             for keys in (outcome.missing_keys, outcome.unexpected_keys)
         )
         differing: list[str] = []
         failure = ""
     except RuntimeError as error:
-        missing = [key for key in before if key not in state and key.rpartition(".")[2] != _COUNTER]
-        unexpected = [key for key in state if key not in before and key.rpartition(".")[2] != _COUNTER]
+        missing = [key for key in before if key not in state and key.rpartition(".")[2] != COUNTER]
+        unexpected = [key for key in state if key not in before and key.rpartition(".")[2] != COUNTER]
         differing = [
             f"{key} {list(value.shape)}, the model's is {list(before[key].shape)}"
             for key, value in state.items()
@@ -129,32 +125,20 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> list[str]:
     lines = [f"\n  {len(keys)} {what}:{_LINE}{_some(keys, _LINE)}" for what, keys in problems if keys]
     if lines or failure:
         model.load_state_dict(before, strict=False)
+        where = f" under '{found.prefix}'" if found.prefix else ""
         raise CheckpointError(
-            f"{path}: the weights do not fit {type(model).__name__}; build it with the arguments that it was "
-            f"trained with.{''.join(lines)}{failure}"
+            f"{path}: the weights{where} do not fit {type(model).__name__}; build it with the arguments that it was "
+            f"trained with{_other_remedy(found, missing, differing)}.{''.join(lines)}{failure}"
         )
-    return notices
+    return found.notices
 
 
-def _unwrap(state: dict[str, Tensor], expected: list[str], path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Drops the prefix that a wrapper added to every key, unless the model's own keys begin with it."""
-    notices = []
-    stripped = True
-    while stripped:
-        stripped = False
-        for prefix, origin in PREFIXES.items():
-            if any(key.startswith(prefix) for key in expected):
-                continue
-            wrapped = {key: value for key, value in state.items() if key != "n_averaged"}  # AveragedModel's count
-            if wrapped and all(key.startswith(prefix) for key in wrapped):
-                state = {key.removeprefix(prefix): value for key, value in wrapped.items()}
-                notices.append(f"{path.name}: dropped the prefix '{prefix}' of every key ({origin})")
-                stripped = True
-    inner = "._orig_mod."  # a compiled part of the model
-    if any(inner in key for key in state) and not any(inner in key for key in expected):
-        state = {key.replace(inner, "."): value for key, value in state.items()}
-        notices.append(f"{path.name}: dropped '_orig_mod.' within keys (torch.compile)")
-    return state, notices
+def _other_remedy(found: Fitted, missing: list[str], differing: list[str]) -> str:
+    """The option for a checkpoint that has all of the model's weights, and parts beside them."""
+    if missing or differing or not found.foreign:
+        return ""
+    prefix = found.prefix.rstrip(".") or "''"
+    return f", or leave what lies beside the model's layers with {OPTION} {prefix}"
 
 
 def _some(names: list[str], separator: str = ", ") -> str:
