@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import Runtime
+from nnorm_export.cli.options import Runtime, TrustPickle
 from nnorm_export.cli.output import Output, print_facts, print_table, ways
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def doctor(
         str | None, typer.Argument(metavar="FILE", help="A model file, to see what would run each of its nodes.")
     ] = None,
     runtime: Runtime = None,
+    trust_pickle: TrustPickle = False,
     *,
     output: Output,
 ) -> None:
@@ -25,7 +26,8 @@ def doctor(
 
     With a file, each runtime opens it and shows what runs each normalization:
     a kernel, its body, or a plugin. The exit code is 3 if the chosen runtime
-    is missing or lacks something, and 2 if it refuses the file.
+    is missing or lacks something, and 2 if it refuses the file. Opening
+    TorchScript or a package of AOTInductor runs its code.
 
     Examples:
 
@@ -38,7 +40,7 @@ def doctor(
     from nnorm_export.runtimes._diagnosis import diagnose
 
     with output.working("Looking for runtimes"):
-        diagnosis = diagnose(path, runtime=runtime)
+        diagnosis = diagnose(path, runtime=runtime, trust_pickle=trust_pickle)
     output.show(diagnosis.to_json(), lambda: _print(diagnosis, path, verbose=output.verbose))
     if (missing := diagnosis.missing) is not None:
         typer.echo(f"error: {missing.runtime}: {missing.problem}", err=True)

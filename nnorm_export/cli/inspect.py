@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import NoRun
+from nnorm_export.cli.options import NoRun, TrustPickle
 from nnorm_export.cli.output import Output, counted, print_facts, print_table, size_text
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def inspect(
     path: Annotated[str, typer.Argument(metavar="FILE", help="The file to describe.")],
     no_run: NoRun = False,
+    trust_pickle: TrustPickle = False,
     *,
     output: Output,
 ) -> None:
@@ -23,8 +24,10 @@ def inspect(
 
     ONNX, TorchScript, exported programs (.pt2) and packages of AOTInductor.
     Files that other programs wrote are described too, with fewer facts.
-    Opening a package of AOTInductor runs its machine code: use --no-run for
-    packages that you do not trust.
+    To see what runs the normalizations, the file is opened in its runtime, which
+    runs the code of TorchScript and of packages of AOTInductor: use --no-run for
+    files that you do not trust. Exported programs run no code without
+    --trust-pickle.
 
     Examples:
 
@@ -36,7 +39,7 @@ def inspect(
     from nnorm_export.runtimes._description import describe_run
 
     with output.working(f"Reading {path}"):
-        description = describe(path) if no_run else describe_run(path)
+        description = describe(path) if no_run else describe_run(path, trust_pickle=trust_pickle)
     output.show(description.to_json(), lambda: _print(description))
 
 

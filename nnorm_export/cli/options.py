@@ -103,6 +103,10 @@ Runtime = Annotated[
         **_completing("nnorm_export.runtimes:RUNTIMES"),
     ),
 ]
+TrustPickle = Annotated[
+    bool,
+    _general("--trust-pickle", "Open a .pt2 program that runs code. Only for files from someone you trust."),
+]
 ExternalData = Annotated[
     bool | None,
     _file("--external-data/--no-external-data", "Keep the weights in FILE.data; by default those over 2 GiB."),
@@ -141,7 +145,10 @@ class ModelOptions:
         ),
     ] = None
     trust_pickle: Annotated[
-        bool, _model("--trust-pickle", "Load a checkpoint that runs code. Only for files from someone you trust.")
+        bool,
+        _model(
+            "--trust-pickle", "Load a checkpoint or .pt2 file that runs code. Only for files from someone you trust."
+        ),
     ] = False
     passthrough: Annotated[
         list[str] | None,

@@ -11,17 +11,23 @@ import torch
 from torch import nn
 
 from nnorm_export.cli.options import ModelOptions
-from nnorm_export.errors import CheckpointError, NnormExportError
+from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
+from nnorm_export.models import exported_programs
 from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.inputs import EXAMPLES, SEED, Inputs, read_inputs
 from nnorm_export.names import DOMAIN
+from nnorm_export.reading import is_regular
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
+_PROGRAM = (
+    "; not an exported program. Write one with "
+    "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
+)
 DYNAMIC_ROWS = 4  # the length of a dynamic axis in random inputs
 
 
@@ -34,24 +40,20 @@ class Source:
     notices: list[str] = field(default_factory=list)
 
 
-def load_program(path: str | Path) -> torch.export.ExportedProgram:
+def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.export.ExportedProgram:
     """Returns the program in a ``.pt2`` file that ``torch.export.save`` wrote.
 
     Raises:
-        CheckpointError: no such file, not a program, or one with an operator that is not installed.
+        CheckpointError: no such file, not a program, one with an operator that is not installed, or, without
+            ``trust_pickle``, one that would run code.
     """
     import nnorm_export.operators  # noqa: F401 - registers the operators that the program may call
 
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path}: {'a folder; give a file in it' if Path(path).is_dir() else 'no such file'}")
     try:
-        return torch.export.load(path)
-    except Exception as error:  # zip, JSON and schema errors of many types
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointError(
-            f"{path}: not an exported program ({reason}); write one with "
-            "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
-        ) from error
+        return exported_programs.load_program(path, trust_pickle=trust_pickle)
+    except ModelFileError as error:
+        remedy = "" if "trust" in str(error) or not is_regular(path) else _PROGRAM
+        raise CheckpointError(f"{error}{remedy}") from error
 
 
 def load_source(options: ModelOptions) -> Source:
@@ -67,7 +69,7 @@ def load_source(options: ModelOptions) -> Source:
             raise NnormExportError(
                 f"{option} does not go with a .pt2 file, which carries its model and weights; leave it out"
             )
-        program = load_program(model)
+        program = load_program(model, trust_pickle=options.trust_pickle)
         return Source(program.module(), program)
     if model.endswith((".pt", ".pth", ".ckpt", ".safetensors")):
         raise NnormExportError(

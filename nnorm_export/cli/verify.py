@@ -35,8 +35,9 @@ def verify(
     most ten times that of PyTorch in the file's own precision, or, if they are
     given, within --rtol and --atol. The exit code is 1 if it does not.
     Without --input, the inputs are random and have the file's shapes; real
-    data is a better test. Verifying a package of AOTInductor runs its machine
-    code: verify only packages that you trust.
+    data is a better test. Verifying TorchScript or a package of AOTInductor runs
+    its code: verify only those that you trust. A .pt2 program that would run
+    code while it loads is refused without --trust-pickle.
 
     Examples:
 
@@ -80,7 +81,9 @@ def verify(
     shared: dict[str, Any] = {"runtime": options.runtime, "passthrough": model.passthrough or ()}
     probed = risks = None
     with output.working(f"Comparing {path} with PyTorch"):
-        report = comparison.verify(path, source.module, inputs, certificate=options.record, **judged, **shared)
+        report = comparison.verify(
+            path, source.module, inputs, certificate=options.record, trust_pickle=model.trust_pickle, **judged, **shared
+        )
         if options.probes:
             probed = probe(path, runtime=options.runtime)
         if options.float16:
@@ -156,7 +159,7 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
     from nnorm_export.parity import certificates
 
     with output.working(f"Replaying {folder}"):
-        report = certificates.replay(path, folder, runtime=options.runtime)
+        report = certificates.replay(path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
     output.show({"path": path, "certificate": folder, **report.to_json()}, lambda: print_parity(report))
     if not report:
         output.fail(

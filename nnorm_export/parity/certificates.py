@@ -91,10 +91,12 @@ def write(
         raise InputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
 
 
-def replay(path: str | Path, folder: str | Path, *, runtime: str | None = None) -> ParityReport:
+def replay(
+    path: str | Path, folder: str | Path, *, runtime: str | None = None, trust_pickle: bool = False
+) -> ParityReport:
     """Runs the file ``path`` on the inputs in ``folder`` and compares with the recorded results of PyTorch.
 
-    Needs neither PyTorch nor the model's code.
+    Needs neither PyTorch nor the model's code. ``trust_pickle`` is that of :func:`nnorm_export.load`.
 
     Raises:
         ParityError: the file is not the one that was certified.
@@ -110,7 +112,7 @@ def replay(path: str | Path, folder: str | Path, *, runtime: str | None = None) 
             f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
             f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
         )
-    runner = load(path, runtime)
+    runner = load(path, runtime, trust_pickle=trust_pickle)
     results = runner(*_read_tensors(folder / DATA, "input", len(runner.inputs)))
     expected = _read_tensors(folder / DATA, "output", len(runner.outputs))
     has_truth = (folder / TRUTH).is_dir()

@@ -41,6 +41,7 @@ def verify(
     atol: float | None = None,
     certificate: str | Path | None = None,
     passthrough: Passthrough = (),
+    trust_pickle: bool = False,
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``.
 
@@ -54,6 +55,7 @@ def verify(
         rtol, atol: tolerances instead of the error budget; if only one is given, the other is 0.
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
+        trust_pickle: as for :func:`nnorm_export.load`.
 
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
@@ -61,7 +63,7 @@ def verify(
         NnormExportError: the file's outputs differ from the model's in number or shape.
     """
     chosen = Criterion.of(criterion, rtol, atol)
-    runner = load(path, runtime)
+    runner = load(path, runtime, trust_pickle=trust_pickle)
     report, (example, expected, truth) = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     if certificate is not None and report:
         feed = [to_numpy(tensor) for tensor in tensors_in(example)]
@@ -79,7 +81,8 @@ def compare_with_pytorch(
     runtime: str | None = None,
 ) -> ParityReport:
     """As :func:`verify`, on several sets of bound inputs; the report has the worst of them."""
-    runner = load(path, runtime or runtime_for(path))
+    # The callers have written the file themselves.
+    runner = load(path, runtime or runtime_for(path), trust_pickle=True)
     return _compare(path.name, runner, model, examples, Criterion(), passthrough)[0]
 
 

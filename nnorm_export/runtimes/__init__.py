@@ -40,30 +40,33 @@ def runtimes_for(path: str | Path) -> list[Runtime]:
     return own or [runtime for runtime in RUNTIMES.values() if runtime.opens_onnx]
 
 
-def load(path: str | Path, runtime: str | None = None, **options: Any) -> Runner:
+def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = False, **options: Any) -> Runner:
     """Opens a model file in a runtime: ``runner = load("model.onnx"); logits, = runner(images)``.
 
     Args:
         path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or what
             :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program` or
-            :func:`nnorm_export.export_aoti` wrote. The last is machine code: load it only from those that you trust.
+            :func:`nnorm_export.export_aoti` wrote. TorchScript is code in a language of its own, and the last is
+            machine code, which can do what any program can: load it only from those that you trust.
             Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.
+        trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
+            pickled objects or text that is not data. Other files are not affected.
         options: the runtime's own, see :class:`.onnxruntime.OnnxRuntimeRunner` and
             :class:`._tensorrt_runner.TensorRTRunner`.
 
     Raises:
-        ModelFileError: the file is missing, is not a model, or is refused by the runtime.
+        ModelFileError: the file is missing, is not a model, is refused by the runtime, or would run code.
         RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
         NnormExportError: the runtime is unknown.
     """
     if runtime is None:
-        return runtimes_for(path)[0](path, **options)
+        return runtimes_for(path)[0](path, trust_pickle=trust_pickle, **options)
     if runtime not in RUNTIMES:
         raise NnormExportError(f"unknown runtime {runtime!r}; choose one of {', '.join(RUNTIMES)}")
     try:
-        return RUNTIMES[runtime](path, **options)
+        return RUNTIMES[runtime](path, trust_pickle=trust_pickle, **options)
     except ModelFileError:
         candidates = [candidate.name for candidate in runtimes_for(path)]
         if runtime in candidates or not Path(path).exists():

@@ -10,7 +10,7 @@ from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.runtimes import load
 
 
-def describe_run(path: str | Path) -> ModelDescription:
+def describe_run(path: str | Path, *, trust_pickle: bool = False) -> ModelDescription:
     """:func:`.describe`, and the file opened in its runtime, to see what runs each normalization.
 
     If the runtime cannot open the file, or is not installed, the description says so.
@@ -20,7 +20,7 @@ def describe_run(path: str | Path) -> ModelDescription:
     """
     description = describe(path)
     try:
-        runner = load(path)
+        runner = load(path, trust_pickle=trust_pickle)
         return description.ran_by(runner.runtime, runner.implementations)
     except NnormExportError as error:
         return replace(description, runtime_problem=str(error))

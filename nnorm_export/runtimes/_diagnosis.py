@@ -57,12 +57,13 @@ class Diagnosis:
         return {"exit_code": self.missing.exit_code if self.missing else 0, **asdict(self)}
 
 
-def diagnose(path: str | Path | None = None, *, runtime: str | None = None) -> Diagnosis:
+def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trust_pickle: bool = False) -> Diagnosis:
     """Looks at the installation and, with a file, at what runs its normalizations in each runtime.
 
     Args:
         path: a file of any format that a runtime opens; None looks at the installation alone.
         runtime: the runtime that must work. None is the one that :func:`nnorm_export.load` takes for the file.
+        trust_pickle: as for :func:`nnorm_export.load`.
 
     Raises:
         ModelFileError: the file is missing or is not a model.
@@ -76,10 +77,10 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None) -> D
     if needed not in names:
         what = "nnorm_export" if path is None else str(path)
         raise NnormExportError(f"{what} has no runtime {needed}; it has {', '.join(names)}")
-    return Diagnosis(list(_components()), [_diagnose(candidate, path) for candidate in candidates], needed)
+    return Diagnosis(list(_components()), [_diagnose(each, path, trust_pickle) for each in candidates], needed)
 
 
-def _diagnose(runtime: Runtime, path: str | Path | None) -> RuntimeDiagnosis:
+def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> RuntimeDiagnosis:
     try:
         if path is None:
             runtime.require()
@@ -87,7 +88,7 @@ def _diagnose(runtime: Runtime, path: str | Path | None) -> RuntimeDiagnosis:
         if runtime.before_onnx and not runtime.is_own(path):
             runtime.require()
             return RuntimeDiagnosis(runtime.name, note=runtime.before_onnx)
-        return RuntimeDiagnosis(runtime.name, implementations=runtime(path).implementations)
+        return RuntimeDiagnosis(runtime.name, implementations=runtime(path, trust_pickle=trust_pickle).implementations)
     except NnormExportError as error:
         return RuntimeDiagnosis(runtime.name, str(error), error.exit_code)
 

@@ -18,6 +18,7 @@ from nnorm_export.errors import InputError, ModelFileError, NnormExportError, Ru
 from nnorm_export.files import pytorch_archive as archive
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import to_numpy, to_tensor
+from nnorm_export.models.exported_programs import load_program
 from nnorm_export.runtimes._runner import Runner
 
 
@@ -51,8 +52,8 @@ class _PyTorchRunner(Runner):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about torch's internals, and that TorchScript is deprecated
                 self._open()
-        except NnormExportError as error:
-            raise ModelFileError(f"{path}: {error}") from None
+        except NnormExportError:
+            raise
         except Exception as error:  # zip, schema, linker: errors of many types
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ModelFileError(f"{path}: {self.loader} cannot load it: {lines[0]}") from error
@@ -93,7 +94,7 @@ class _PyTorchRunner(Runner):
 
 
 class TorchScriptRunner(_PyTorchRunner):
-    """TorchScript in ``torch.jit.load``."""
+    """TorchScript in ``torch.jit.load``. Its code is PyTorch's own language, which reads and writes files too."""
 
     runtime = archive.TORCHSCRIPT
     loader = "torch.jit.load"
@@ -108,10 +109,18 @@ class TorchScriptRunner(_PyTorchRunner):
 
 
 class ProgramRunner(_PyTorchRunner):
-    """An exported program in ``torch.export.load``, run operator by operator."""
+    """An exported program in ``torch.export.load``, run operator by operator.
+
+    Args:
+        trust_pickle: open the file even if that runs code from it; see :mod:`nnorm_export.models.exported_programs`.
+    """
 
     runtime = archive.PT2
     loader = "torch.export.load"
+
+    def __init__(self, path: str | Path, *, trust_pickle: bool = False) -> None:
+        self._trust_pickle = trust_pickle
+        super().__init__(path)
 
     @property
     def implementations(self) -> dict[str, str]:
@@ -121,7 +130,7 @@ class ProgramRunner(_PyTorchRunner):
     def _open(self) -> None:
         if self._note.form == "kept":
             importlib.import_module("nnorm_export.operators")  # registers them
-        program = torch.export.load(self._path)
+        program = load_program(self._path, trust_pickle=self._trust_pickle)
         self._module: Any = program.module()
         self._example: Any = program.example_inputs
 
@@ -162,8 +171,8 @@ class AotiRunner(_PyTorchRunner):
         machine = wanted.get("AOTI_MACHINE", platform.machine())
         if lacking or machine != platform.machine():
             raise ModelFileError(
-                f"it is compiled for {self._file.machine}, and this is a {platform.machine()} processor without "
-                f"{' and '.join(lacking) or machine}; export the model on this machine, or on one of its kind"
+                f"{self._path}: it is compiled for {self._file.machine}, and this is a {platform.machine()} processor "
+                f"without {' and '.join(lacking) or machine}; export the model on this machine, or on one of its kind"
             )
 
     def _call(self, tensors: list[Tensor]) -> Any:

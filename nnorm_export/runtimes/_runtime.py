@@ -49,6 +49,7 @@ class Runtime:
         check: raises RuntimeMissingError, with the remedy, if the runtime cannot run here. By default it runs where one
             of ``packages`` is installed.
         components: what ``doctor`` lists for it. By default ``packages`` with their versions.
+        may_unpickle: whether its files may hold pickles; its runner then takes ``trust_pickle``.
         before_onnx: what must happen before it can run an ONNX file, if that takes minutes. ``doctor`` prints it, and
             does not open ONNX files in such a runtime.
     """
@@ -61,9 +62,11 @@ class Runtime:
     is_own: Callable[[str | Path], bool] = lambda path: False
     check: Callable[[], object] | None = None
     components: Callable[[], Iterable[Component]] | None = None
+    may_unpickle: bool = False
     before_onnx: str = ""
 
-    def __call__(self, path: str | Path, **options: Any) -> Runner:
+    def __call__(self, path: str | Path, *, trust_pickle: bool = False, **options: Any) -> Runner:
+        options |= {"trust_pickle": True} if trust_pickle and self.may_unpickle else {}
         runner = self.runner
         if isinstance(runner, str):
             module, _, name = runner.partition(":")

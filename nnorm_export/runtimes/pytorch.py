@@ -13,7 +13,11 @@ def _pytorch(name: str, runner: str) -> Runtime:
         return is_archive(path) and read_archive(path).format == name
 
     return Runtime(
-        name=name, runner=f"nnorm_export.runtimes._pytorch_runners:{runner}", packages=("torch",), is_own=is_own
+        name=name,
+        runner=f"nnorm_export.runtimes._pytorch_runners:{runner}",
+        packages=("torch",),
+        is_own=is_own,
+        may_unpickle=name == PT2,
     )
 
 

@@ -1,0 +1,130 @@
+"""Exported programs (``.pt2``). Opening one runs no code of the file's author unless the user says so.
+
+``torch.export.load`` unpickles example inputs, constants and weights with the full pickle, evaluates parts of the
+program's text as Python, and opens machine code in the same archive. Therefore the file is examined first, through the
+same reader and in the same places: pickles must hold tensors and plain containers (``weights_only``), and the text must
+be data (:mod:`.program_text`). What passes means the same to ``torch.export.load``, and cannot make it run code.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnorm_export.errors import ModelFileError
+from nnorm_export.models.program_text import CodeFoundError, check_program
+from nnorm_export.reading import check_entries, read_entry, size_of
+
+_AOTI, _EXTRA = "data/aotinductor/", "extra/"  # folders of the archive
+_RAW = ("data/weights/", "data/constants/")  # folders with tensors and the lists of them
+_OLD_PROGRAM = "serialized_exported_program.json"  # the layout of torch 2.7 and older
+
+
+def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.export.ExportedProgram:
+    """Returns the program in a ``.pt2`` file that ``torch.export.save`` wrote.
+
+    If it calls operators of ``torch.ops.nnorm``, import ``nnorm_export.operators`` first.
+
+    Args:
+        trust_pickle: open the file even if that runs code from it.
+
+    Raises:
+        ModelFileError: no such file, a file that would run code, or one that torch cannot load; torch's own error is
+            the cause.
+    """
+    path = Path(path)
+    size_of(path, ModelFileError)
+    if not trust_pickle:
+        _refuse_code(path)
+    try:
+        return torch.export.load(path)
+    except Exception as error:  # zip, JSON and schema errors of many types
+        raise ModelFileError(f"{path}: torch.export.load cannot load it: {_first_line(error)}") from error
+
+
+def _refuse_code(path: Path) -> None:
+    """Raises ModelFileError if loading ``path`` may run code that the file holds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_entries(path, archive.infolist(), ModelFileError)
+            _examine_old(archive)
+            is_old = _OLD_PROGRAM in archive.namelist()
+        try:
+            reader = torch._C.PyTorchFileReader(str(path))
+        except RuntimeError:  # torch then looks for the old layout
+            if not is_old:
+                raise
+        else:
+            _examine(reader)
+    except CodeFoundError as code:
+        raise ModelFileError(
+            f"{path}: loading it would run code from it ({code}). If you trust the file's author, give "
+            "--trust-pickle, or trust_pickle=True in Python"
+        ) from code
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise ModelFileError(f"{path}: not an exported program ({_first_line(error)})") from error
+
+
+def _examine_old(archive: zipfile.ZipFile) -> None:
+    """The entries that torch falls back to if it cannot read the new layout, which it has written since torch 2.8."""
+    for name in archive.namelist():
+        if name.startswith("serialized_"):
+            if name.endswith((".pt", "_dict.json", "_constants.json")):
+                _refuse_pickle(name, read_entry(archive, name, archive.getinfo(name).file_size))
+            else:
+                check_program(read_entry(archive, name))
+
+
+def _examine(reader: Any) -> None:
+    records = list(reader.get_all_records())
+    read: Callable[[str], bytes] = lambda name: bytes(reader.get_record(name))  # noqa: E731
+    if len({record.lower() for record in records}) < len(records):  # torch finds a record in either case
+        raise CodeFoundError("two entries of one name")
+    for record in map(str.lower, records):
+        if record.startswith(_EXTRA):
+            continue
+        if record.startswith(_AOTI):
+            raise CodeFoundError("machine code of AOTInductor")
+        if record.startswith("models/"):
+            check_program(read(record))
+        elif record.endswith(".pt"):
+            _refuse_pickle(record, read(record))
+        elif record.startswith(_RAW) and record.endswith(".json"):
+            _examine_tensors(record, check_program(read(record)), read)
+        elif record.startswith(("data/", "xl_model_weights/")) and not record.startswith(_RAW):
+            raise CodeFoundError(f"the entry {record}")
+
+
+def _examine_tensors(record: str, listed: Any, read: Callable[[str], bytes]) -> None:
+    """The list of weights or of constants: which of them are pickles."""
+    folder = record.rpartition("/")[0]
+    for name, meta in listed["config"].items():
+        entry = str(meta["path_name"])
+        if not entry.lower().startswith(("weight_", "tensor_")):
+            raise CodeFoundError(f"{name} is an object, in the entry {folder}/{entry}")
+        if meta["use_pickle"] is not False:
+            _refuse_pickle(f"{folder}/{entry}", read(f"{folder}/{entry}"))
+
+
+def _refuse_pickle(name: str, content: bytes) -> None:
+    """Raises CodeFoundError unless ``content`` is empty or loads as tensors in plain containers."""
+    if not content:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # of the pickle and of its archive, of many types
+        needed = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise CodeFoundError(f"the pickle {name}{f' names {needed.group(1)}' if needed else ''}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,102 @@
+"""Reading files that may come from anyone: regular files only, and no more bytes than a stated limit.
+
+A device such as ``/dev/zero`` or a pipe may never end, and a small archive may unpack to terabytes. Everything here is
+checked before a byte of the content is read. Each function raises the error class that the caller gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nnorm_export.errors import NnormExportError
+
+JSON_BYTES = 64 * 2**20  # of metadata; a network of 10,000 layers has 5 MB
+PROTOBUF_BYTES = 2**31 - 1  # protobuf's own limit for one message
+UNPACKED_BYTES = 2**30  # what an archive may always unpack to
+RATIO = 100  # what a larger one may unpack to, in sizes of the archive; PyTorch does not compress weights
+ENTRIES = 100_000  # of an archive
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder, not a file"),
+    (stat.S_ISFIFO, "a pipe, not a regular file; write its content to a file first"),
+    (stat.S_ISSOCK, "a socket, not a regular file"),
+    (stat.S_ISCHR, "a device, not a regular file"),
+    (stat.S_ISBLK, "a device, not a regular file"),
+)
+
+
+def size_of(path: str | Path, error: type[NnormExportError], remedy: str = "") -> int:
+    """The size of the regular file ``path`` in bytes; raises ``error`` for anything else, and if it is missing."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise error(f"{path}: no such file{remedy}") from None
+    except (OSError, ValueError) as reason:  # ValueError: a null character in the name
+        raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or reason}){remedy}") from None
+    for is_kind, kind in _KINDS:
+        if is_kind(found.st_mode):
+            raise error(f"{path}: {kind}{remedy}")
+    return found.st_size
+
+
+def is_regular(path: str | Path) -> bool:
+    """Whether ``path`` is a regular file, or a link to one."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_bytes(path: str | Path, limit: int, error: type[NnormExportError]) -> bytes:
+    """Returns the content of a regular file of at most ``limit`` bytes."""
+    size = size_of(path, error)
+    if size > limit:
+        raise error(f"{path}: {size} bytes, more than the {limit} that such a file may have")
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)  # it may have grown
+    except (OSError, MemoryError) as reason:
+        raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or 'out of memory'})") from None
+    if len(content) > limit:
+        raise error(f"{path}: it grew beyond {limit} bytes while it was read")
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns what ``text`` says. Raises ValueError for anything but JSON, nesting that is too deep included."""
+    if len(text) > JSON_BYTES:
+        raise ValueError(f"{len(text)} bytes of JSON, more than {JSON_BYTES}")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+
+
+def check_entries(path: str | Path, entries: Iterable[zipfile.ZipInfo], error: type[NnormExportError]) -> None:
+    """Raises ``error`` if the archive ``path`` would unpack to far more than its own size."""
+    packed = size_of(path, error)
+    count = unpacked = 0
+    for entry in entries:
+        count += 1
+        unpacked += entry.file_size
+    if count > ENTRIES:
+        raise error(f"{path}: an archive of {count} entries; at most {ENTRIES} are read")
+    if unpacked > max(UNPACKED_BYTES, RATIO * packed):
+        raise error(
+            f"{path}: an archive of {packed} bytes that would unpack to {unpacked}; at most {UNPACKED_BYTES} bytes or "
+            f"{RATIO} times its own size are read"
+        )
+
+
+def read_entry(archive: zipfile.ZipFile, name: str, limit: int = JSON_BYTES) -> bytes:
+    """Returns an entry of at most ``limit`` bytes; raises ValueError for a larger one."""
+    size = archive.getinfo(name).file_size
+    if size > limit:
+        raise ValueError(f"the entry {name} would unpack to {size} bytes; at most {limit} are read")
+    return archive.read(name)
