@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import fill_folder
 from small_network import Network, randomized
 from torch import Tensor, nn
 
@@ -58,3 +60,19 @@ def network() -> nn.Module:
 @pytest.fixture(scope="module")
 def image() -> Tensor:
     return torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder, see :func:`command_line.fill_folder`."""
+    path = tmp_path_factory.mktemp("cli")
+    fill_folder(path)
+    return path
+
+
+@pytest.fixture
+def workplace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's folder as the current one, in a narrow terminal."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # commands add the current directory
+    monkeypatch.setenv("COLUMNS", "80")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import fails, run
 from tensorrt_standin import TensorRT, hide_tensorrt
-from test_cli import fails, run
 from torch import nn
 
 from nnorm_export import export, layers, library

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import fails, run
 from conv_networks import SHAPE, Block, Case, conv_norm_relu
-from test_cli import fails, run
 from test_optimize import SKIPS, damaged
 from torch import nn
 

@@ -45,6 +45,9 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
       nnorm-export export -m nets:WideResNet --model-arg depth=28 -c best.pth \\
         -i 'x:float32[8,3,32,32]' --dtype fp16
 
+      nnorm-export export -m nets:Encoder -c best.ckpt -i x:float32[2,16,64] \\
+        -i mask:bool[2,16] --dynamic x:0=batch,1=seq --dynamic mask:0=batch,1=seq
+
       nnorm-export export -m program.pt2 --form primitives
 
       nnorm-export export -m nets:build -c best.pth -i data.npz --format aoti
@@ -59,7 +62,8 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
 
     with output.working("Loading the model"):
         source = load_source(model)
-        args, kwargs, notices = _example(source, model.input_specs, options.fixed_shape)
+        args, kwargs, notices = _example(source, model.input_specs, options)
+        dynamic_shapes = _dynamic_shapes(source, args, kwargs, options)
     notices = [*source.notices, *notices]
     output.notices([*notices, _DEPRECATED] if options.file_format == "torchscript" else notices)
     try:
@@ -69,7 +73,7 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
                 args,
                 target,
                 kwargs=kwargs,
-                dynamic_shapes={} if options.fixed_shape else None,
+                dynamic_shapes=dynamic_shapes,
                 input_names=_names(options.input_names),
                 output_names=_names(options.output_names),
                 dtype=options.dtype,
@@ -125,13 +129,19 @@ def _own_options(options: ExportOptions) -> dict[str, Any]:
     return arguments
 
 
-def _example(source: Source, specs: list[str] | None, fixed_shape: bool) -> tuple[Any, dict[str, Any], list[str]]:
+def _example(source: Source, specs: list[str] | None, options: ExportOptions) -> tuple[Any, dict[str, Any], list[str]]:
     from nnorm_export.models.inputs import EXAMPLES, forward_parameters, read_inputs
 
     if source.program is not None:
-        if specs or fixed_shape:
-            option = "--input" if specs else "--fixed-shape"
-            raise NnormExportError(f"{option} does not go with a .pt2 file, which carries its inputs and their shapes")
+        for option, value in (
+            ("--input", specs),
+            ("--fixed-shape", options.fixed_shape),
+            ("--dynamic", options.dynamic),
+        ):
+            if value:
+                raise NnormExportError(
+                    f"{option} does not go with a .pt2 file, which carries its inputs and their shapes"
+                )
         return (), {}, []
     if not specs:
         parameters = forward_parameters(source.module)
@@ -139,6 +149,20 @@ def _example(source: Source, specs: list[str] | None, fixed_shape: bool) -> tupl
         raise NnormExportError(f"the shape of the model's input is unknown{takes}; give {EXAMPLES}")
     inputs = read_inputs(specs, source.module)
     return tuple(inputs.args), inputs.kwargs, inputs.notices
+
+
+def _dynamic_shapes(source: Source, args: Any, kwargs: dict[str, Any], options: ExportOptions) -> Any:
+    """What the exporters take: None for the batch, {} for no dynamic axis, or the axes of ``--dynamic``."""
+    if options.fixed_shape and options.dynamic:
+        raise NnormExportError("--fixed-shape fixes every axis and --dynamic does not; leave out one of them")
+    if options.fixed_shape:
+        return {}
+    if not options.dynamic:
+        return None
+    from nnorm_export.models.arguments import bind
+    from nnorm_export.models.dynamic_axes import parse_dynamic
+
+    return parse_dynamic(options.dynamic, bind(source.module, args, kwargs))
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -91,7 +91,8 @@ Inputs = Annotated[
     _inputs(
         "--input -i SPEC",
         "An example input, in forward's order or by name: 8,3,32,32 or 'x:float32[8,3,32,32]' (random), "
-        "or data.npz, x:data.npy, x:data.npz:key (real data verifies better). Repeatable.",
+        "or data.npz, x:data.npy, x:data.npz:key (real data verifies better). An entry of a dict is named by its path, "
+        "x.ids:int64[8]; x:data.npz:* is a dict of all arrays. Repeatable.",
     ),
 ]
 Runtime = Annotated[
@@ -164,6 +165,14 @@ class OptionalModelOptions(ModelOptions):
 
 @dataclass
 class ExportOptions:
+    dynamic: Annotated[
+        list[str] | None,
+        _inputs(
+            "--dynamic SPEC",
+            "Dynamic axes in place of the batch: x:0=batch,1=seq or, with a range, 'x:1=seq[2..512]'. Axes of one name "
+            "have one length; all others are fixed. Repeatable.",
+        ),
+    ] = None
     fixed_shape: Annotated[bool, _inputs("--fixed-shape", "Fix every axis. By default the batch is dynamic.")] = False
     input_names: Annotated[str | None, _inputs("--input-names A,B", "Names of the inputs in the file.")] = None
     output_names: Annotated[str | None, _inputs("--output-names A,B", "Names of the outputs in the file.")] = None

@@ -17,7 +17,7 @@ from nnorm_export.models import exported_programs
 from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
-from nnorm_export.models.inputs import EXAMPLES, SEED, Inputs, read_inputs
+from nnorm_export.models.inputs import EXAMPLES, SEED, Inputs, forward_parameters, paths_of, read_inputs
 from nnorm_export.names import DOMAIN
 from nnorm_export.reading import is_regular
 from nnorm_export.runtimes import load
@@ -104,7 +104,10 @@ def inputs_for(source: Source, specs: list[str] | None, path: str, runtime: str 
             raise NnormExportError(f"{path} takes {unknown[0]}, of unknown lengths; give {EXAMPLES}")
         shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
         specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
-        inputs = read_inputs(specs, source.module)
+        paths = paths_of([info.name for info in infos], forward_parameters(source.module) or [])
+        within = any("." in path for path in paths.values())  # entries of a dict
+        named = [f"{paths[info.name]}:{spec}" for info, spec in zip(infos, specs, strict=True)] if within else specs
+        inputs = read_inputs(named, source.module)
         inputs.notices.append(f"no --input: random data of the file's shapes ({', '.join(specs)})")
     if not inputs.kwargs:
         return tuple(inputs.args), inputs.notices

@@ -59,7 +59,7 @@ def export(
             in every dtype (float64 for fp64).
         external_data: True writes the weights to ``<f>.data``; None does so if they exceed 2 GiB.
         verify: compare the written model with PyTorch, through ONNX Runtime where it is installed, else through
-            onnx's reference evaluator; with a dynamic batch, at other batch sizes too. The form ``custom`` is
+            onnx's reference evaluator; at other lengths of dynamic axes too. The form ``custom`` is
             compared while it still has its bodies.
         passthrough: see :func:`nnorm_export.freeze`.
 

@@ -51,7 +51,7 @@ def export_program(
             package. ``kept`` keeps each of them as one call of an operator of ``torch.ops.nnorm``, for tools that have
             a kernel for it; ``import nnorm_export.operators`` must come before such a file is loaded.
         input_names, output_names: names of the tensors, for ``nnorm_export.load`` and ``inspect``.
-        verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
 
     Raises:
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
@@ -102,7 +102,7 @@ def export_aoti(
             with ``torch::inductor::AOTIModelPackageLoader``.
         inductor_configs: options of Inductor. By default ``freezing`` and ``cpp.dynamic_threads`` are on and
             ``aot_inductor.check_lowerbound`` is off.
-        verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
 
     Raises:
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.

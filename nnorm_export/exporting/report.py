@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.errors import ExportError, ModelFileError, ParityError
+from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, ParityError
 from nnorm_export.exporting.source import Frozen
 from nnorm_export.files.note import Note
 from nnorm_export.models.arguments import resize_batch
+from nnorm_export.models.dynamic_axes import at_other_lengths
 from nnorm_export.parity.comparison import compare_with_pytorch
 from nnorm_export.parity.judgement import ParityReport
 
@@ -58,7 +59,7 @@ class ExportReport:
 def prove(
     staging: Path, frozen: Frozen, runtime: str | None = None, *, has_normalization_nodes: bool = False
 ) -> ParityReport | None:
-    """Compares the file at ``staging`` with PyTorch: on the example and, with a dynamic batch, on other batch sizes.
+    """Compares the file at ``staging`` with PyTorch: on the example and at other lengths of the dynamic axes.
 
     Args:
         staging: the file, before it becomes ``frozen.request.path``.
@@ -70,14 +71,19 @@ def prove(
 
     Raises:
         ParityError: the file computes something else, and must not be written.
-        ExportError: the runtime cannot load the file.
+        ExportError: the runtime cannot load the file, or the model does not run at other lengths.
     """
     request = frozen.request
     if not request.verify:
         return None
     examples = [frozen.example]
+    lengths: list[dict[str, int]] = []
     if frozen.dynamic_batch:
         examples += [resize_batch(frozen.example, size) for size in (1, 3)]
+    elif frozen.program is None:
+        others = at_other_lengths(frozen.example, request.dynamic_shapes)
+        lengths = [at for at, _ in others]
+        examples += [example for _, example in others]
     try:
         parity = compare_with_pytorch(staging, frozen.model, examples, passthrough=request.passthrough, runtime=runtime)
     except ModelFileError as error:
@@ -85,12 +91,27 @@ def prove(
             f"{request.path} was not written: its runtime cannot load it: {error.__cause__ or error}. "
             "To write it for another runtime, export with verify=False (--no-verify)"
         ) from error
+    except NnormExportError as error:
+        if not lengths:
+            raise
+        raise ExportError(
+            f"{request.path} was not written: the model or the file does not run at all lengths of its dynamic axes, "
+            f"of which {_listed(lengths)} were tried: {error}. {_RANGE}"
+        ) from error
     if not parity:
+        where = f" The example and {_listed(lengths)} were compared. {_RANGE}" if lengths else ""
         raise ParityError(
-            f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}",
+            f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}{where}",
             advice=_how_to_bisect(frozen, has_normalization_nodes),
         )
     return parity
+
+
+_RANGE = "Where only some lengths matter, give them: Dim('seq', min=2, max=512), --dynamic 'x:1=seq[2..512]'"
+
+
+def _listed(lengths: list[dict[str, int]]) -> str:
+    return " and ".join(f"({', '.join(f'{name} = {length}' for name, length in at.items())})" for at in lengths)
 
 
 def _how_to_bisect(frozen: Frozen, has_normalization_nodes: bool) -> str:

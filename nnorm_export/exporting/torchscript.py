@@ -22,6 +22,7 @@ from nnorm_export.files.note import Entry
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.models import arguments
+from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
 
 _UNSUPPORTED_PYTHON = (3, 14)
@@ -60,7 +61,7 @@ def export_torchscript(
             allowed with ``script`` too, for a model of one batch size: the file is compared on the example alone.
         optimize: let ``torch.jit.freeze`` fold constants and, if traced, the standardization into a convolution.
             Otherwise the file keeps its modules, parameters and attributes.
-        verify: load the written file and compare it with PyTorch, with a dynamic batch at other batch sizes too.
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
 
     Raises:
         FreezeError: a layer cannot be frozen.
@@ -112,7 +113,10 @@ def _traced(frozen: Frozen) -> _Parts:
     # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
     with exporting_state():
         traced = trace(frozen)
-    example, _ = arguments.dynamic_batch(frozen.example) if frozen.dynamic_batch else (frozen.example, None)
+    if frozen.dynamic_batch:
+        example, _ = arguments.dynamic_batch(frozen.example)
+    else:
+        example = widened(frozen.example, frozen.request.dynamic_shapes)
     with exporting_state(fused_attention=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # about shapes: other batch sizes are compared
         tensors = tuple(

@@ -21,6 +21,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.exporting.source import Frozen
 from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
+from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention
 
 
@@ -55,6 +56,8 @@ def trace(frozen: Frozen) -> Traced:
         example, shapes = frozen.example, frozen.request.dynamic_shapes
         if frozen.dynamic_batch:
             example, shapes = arguments.dynamic_batch(example)
+        else:
+            example = widened(example, shapes)
         program = _traced(frozen, example, shapes)
         if fold_whitening(frozen.module, {node: path_of(node) for node in nodes_of(program)}):
             program = _traced(frozen, example, shapes)
@@ -76,11 +79,19 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
         return program
     except Exception as error:  # torch.export raises dozens of unrelated types
         remedy = ""
-        if frozen.dynamic_batch and re.search(r"onstraint|specializ|dynamic_shapes|Dim\b", str(error)):
-            remedy = (
-                "\nThe model's code fixes the first axis of its inputs, which is taken to be a batch of any size. "
-                "Export with dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic."
-            )
+        if re.search(r"onstraint|specializ|dynamic_shapes|Dim\b|generated guard|must always be equal", str(error)):
+            if frozen.dynamic_batch:
+                remedy = (
+                    "\nThe model's code fixes the first axis of its inputs, which is taken to be a batch of any size. "
+                    "Export with dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic "
+                    "(--dynamic)."
+                )
+            elif dynamic_shapes:
+                remedy = (
+                    "\nThe model does not take every length of the dynamic axes. Give the lengths that it takes, as in "
+                    "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "
+                    "axes that the model's code fixes."
+                )
         raise ExportError(
             f"torch.export cannot trace {type(frozen.module).__name__}: {_reason(error)}{remedy}"
         ) from error

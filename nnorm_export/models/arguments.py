@@ -90,16 +90,38 @@ def with_tensors(values: dict[str, Any], tensors: Iterable[Tensor]) -> dict[str,
     return dict(pytree.tree_map(lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf, values))
 
 
-def leaf_names(values: Any) -> list[str]:
+def leaf_names(values: Any, separator: str = "_") -> list[str]:
     """Names for the leaves of a nested value, from the keys that lead to them: ``{"a": (x, y)}`` -> ``a_0, a_1``."""
     paths = [path for path, _ in pytree.tree_flatten_with_path(values)[0]]
-    return ["_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths]
+    return [separator.join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths]
 
 
 def tensor_names(values: Any) -> list[str]:
     """:func:`leaf_names` of the tensors only."""
     leaves = pytree.tree_leaves(values)
     return [name for name, leaf in zip(leaf_names(values), leaves, strict=True) if isinstance(leaf, Tensor)]
+
+
+def in_order(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """``values`` with the entries of its dicts in the order of ``names``, if these are the names of its tensors.
+
+    The order of a dict's entries is that of a file's inputs, and two dicts that are equal may differ in it.
+    """
+    own = tensor_names(values)
+    if own == list(names) or sorted(own) != sorted(names):
+        return values
+    places = {name: place for place, name in enumerate(names)}
+
+    def ordered(value: Any, prefix: str) -> Any:
+        if type(value) is not dict:
+            return value
+        children = {key: (f"{prefix}_{key}", child) for key, child in value.items()}
+        first = {
+            key: min((places[n] for n in tensor_names(dict([child]))), default=0) for key, child in children.items()
+        }
+        return {key: ordered(value[key], children[key][0]) for key in sorted(value, key=first.__getitem__)}
+
+    return {name: ordered(value, name) for name, value in values.items()}
 
 
 def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,12 +163,17 @@ def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
 
 def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], str]:
     """(input, axis) -> name, for the axes that ``dynamic_shapes`` names with a ``torch.export.Dim``."""
+    return {place: dim.__name__ for place, dim in named_dims(arguments, dynamic_shapes).items()}
+
+
+def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], Any]:
+    """(input, axis) -> the ``torch.export.Dim`` that ``dynamic_shapes`` has there, if it has a name."""
     if not dynamic_shapes:
         return {}
     shapes = dynamic_shapes
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
-    names = {}
+    dims = {}
     index = 0  # of the file's inputs, which are tensors only
     for name, value in arguments.items():
         leaves = pytree.tree_leaves(value)
@@ -155,9 +182,9 @@ def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
                 continue
             for axis, dim in spec.items() if isinstance(spec, dict) else enumerate(spec or ()):
                 if isinstance(getattr(dim, "__name__", None), str):
-                    names[index, axis] = dim.__name__
+                    dims[index, axis] = dim
             index += 1
-    return names
+    return dims
 
 
 def _specs_of(spec: Any, count: int) -> list[Any]:

@@ -1,4 +1,7 @@
-"""Example inputs of a model, from a shape (random, seeded) or from a NumPy file: what ``--input`` takes."""
+"""Example inputs of a model, from a shape (random, seeded) or from a NumPy file: what ``--input`` takes.
+
+Where ``forward`` takes a dict, its entries are named by a path: ``batch.ids`` is ``batch["ids"]``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ SEED = 0
 
 _DTYPES = {**arguments.DTYPES, **{name: getattr(torch, name) for name in DTYPES}}
 _FILES = (".npy", ".npz")
-_NAMED = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<rest>.+)", re.DOTALL)
+# A name is a path of keys; `data.npz:key` has none.
+_NAMED = re.compile(r"(?:(?P<name>(?![^:]*\.np[yz]:)[A-Za-z_]\w*(?:\.\w+)*):)?(?P<rest>.+)", re.DOTALL | re.IGNORECASE)
+_ALL = "*"  # data.npz:* is a dict of all arrays
 _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)?(?:\[(?P<bracketed>[\d,\sx]*)\]|(?P<bare>\d+(?:\s*[,x]\s*\d+)*))")
 
 
@@ -37,7 +42,7 @@ class Inputs:
     kwargs: dict[str, Any] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
-    def add(self, name: str | None, value: Tensor) -> None:
+    def add(self, name: str | None, value: Tensor | dict[str, Tensor]) -> None:
         if name is None:
             self.args.append(value)
         elif name in self.kwargs:
@@ -45,11 +50,37 @@ class Inputs:
         else:
             self.kwargs[name] = value
 
+    def nest(self) -> None:
+        """Makes ``{"batch": {"ids": value}}`` of ``{"batch.ids": value}``.
+
+        The keys of a dict are sorted, because their order is that of the file's inputs, and must not depend on the
+        order of the options.
+        """
+        nested: dict[str, Any] = {}
+        for path in sorted(self.kwargs, key=lambda path: (path.count("."), path)):
+            *parents, last = path.split(".")
+            place = nested
+            for depth, part in enumerate(parents):
+                place = place.setdefault(part, {})
+                if not isinstance(place, dict):
+                    whole = ".".join(parents[: depth + 1])
+                    raise NnormExportError(f"input {path} lies within {whole}, which is given as a tensor; give one")
+            if last in place:
+                raise NnormExportError(f"input {path} is given twice; leave out one --input")
+            place[last] = self.kwargs[path]
+        order = dict.fromkeys(path.partition(".")[0] for path in self.kwargs)
+        self.kwargs = {name: _sorted(nested[name]) for name in order}
+
+
+def _sorted(value: Any) -> Any:
+    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
+
 
 def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str] = ()) -> Inputs:
     """Returns the inputs that ``specs`` describe; those without a name are in the order of ``forward``.
 
-    ``aliases`` are the names of the model's inputs in a file, in the order of ``forward``.
+    ``aliases`` are the names of the model's inputs in a file, in the order of ``forward``; the entries of a dict have
+    names of their own there, ``batch_ids`` for ``batch.ids``.
 
     Raises:
         NnormExportError: a spec that cannot be parsed, a file that cannot be read, or a name given twice.
@@ -57,7 +88,30 @@ def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str
     parameters = forward_parameters(model)
     tensors = (*model.parameters(), *model.buffers())
     floating = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-    return _read_all(specs, parameters, floating, dict(zip(aliases, parameters or (), strict=False)))
+    inputs = _read_all(specs, parameters, floating, paths_of(aliases, parameters or []))
+    inputs.nest()
+    return inputs
+
+
+def paths_of(names: Sequence[str], parameters: Sequence[str]) -> dict[str, str]:
+    """A file's name of an input -> its path: an entry of a parameter that is a dict, or the parameter at its place.
+
+    A parameter is taken for a dict if several names, none of them its own, begin with it as
+    :func:`arguments.leaf_names` writes them.
+    """
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        dicts = (p for p in parameters if p not in names and name.startswith(f"{p}_"))
+        owner = name if name in parameters else max(dicts, key=len, default=None)
+        if owner is not None:
+            owners.setdefault(owner, []).append(name)
+    if sum(map(len, owners.values())) < len(names) or not any(len(owned) > 1 for owned in owners.values()):
+        return dict(zip(names, parameters, strict=False))
+    return {
+        name: owner if name == owner else f"{owner}.{name.removeprefix(f'{owner}_')}"
+        for owner, owned in owners.items()
+        for name in owned
+    }
 
 
 def read_inputs_of_file(
@@ -66,15 +120,22 @@ def read_inputs_of_file(
     """Returns the arrays that ``specs`` describe, by the names of a file's inputs, and notices."""
     dtypes = (_DTYPES.get(dtype.name) for dtype in dtypes_by_name.values())
     floating = next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
-    inputs = _read_all(specs, list(dtypes_by_name), floating, {})
+    inputs = _read_all(specs, list(dtypes_by_name), floating)  # its names may have dots
     by_position = dict(zip(dtypes_by_name, inputs.args, strict=False))
-    return {name: to_numpy(value) for name, value in (by_position | inputs.kwargs).items()}, inputs.notices
+    values = by_position | inputs.kwargs
+    if nested := [name for name, value in values.items() if isinstance(value, dict)]:
+        raise NnormExportError(f"input {nested[0]}: a file takes tensors, and :* is a dict of them; name one array")
+    return {name: to_numpy(value) for name, value in values.items()}, inputs.notices
 
 
 def _read_all(
-    specs: Sequence[str], parameters: list[str] | None, floating: torch.dtype, own_names: dict[str, str]
+    specs: Sequence[str], parameters: list[str] | None, floating: torch.dtype, own_names: dict[str, str] | None = None
 ) -> Inputs:
-    """``own_names`` maps a file's names for the inputs to those of ``parameters``, which is None if any name goes."""
+    """The inputs, dicts not yet nested.
+
+    ``own_names`` maps a file's names for the inputs to paths of ``parameters``, which is None if any name goes. Without
+    ``own_names`` an input has no entries.
+    """
     inputs = Inputs()
     generator = torch.Generator().manual_seed(SEED)
     for spec in specs:
@@ -82,12 +143,13 @@ def _read_all(
         if file is None:
             inputs.add(name, _random(spec, rest, floating, generator))
         else:
-            accepted = None if parameters is None else [*parameters, *own_names]
+            accepted = None if parameters is None else [*parameters, *(own_names or ())]
             _add_file(inputs, name, file, accepted, floating)
     for name in inputs.kwargs.keys() - set(parameters or inputs.kwargs):
-        if name not in own_names:
+        if own_names is not None and name in own_names:
+            inputs.add(own_names[name], inputs.kwargs.pop(name))
+        elif own_names is None or name.partition(".")[0] not in (parameters or ()):
             raise NnormExportError(f"the model has no input {name}; it takes {', '.join(parameters or ())}")
-        inputs.add(own_names[name], inputs.kwargs.pop(name))
     return inputs
 
 
@@ -146,6 +208,14 @@ def _add_file(
     else:
         key = name or ""  # by default the input's own name
     arrays = _read(path)
+    if key == _ALL:
+        if not isinstance(arrays, dict):
+            raise NnormExportError(
+                f"{path}: one array, and {path}:* is a dict of the arrays of a .npz file; leave out :*"
+            )
+        values = {key: _tensor(arrays[key], path, key, floating, inputs.notices) for key in sorted(arrays)}
+        inputs.add(name, values)
+        return
     if isinstance(arrays, dict) and key:
         if key not in arrays:
             raise NnormExportError(
@@ -157,12 +227,14 @@ def _add_file(
         inputs.add(name, _tensor(arrays, path, name, floating, inputs.notices))
         return
     unnamed = all(re.fullmatch(r"arr_\d+", key) for key in arrays)  # np.savez without keywords
-    wanted = [key for key in arrays if unnamed or parameters is None or key in parameters]
+    accepted = None if unnamed or parameters is None else {*parameters}
+    wanted = [key for key in arrays if accepted is None or {key, key.partition(".")[0]} & accepted]
     if not wanted:
         raise NnormExportError(
             f"{path}: its arrays ({', '.join(arrays) or 'none'}) are none of the model's inputs "
             f"({', '.join(parameters or [])}); save them by these names: np.savez('data.npz', "
-            f"{(parameters or ['x'])[0]}=array)"
+            f"{(parameters or ['x'])[0]}=array), or, if {(parameters or ['x'])[0]} is a dict of them, give "
+            f"--input {(parameters or ['x'])[0]}:{path}:*"
         )
     if unused := [key for key in arrays if key not in wanted]:
         inputs.notices.append(f"{path.name}: not used, as the model has no such input: {', '.join(unused)}")

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError
 from nnorm_export.freezing import freeze
-from nnorm_export.models.arguments import bind, cast, tensors_in, to_numpy, unbind
+from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, unbind
 from nnorm_export.models.modules import deepcopy, without_fused_attention
 from nnorm_export.parity.judgement import Array, is_float, judge
 from nnorm_export.runtimes import Runner
@@ -175,7 +175,8 @@ def dtype_of(runner: Runner) -> torch.dtype | None:
 
 
 def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns bound inputs with their floating-point tensors cast to the dtypes that the file takes."""
+    """Returns bound inputs in the file's order, their floating-point tensors cast to the dtypes that the file takes."""
+    example = in_order(dict(example), [info.name for info in runner.inputs])
     dtypes = iter(info.dtype for info in runner.inputs)
 
     def converted(value: Any) -> Any:
