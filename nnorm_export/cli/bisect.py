@@ -36,7 +36,10 @@ def bisect(
     """
     from nnorm_export.cli.source import inputs_for, load_source
     from nnorm_export.parity import bisection
+    from nnorm_export.parity.report.plots import check_plot, plot_bisection
 
+    if options.plot is not None:
+        check_plot(Path(options.plot))  # before the comparison, which may take minutes
     with output.working("Loading the model"):
         source = load_source(model)
         inputs, notices = inputs_for(source, model.input_specs, path, options.runtime)
@@ -51,8 +54,6 @@ def bisect(
             passthrough=model.passthrough or (),
         )
         if options.plot is not None:
-            from nnorm_export.parity.report.plots import plot_bisection
-
             plot_bisection(report, Path(options.plot))
     output.notices(report.notes)
     output.show({"path": path, **report.to_json()}, lambda: _print(report))

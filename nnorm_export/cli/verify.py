@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,10 +69,9 @@ def verify(
     from nnorm_export.parity import comparison
     from nnorm_export.parity.half_safety import float16_risks
     from nnorm_export.parity.probing import probe
-    from nnorm_export.parity.report.page import check_page, write_report
+    from nnorm_export.parity.report.page import write_report
 
-    if options.page is not None:
-        check_page(options.page)  # before the comparison, which may take minutes
+    _check_outputs(options)
     with output.working("Loading the model"):
         source = load_source(model)
         inputs, notices = inputs_for(source, model.input_specs, path, options.runtime)
@@ -113,6 +113,17 @@ def verify(
     different = [] if probed is None else [layer.name for layer in probed.layers if not layer.parity.passed]
     if different:
         output.fail(f"{path}: on probes of their branches {', '.join(different)} differ from their formula")
+
+
+def _check_outputs(options: VerifyOptions) -> None:
+    """Raises the errors of the files to write that can be known before the comparison, which may take minutes."""
+    from nnorm_export.parity.certificates import check_folder
+    from nnorm_export.parity.report.page import check_page
+
+    if options.page is not None:
+        check_page(options.page)
+    if options.record is not None:
+        check_folder(Path(options.record))
 
 
 def _path(file: str | None, options: VerifyOptions) -> str:

@@ -20,7 +20,7 @@ class ExportReport:
     """A written file.
 
     Attributes:
-        path: the file; external data of an ONNX file, if any, lies beside it as ``<name>.data``.
+        path: the file; the weights of an ONNX file may lie beside it, see :mod:`nnorm_export.files.external_data`.
         format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
         form: ``portable``, ``primitives`` or ``custom`` (ONNX), ``trace`` or ``script`` (TorchScript),
             ``decomposed`` or ``kept`` (pt2), the kind of device that it is compiled for (AOTInductor).

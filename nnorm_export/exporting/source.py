@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError
+from nnorm_export.files.staging import check_target
 from nnorm_export.freezing import freeze
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.models import arguments
@@ -95,9 +96,11 @@ def freeze_source(request: Request) -> Frozen:
 
     Raises:
         FreezeError: a layer cannot be frozen.
-        ExportError: an unknown dtype, or an exported program of a model that was not frozen.
+        ExportError: a path that cannot be written, an unknown dtype, or an exported program of a model that was not
+            frozen.
         InputError: the example does not fit ``forward``.
     """
+    check_target(request.path)  # before the work, which may take minutes
     model = request.model
     return (
         _of_program(request, model) if isinstance(model, torch.export.ExportedProgram) else _of_module(request, model)

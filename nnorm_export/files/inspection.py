@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.pytorch_archive import Archive, is_archive, read_archive
@@ -98,6 +99,10 @@ def describe(path: str | Path) -> ModelDescription:
     Raises:
         ModelFileError: the file is missing or is not a model.
     """
+    return read_whole(Path(path), lambda: _describe(path))
+
+
+def _describe(path: str | Path) -> ModelDescription:
     return _describe_archive(read_archive(path)) if is_archive(path) else _describe_onnx(read(path))
 
 

@@ -1,7 +1,18 @@
-"""Writing files so that a failure loses nothing: into a new folder beside the target, then renamed into place."""
+"""Writing files so that a failure loses nothing: into a new folder beside the target, then renamed into place.
+
+A reader finds the whole old file or the whole new one, at every moment, and so does whoever looks after the process was
+killed or the power failed. Weights beside a model: :mod:`nnorm_export.files.external_data`.
+
+The new folder is called ``.<name>.nnorm-…``. Its writer holds the lock of a file in it. If the process is killed, the
+folder stays, without the lock, and the next writer of the same target removes it, with the weights that were renamed
+into place for a model that was not.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import shutil
 import tempfile
@@ -9,39 +20,62 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx_ir as ir
-
 from nnorm_export.errors import ExportError
+from nnorm_export.files import external_data
+from nnorm_export.files.durable import exchange, flush, flush_tree, lock_if_free, locked
+from nnorm_export.files.external_data import save
 
-EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
+_LOCK, _JOURNAL, _NEW, _OLD = "lock", "journal", "new", "old"
 
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Yields a path of the target's name in a new folder on the same file system; on success, moves all of it there.
+    """Yields a path of the target's name in a new folder on the same file system; on success, moves it to ``target``.
 
-    A link is followed, and remains a link. Companions written beside the target (``model.onnx.data``) are moved first,
-    so that the model never refers to a file that is not there. After an exception the target is what it was before.
+    A link is followed, and remains a link. Weights beside it, under the name ``<target>.data``, are moved first, under
+    a name that no other file has. After an exception the target is what it was before.
 
     Exceptions inside the block pass through unchanged: write the file within :func:`writing`.
 
     Raises:
         ExportError: the folder does not exist or cannot be written, or a folder has the name.
     """
+    check_target(target)
     target = target.resolve()
-    _refuse_folder(target)
-    with writing(target):
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield staging / target.name
-        written = sorted(staging.iterdir(), key=lambda path: path.name == target.name)
-        for path in written:
-            _refuse_folder(target.with_name(path.name))
+    with _staging(target) as folder:
+        new = folder / _NEW / target.name
+        yield new
         with writing(target):
-            for path in written:
-                os.replace(path, target.with_name(path.name))
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            flush_tree(new.parent)
+            with locked(target.parent):
+                _move(new, target, folder / _JOURNAL)
+
+
+@contextmanager
+def staged_folder(target: Path, *, replace: bool = True) -> Iterator[Path]:
+    """As :func:`staged`, for a folder: yields an empty one, which takes the place of ``target``.
+
+    With ``replace=False`` there must be no ``target``. Where the file system cannot exchange two folders in one step
+    (NFS), there is no ``target`` for a moment.
+    """
+    _refuse_parent(target)
+    target = target.resolve()
+    with _staging(target) as folder:
+        new = folder / _NEW / target.name
+        new.mkdir()
+        yield new
+        with writing(target):
+            flush_tree(new)
+            with locked(target.parent):
+                exists = os.path.lexists(target)
+                if exists and not replace:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+                if not (exists and exchange(new, target)):
+                    if exists:
+                        (folder / _OLD).mkdir()
+                        os.replace(target, folder / _OLD / target.name)
+                    os.replace(new, target)
+                flush(target.parent)
 
 
 @contextmanager
@@ -65,24 +99,105 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
         ) from error
 
 
-def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
-    """Writes ``model``; the weights go into ``<path>.data`` if ``external_data``, for None where they exceed 2 GiB.
+def check_target(target: str | Path) -> None:
+    """Raises the errors of :func:`staged` that can be known before the work begins.
 
     Raises:
-        ExportError: the weights exceed 2 GiB and ``external_data`` is False.
+        ExportError: the folder does not exist or cannot be written, or a folder has the name.
     """
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
-        ir.save(model, path, external_data=f"{path.name}.data")
-    elif size > EXTERNAL_DATA_BYTES:
-        raise ExportError(
-            f"the weights take {size / 2**30:.1f} GiB, and a file without external data holds 2 at most; leave "
-            "external_data out, or set it to True"
-        )
-    else:
-        ir.save(model, path)
+    path = Path(target).expanduser()
+    _refuse_folder(path.resolve())
+    _refuse_parent(path)
 
 
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
         raise ExportError(f"{path} is a folder; give the name of a file to write, {path / 'model.onnx'} for example")
+
+
+def _refuse_parent(path: Path) -> None:
+    folder = path.resolve().parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        reason, remedy = f"there is no folder {folder}", "Make it, or name another"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason, remedy = f"you may not write to the folder {folder}", "Name another"
+    else:
+        return
+    raise ExportError(f"cannot write {path}: {reason}; nothing was written. {remedy}")
+
+
+def _move(new: Path, target: Path, journal: Path) -> None:
+    """Moves ``new``, and the weights beside it, into the place of ``target``, whose folder is locked."""
+    old = external_data.owned(target)
+    first = external_data.first_name(new)
+    name = None
+    if new.with_name(first).exists():
+        _refuse_folder(target.with_name(first))
+        name = external_data.named(target, new, old)
+        flush_tree(new.parent)
+    if name or old:
+        journal.write_text(json.dumps({"new": name, "old": sorted(old)}), encoding="utf-8")
+        flush(journal)
+        flush(journal.parent)
+    if name:
+        os.replace(new.with_name(name), target.with_name(name))
+        flush(target.parent)
+    os.replace(new, target)
+    flush(target.parent)
+    _remove_weights(target, journal)
+
+
+def _remove_weights(target: Path, journal: Path) -> None:
+    """Removes the weights that ``journal`` names and ``target`` does not refer to."""
+    try:
+        names = json.loads(journal.read_text(encoding="utf-8"))
+        candidates = {names["new"], *(names["old"] if target.exists() else ())} - {None}
+    except (FileNotFoundError, ValueError):  # a journal that was not written to its end: nothing was moved
+        return
+    for name in candidates - external_data.owned(target):
+        if external_data.is_own(target, name):
+            target.with_name(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _staging(target: Path) -> Iterator[Path]:
+    """Yields a new folder with a locked file and an empty folder ``new``; removes it, and those of killed writers."""
+    prefix = f".{target.name}.nnorm-"
+    with writing(target), locked(target.parent) as has_locks:
+        if has_locks:
+            for entry in os.listdir(target.parent):
+                if entry.startswith(prefix):
+                    _clean_up(target.with_name(entry), target)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+        held = lock_if_free(folder / _LOCK)
+        (folder / _NEW).mkdir()
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError), locked(target.parent):  # else the next writer cleans up
+            _finish(folder, target)
+        if held is not None:
+            os.close(held)
+
+
+def _clean_up(folder: Path, target: Path) -> None:
+    """Removes ``folder`` if it is that of a killed writer; a live writer's, and a user's, are left alone."""
+    known = {_LOCK, _JOURNAL, _NEW, _OLD}
+    if folder.is_symlink() or not folder.is_dir() or not known.issuperset(os.listdir(folder)):
+        return
+    held = lock_if_free(folder / _LOCK)
+    if held is not None:
+        _finish(folder, target)
+        os.close(held)
+
+
+def _finish(folder: Path, target: Path) -> None:
+    """Finishes or undoes what the writer of ``folder`` began, and removes the folder."""
+    older = folder / _OLD / target.name
+    if older.exists() and not target.exists():
+        os.replace(older, target)
+    _remove_weights(target, folder / _JOURNAL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+__all__ = ["check_target", "save", "staged", "staged_folder", "writing"]

@@ -14,7 +14,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from nnorm_export.errors import ModelFileError, ParityError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
-from nnorm_export.files.staging import save, staged, writing
+from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.agreement import compare
 from nnorm_export.optimizing.nchwc import use_blocks
@@ -46,7 +46,7 @@ class OptimizeReport:
     """An optimised file.
 
     Attributes:
-        path: the file; its external data, if any, lies beside it as ``<name>.data``.
+        path: the file; its external data, if any, lies beside it; see :mod:`nnorm_export.files.external_data`.
         machine: the kind of machine that it runs on.
         size: its size in bytes, with external data.
         nodes: the number of nodes of its graph.
@@ -124,7 +124,7 @@ def optimize(
         verify: run both files and compare them before ``output`` is replaced.
         inputs: the inputs to compare them on, by position or by name, with a dynamic batch on other sizes too. None
             takes random inputs of the file's shapes.
-        external_data: True writes the weights to ``<output>.data``; None does so if they exceed 2 GiB.
+        external_data: as for :func:`nnorm_export.export`.
 
     Raises:
         ModelFileError: ``path`` has no ``nnorm`` nodes, is optimised already, or ONNX Runtime cannot load it.
@@ -135,6 +135,7 @@ def optimize(
         After an error ``output`` is unchanged.
     """
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
+    check_target(target)
     _refuse(source, target)
     ort = import_onnxruntime()
     model = optimized_graph(source, ort)

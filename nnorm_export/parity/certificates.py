@@ -10,8 +10,7 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from nnorm_export._version import __version__
-from nnorm_export.errors import InputError, ModelFileError, ParityError
+from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
 from nnorm_export.files import onnx_file
+from nnorm_export.files.durable import read_whole
+from nnorm_export.files.staging import staged_folder
 from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge_outputs
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 
@@ -31,15 +32,36 @@ _FORMAT = 1
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, together with the external data of an ONNX file."""
-    digest = hashlib.sha256()
     try:
-        for each in (path, *onnx_file.companions(path)):
-            digest.update(each.read_bytes())
+        return read_whole(path, lambda: _digest((path, *onnx_file.companions(path))))
     except OSError as error:
         raise ModelFileError(
             f"{path}: {error.filename} cannot be read ({error.strerror}); a file and its .data go together"
         ) from error
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
+
+
+def check_folder(folder: Path) -> None:
+    """Raises the errors of :func:`write` that can be known before the comparison.
+
+    Raises:
+        InputError: ``folder`` holds something other than a certificate, or cannot be written.
+    """
+    if os.path.lexists(folder) and not _is_replaceable(folder):
+        raise InputError(
+            f"{folder}: it holds something other than a certificate and is not overwritten; name another folder"
+        )
+    nearest = next(parent for parent in folder.absolute().parents if os.path.lexists(parent))
+    if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
+        raise InputError(f"{folder}: cannot be written (you may not write to {nearest}); name another folder")
 
 
 def write(
@@ -58,10 +80,7 @@ def write(
     Raises:
         InputError: ``folder`` holds something other than a certificate, or cannot be written.
     """
-    if folder.exists() and not _is_replaceable(folder):
-        raise InputError(
-            f"{folder}: it holds something other than a certificate and is not overwritten; name another folder"
-        )
+    check_folder(folder)
     certificate = {
         "format": _FORMAT,
         "file": path.name,
@@ -75,20 +94,17 @@ def write(
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            staged = Path(temporary) / folder.name
-            staged.mkdir()
+        with staged_folder(folder) as staged:
             (staged / CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
             names = [info.name for info in runner.inputs], [info.name for info in runner.outputs]
             _write_tensors(staged / DATA, "input", names[0], arrays["inputs"] or [])
             _write_tensors(staged / DATA, "output", names[1], arrays["outputs"] or [])
             if (truth := arrays["truth"]) is not None:
                 _write_tensors(staged / TRUTH, "output", names[1], truth)
-            if folder.exists():
-                os.replace(folder, Path(temporary) / "older")
-            os.replace(staged, folder)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
+    except (OSError, ExportError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        reason = getattr(cause, "strerror", None) or error
+        raise InputError(f"{folder}: cannot be written ({reason}); name another folder") from error
 
 
 def replay(
@@ -103,7 +119,10 @@ def replay(
         InputError: there is no certificate in ``folder``, or it is damaged.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
-    path, folder = Path(path), Path(folder)
+    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime))
+
+
+def _replay(path: Path, folder: Path, runtime: str | None) -> ParityReport:
     certificate = _read_certificate(folder)
     if not path.is_file():
         raise ModelFileError(f"{path}: no such file; give the file that {folder} certifies")

@@ -63,6 +63,8 @@ def verify(
         NnormExportError: the file's outputs differ from the model's in number or shape.
     """
     chosen = Criterion.of(criterion, rtol, atol)
+    if certificate is not None:
+        certificates.check_folder(Path(certificate))
     runner = load(path, runtime, trust_pickle=trust_pickle)
     report, (example, expected, truth) = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     if certificate is not None and report:

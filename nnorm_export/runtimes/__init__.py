@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
@@ -60,7 +62,13 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
         ModelFileError: the file is missing, is not a model, is refused by the runtime, or would run code.
         RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
         NnormExportError: the runtime is unknown.
+
+    A file that is replaced meanwhile is opened again, so that a graph never runs with the weights of another.
     """
+    return read_whole(Path(path), lambda: _load(path, runtime, options))
+
+
+def _load(path: str | Path, runtime: str | None, options: Mapping[str, Any]) -> Runner:
     if runtime is None:
         return runtimes_for(path)[0](path, trust_pickle=trust_pickle, **options)
     if runtime not in RUNTIMES:

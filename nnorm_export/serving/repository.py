@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from nnorm_export import library
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
 from nnorm_export.files import onnx_file
+from nnorm_export.files.durable import read_whole
+from nnorm_export.files.staging import staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.tensorrt import is_engine
@@ -22,6 +23,7 @@ from nnorm_export.runtimes.tensorrt import is_engine
 BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
 
+_CONFIG = "config.pbtxt"
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
 
 
@@ -176,9 +178,8 @@ def _quoted(text: str) -> str:
 
 def _refuse_other_tensors(folder: Path, config: str) -> None:
     """All versions of a model share one config.pbtxt."""
-    try:
-        old = (folder / "config.pbtxt").read_text(encoding="utf-8")
-    except FileNotFoundError:
+    old = _config(folder)
+    if old is None:
         return
     tensors = [[line for line in text.splitlines() if line.startswith("  {")] for text in (old, config)]
     if tensors[0] != tensors[1]:
@@ -186,25 +187,61 @@ def _refuse_other_tensors(folder: Path, config: str) -> None:
 
 
 def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
-    external_data = [] if is_engine(path) else onnx_file.read(path).external_data
+    """Writes the version ``number`` and config.pbtxt into ``folder`` in one step, seen by a server that reads it."""
+    _external_data(path)  # refuses names outside of the folder before anything is written
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
-            staged = Path(temporary) / str(number)
-            staged.mkdir()
-            shutil.copyfile(path, staged / _FILES[backend])
-            for location in external_data:
-                shutil.copyfile(path.parent / location, staged / location)
-            if backend == "python":
-                shutil.copyfile(_PYTHON_MODEL, staged / "model.py")
-            (Path(temporary) / "config.pbtxt").write_text(config, encoding="utf-8")
-            os.replace(staged, folder / str(number))
-            os.replace(Path(temporary) / "config.pbtxt", folder / "config.pbtxt")
-    except OSError as error:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if _config(folder) == config:
+            with staged_folder(folder / str(number), replace=False) as version:
+                _write_version(path, version, backend)
+            return
+        with staged_folder(folder) as model:
+            if folder.is_dir():
+                unfinished = shutil.ignore_patterns(".*.nnorm-*")
+                shutil.copytree(
+                    folder, model, symlinks=True, ignore=unfinished, copy_function=_link, dirs_exist_ok=True
+                )
+            (model / str(number)).mkdir()
+            _write_version(path, model / str(number), backend)
+            (model / _CONFIG).unlink(missing_ok=True)  # it may be a link to the file of the older folder
+            (model / _CONFIG).write_text(config, encoding="utf-8")
+    except (OSError, shutil.Error) as error:
         raise ExportError(
-            f"{folder} cannot be written ({error.strerror or error}); nothing was changed. Check that its disk has "
-            "space and that you may write there"
+            f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); nothing was changed. Check "
+            "that its disk has space and that you may write there"
         ) from error
+
+
+def _external_data(path: Path) -> list[str]:
+    return [] if is_engine(path) else onnx_file.read(path).external_data
+
+
+def _write_version(path: Path, folder: Path, backend: str) -> None:
+    def copy() -> None:
+        for entry in folder.iterdir():  # of an attempt during which ``path`` was replaced
+            entry.unlink()
+        shutil.copyfile(path, folder / _FILES[backend])
+        for location in _external_data(path):
+            shutil.copyfile(path.parent / location, folder / location)
+
+    read_whole(path, copy)
+    if backend == "python":
+        shutil.copyfile(_PYTHON_MODEL, folder / "model.py")
+
+
+def _link(source: str, target: str) -> None:
+    """A second name of the file ``source``, or a copy where the file system has no such names."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _config(folder: Path) -> str | None:
+    try:
+        return (folder / _CONFIG).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
 
 
 def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:

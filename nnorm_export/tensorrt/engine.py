@@ -13,7 +13,7 @@ from typing import Any
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
-from nnorm_export.files.staging import staged, writing
+from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.tensorrt import installation
 from nnorm_export.tensorrt.inspector import plugin_nodes
 from nnorm_export.tensorrt.parser_input import write_for_parser
@@ -93,6 +93,9 @@ def build_engine(
         ExportError: ``output`` or ``timing_cache`` cannot be written.
         In every case both files stay as they were.
     """
+    check_target(output)
+    if timing_cache is not None:
+        check_target(timing_cache)
     _, tensorrt = installation.import_polygraphy()
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
     if target.exists() and target.samefile(source.path):

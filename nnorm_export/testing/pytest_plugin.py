@@ -63,11 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if config.getoption("--nnorm-update-baseline"):
+        from nnorm_export.files.staging import staged, writing  # noqa: PLC0415 - every run of pytest imports this module
+
         text = json.dumps(config.stash[_BASELINE], indent=2, sort_keys=True) + "\n"
         file = Path(config.getoption("--nnorm-baseline"))
-        staged = file.with_name(file.name + ".new")
-        staged.write_text(text, encoding="utf-8")
-        staged.replace(file)
+        with staged(file) as new, writing(file):
+            new.write_text(text, encoding="utf-8")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

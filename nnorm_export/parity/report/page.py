@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
-from nnorm_export.files.staging import staged, writing
+from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.names import layer_name
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
@@ -87,8 +87,7 @@ def check_page(page: str | Path) -> None:
     page = Path(page)
     if page.suffix.lower() not in ENDINGS:
         raise ExportError(f"{page}: a report is an HTML page; give it the suffix {ENDINGS[0]}")
-    if not page.absolute().parent.is_dir():
-        raise ExportError(f"cannot write {page}: there is no folder {page.parent}; make it, or name another")
+    check_target(page)
     import_matplotlib()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
-from nnorm_export.files.staging import staged, writing
+from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.names import layer_name
 from nnorm_export.parity.bisection import Bisection
 from nnorm_export.parity.judgement import Array
@@ -80,12 +80,19 @@ def plot_bisection(report: Bisection, path: Path) -> None:
         ExportError: ``path`` cannot be written.
         RuntimeMissingError: matplotlib is not installed.
     """
-    if path.suffix not in FORMATS:
-        raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}; give it one of these suffixes")
+    check_plot(path)
     figure = bisection_figure(report)
     figure.suptitle(report.verdict, fontsize=8, wrap=True, parse_math=False)
     with staged(path) as target, writing(path):
         figure.savefig(target, dpi=150)
+
+
+def check_plot(path: Path) -> None:
+    """Raises the errors of :func:`plot_bisection` that can be known before the comparison."""
+    if path.suffix not in FORMATS:
+        raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}; give it one of these suffixes")
+    check_target(path)
+    import_matplotlib()
 
 
 def to_svg(figure: Any) -> str:

@@ -1,0 +1,126 @@
+"""Weights in a file beside the model: when they are written there, and the names of such files.
+
+Two files cannot be replaced in one step, but one can. Therefore no file of weights that a model refers to is ever
+overwritten. New weights get a name of their own, and the model, which refers to it, is renamed into place last:
+
+- ``model.onnx.data``, if there is no such file and the older ``model.onnx`` has no weights beside it;
+- ``model.onnx.<16 digits>.data`` otherwise, with the first digits of the SHA-256 of the weights.
+
+Equal weights keep the name that they have.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from nnorm_export.errors import ExportError
+
+EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
+
+
+def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
+    """Writes ``model``; the weights go into ``<path>.data`` if ``external_data``, for None where they exceed 2 GiB.
+
+    Raises:
+        ExportError: the weights exceed 2 GiB and ``external_data`` is False.
+    """
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
+        ir.save(model, path, external_data=first_name(path))
+    elif size > EXTERNAL_DATA_BYTES:
+        raise ExportError(
+            f"the weights take {size / 2**30:.1f} GiB, and a file without external data holds 2 at most; leave "
+            "external_data out, or set it to True"
+        )
+    else:
+        ir.save(model, path)
+
+
+def first_name(path: Path) -> str:
+    return f"{path.name}.data"
+
+
+def is_own(path: Path, name: str) -> bool:
+    """Whether ``name`` is one that this package gives to the weights of ``path``."""
+    return re.fullmatch(rf"{re.escape(path.name)}(\.[0-9a-f]{{16}})?\.data", name) is not None
+
+
+def owned(path: Path) -> set[str]:
+    """The names of the files beside ``path`` that this package wrote for it and that it refers to.
+
+    Raises:
+        OSError: the folder or ``path`` cannot be read.
+    """
+    present = {entry for entry in os.listdir(path.parent) if is_own(path, entry)}
+    if not present or not path.is_file() or not any(_holds(path, name) for name in present):
+        return set()
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        return set()
+    return present & {ExternalDataInfo(tensor).location for tensor in _external_tensors(proto)}
+
+
+def named(path: Path, model: Path, old: set[str]) -> str:
+    """The name of ``model``'s weights in the place of ``path``; ``model``, a new file, is changed to refer to it.
+
+    Args:
+        path: where the model is to lie.
+        model: the model, with its weights beside it under the first name.
+        old: the weights of the older ``path``, by name.
+
+    Raises:
+        OSError: the files cannot be read or written.
+    """
+    weights = model.with_name(first_name(model))
+    same = [name for name in old if filecmp.cmp(path.with_name(name), weights, shallow=False)]
+    if same or not (old or os.path.lexists(path.with_name(weights.name))):
+        name = same[0] if same else weights.name
+    else:
+        name = f"{path.name}.{_sha256(weights)[:16]}.data"
+    if name != weights.name:
+        proto = onnx.load(model, load_external_data=False)
+        for tensor in _external_tensors(proto):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = name
+        model.write_bytes(proto.SerializeToString())
+        weights.rename(weights.with_name(name))
+    return name
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _holds(path: Path, name: str) -> bool:
+    """Whether the bytes of ``name`` occur in ``path``: parsing a file of 2 GiB to learn that they do not is slow."""
+    if path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
+        return contents.find(name.encode()) >= 0
+
+
+def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    graphs = [proto.graph]
+    while graphs:
+        graph = graphs.pop()
+        yield from filter(uses_external_data, graph.initializer)
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            yield from filter(uses_external_data, (attribute.t, *attribute.tensors))
+            graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
