@@ -119,10 +119,10 @@ def replay(
         InputError: there is no certificate in ``folder``, or it is damaged.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
-    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime))
+    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle))
 
 
-def _replay(path: Path, folder: Path, runtime: str | None) -> ParityReport:
+def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -> ParityReport:
     certificate = _read_certificate(folder)
     if not path.is_file():
         raise ModelFileError(f"{path}: no such file; give the file that {folder} certifies")

@@ -65,16 +65,16 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
 
     A file that is replaced meanwhile is opened again, so that a graph never runs with the weights of another.
     """
-    return read_whole(Path(path), lambda: _load(path, runtime, options))
+    return read_whole(Path(path), lambda: _load(path, runtime, {"trust_pickle": trust_pickle, **options}))
 
 
 def _load(path: str | Path, runtime: str | None, options: Mapping[str, Any]) -> Runner:
     if runtime is None:
-        return runtimes_for(path)[0](path, trust_pickle=trust_pickle, **options)
+        return runtimes_for(path)[0](path, **options)
     if runtime not in RUNTIMES:
         raise NnormExportError(f"unknown runtime {runtime!r}; choose one of {', '.join(RUNTIMES)}")
     try:
-        return RUNTIMES[runtime](path, trust_pickle=trust_pickle, **options)
+        return RUNTIMES[runtime](path, **options)
     except ModelFileError:
         candidates = [candidate.name for candidate in runtimes_for(path)]
         if runtime in candidates or not Path(path).exists():
