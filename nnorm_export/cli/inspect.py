@@ -77,6 +77,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
         ("weights", f"sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
+        *(("problem", problem) for problem in description.problems),
         ("runtime", description.runtime or ""),
         ("not run", description.runtime_problem or ""),
     ]

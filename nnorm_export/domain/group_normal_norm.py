@@ -15,6 +15,7 @@ GROUP_NORMAL_NORM = Operator(
     is_frozen=False,
     is_per_channel=True,
     attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
+    # The weight is brought into groups and back, so that a node whose groups do not divide the channels fails.
     statement=f"""
     x = CastLike (X, weight)
     shape = Shape (x)
@@ -29,7 +30,12 @@ GROUP_NORMAL_NORM = Operator(
     rows = Reshape <allowzero = 1> (x, rows_shape)
 {NORMAL_NORM_ROWS}
     twice_psi_of_x = Reshape <allowzero = 1> (twice_psi, shape)
-    half_weight = Mul (weight, half)
+    channels = Shape (weight)
+    group_channels = Div (channels, groups)
+    grouped = Concat <axis = 0> (groups, group_channels)
+    weight_in_groups = Reshape <allowzero = 1> (weight, grouped)
+    weight_of_channels = Reshape <allowzero = 1> (weight_in_groups, channels)
+    half_weight = Mul (weight_of_channels, half)
 {UNIT_STATISTICS}
 {per_channel_affine("y", "twice_psi_of_x", "half_weight", "bias")}
 """,

@@ -11,7 +11,8 @@ LAYER_NORMAL_NORM = Operator(
     is_frozen=False,
     is_per_channel=False,
     attributes={"axis": ("int", -1), **EPSILON_AND_DELTA},
-    # The normalized axes are those of weight, so the body needs no axis: it works on [rows, elements of weight].
+    # X becomes [rows, elements in a row]: the elements of weight give the number of rows, the axes of X from `axis` on
+    # the length of one. So a node whose weight does not fit X fails, in Reshape or Mul, instead of mixing the rows.
     # (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
     statement=f"""
     x = CastLike (X, weight)
@@ -23,7 +24,12 @@ LAYER_NORMAL_NORM = Operator(
     size_scalar = Size (x)
     size = Reshape (size_scalar, one_axis)
     num_rows = Div (size, width)
-    rows_shape = Concat <axis = 0> (num_rows, width)
+    axis_scalar = Constant <value_int: int = @axis> ()
+    first_axis = Reshape (axis_scalar, one_axis)
+    end = Constant <value_ints = [9223372036854775807]> ()
+    normalized_shape = Slice (shape, first_axis, end)
+    row_length = ReduceProd <keepdims = 1> (normalized_shape)
+    rows_shape = Concat <axis = 0> (num_rows, row_length)
     rows = Reshape <allowzero = 1> (x, rows_shape)
     weight_row = Reshape (weight, flat)
     half_weight = Mul (weight_row, half)

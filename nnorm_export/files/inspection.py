@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.bodies import problems_of
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import Machine, machine_of
@@ -57,6 +58,7 @@ class ModelDescription:
         versions: of the packages that made the file.
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
         files: file name -> bytes, external data included; None for a missing file.
+        problems: why a node of the domain ``nnorm`` is invalid, or its body unknown; no kernel runs such a file.
         runtime: the runtime that says what runs each normalization; None if no runtime has opened the file.
         runtime_problem: why the runtime cannot open the file.
     """
@@ -76,6 +78,7 @@ class ModelDescription:
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
     files: dict[str, int | None]
+    problems: list[str]
     runtime: str | None
     runtime_problem: str | None
     layers: list[LayerDescription]
@@ -125,6 +128,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
         files={archive.path.name: archive.path.stat().st_size},
+        problems=[],
         runtime=None,
         runtime_problem=None,
         layers=[_layer(entry, implementation) for entry in note.layers] if note else [],
@@ -151,6 +155,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         inputs=inputs_of(file.proto),
         outputs=outputs_of(file.proto),
         files=_files(file),
+        problems=problems_of(file),
         runtime=None,
         runtime_problem=None,
         layers=[_layer(entry, None if entry["node"] in nodes else "inlined") for entry in _entries(file)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -74,12 +74,19 @@ class ModelFile:
     def has_float16(self) -> bool:
         """Whether any value is float16, intermediate values included."""
         kind = onnx.TensorProto.FLOAT16
-        return self.holds(kind) or any(_makes(node, kind) for node in _all_nodes(self.proto))
+        return self.holds(kind) or any(_makes(node, kind) for node in all_nodes(self.proto))
 
 
-def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of ``proto``, those of its functions and of graphs in nodes included."""
-    waiting = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    yield from with_nested(proto.graph.node)
+    for function in proto.functions:
+        yield from with_nested(function.node)
+
+
+def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """``nodes``, and those of the graphs in them."""
+    waiting = [*nodes]
     while waiting:
         node = waiting.pop()
         yield node

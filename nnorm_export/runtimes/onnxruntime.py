@@ -19,6 +19,7 @@ from nnorm_export.domain import OPERATORS
 from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files import onnx_file
+from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo
@@ -93,7 +94,9 @@ class OnnxRuntimeRunner(Runner):
             between devices. An optimised file always needs them.
 
     Raises:
-        ModelFileError: ONNX Runtime refuses the file, or it is optimised for another machine.
+        ModelFileError: ONNX Runtime refuses the file, it is optimised for another machine, a node of the domain
+            ``nnorm`` is invalid, or kernels would run a node whose body is unknown
+            (:mod:`nnorm_export.files.bodies`).
         RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed, or a
             provider cannot start here. ONNX Runtime itself would then run the file on the CPU, with a line in its log.
     """
@@ -112,6 +115,7 @@ class OnnxRuntimeRunner(Runner):
     ) -> None:
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path)
+        refuse_invalid(self._file)
         self._providers = list(self.default_providers if providers is None else providers)
         for name in self._provider_names():
             _require_provider(self._ort, name)
@@ -120,6 +124,8 @@ class OnnxRuntimeRunner(Runner):
             refuse_elsewhere(self._file, self._target, self._ort)
             refuse_without_kernels(self._file, self._provider_names(), kernels, session_options)
             kernels = True
+        if session_options is not None and kernels is not False:  # the caller's options may have kernels
+            refuse_unknown_bodies(self._file)
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         self._session = self._open()
         self._refuse_other_providers()
@@ -167,6 +173,7 @@ class OnnxRuntimeRunner(Runner):
             if not kernels and self._file.normalizations:
                 library.warn_of_unused_kernels()
         if kernels:
+            refuse_unknown_bodies(self._file)
             library.register(options)
         return options
 

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
+from nnorm_export.files.bodies import refuse_invalid
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime
@@ -24,6 +25,7 @@ class ReferenceRunner(Runner):
 
     def __init__(self, path: str | Path) -> None:
         self._file = onnx_file.read(path)
+        refuse_invalid(self._file)
         if not self._file.has_bodies:
             raise ModelFileError(
                 f"{path}: the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and the "

@@ -14,6 +14,7 @@ from nnorm_export import library
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
 from nnorm_export.files import onnx_file
+from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
@@ -138,6 +139,8 @@ def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInf
         runner = load(path)
         return runner.inputs, runner.outputs
     file = onnx_file.read(path)
+    refuse_invalid(file)
+    refuse_unknown_bodies(file)
     if file.form == "optimized":
         raise ExportError(f"{path}: it is optimised for one kind of machine; serve the portable file it was made from")
     return inputs_of(file.proto), outputs_of(file.proto)

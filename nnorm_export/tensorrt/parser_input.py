@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.forms import inline_bodies, strip_bodies
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.staging import save
@@ -23,10 +24,13 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     """Writes ``file`` into ``folder`` for the parser: ``op_types`` without bodies, other normalizations inlined.
 
     Raises:
-        ModelFileError: the weights of ``file`` cannot be read.
+        ModelFileError: the weights of ``file`` cannot be read, a normalization is invalid, or one of ``op_types`` has
+            an unknown body, which a plugin would run as something else.
     """
     if not file.normalizations:
         return file.path
+    refuse_invalid(file)
+    refuse_unknown_bodies(file, op_types)
     model = _with_weights(file.path)
     strip_bodies(model, op_types)
     if model.functions:

@@ -1,0 +1,105 @@
+"""Which bodies the releases of this package have written, by a digest of what each computes.
+
+A kernel computes what the operator's name says, and a body may say something else: it can be edited, or damaged by a
+tool. A file whose bodies have these digests means by its nodes what the kernels compute.
+
+When a body changes, its digest is added in front of the older ones, for as long as the kernels compute those too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import onnx
+from onnx import numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+_STANDARD = ("", "ai.onnx")
+_PLAIN_VALUES = (
+    onnx.AttributeProto.INT,
+    onnx.AttributeProto.FLOAT,
+    onnx.AttributeProto.STRING,
+    onnx.AttributeProto.INTS,
+)
+
+OLDEST_OPSET = 18  # the bodies are the same from this opset of the standard operators on
+
+# Name of the operator -> arithmetic -> digests, the newest first.
+RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
+    "BatchNormalNorm": {
+        "float": ("f41a81bc6a50f861a310e902d7b7b835ac057648d272d07703544c272ce69f54",),
+        "double": ("e386882c645df5f0510179094e71bb7ec0ce372f7f2003a535f21eb0817a1214",),
+    },
+    "LayerNormalNorm": {
+        "float": ("e7cae961e4909e1ef2c44c2527e15821067d6074f81e313676424e231ae71861",),
+        "double": ("a5533e577828c4d77502a8a9d95a82071562d59dc117d85e242560aeeba5979f",),
+    },
+    "GroupNormalNorm": {
+        "float": ("a2687485b1cff28b3a06d47c2d198582bf4fd087b45ce45f8a313f655d1ce98e",),
+        "double": ("0718b4c8b02959288a1534b64dce416811249e72149c3fdd97bf4d0ecfa47af4",),
+    },
+    "BatchNormalNormRelu": {
+        "float": ("9eddb58ccc18e7bb20344d4c975fd1d76dff4285db1150b5003c982184e4812f",),
+        "double": ("f3fcc4a81c15405d416d778008486295cedd33869f882dce156a32c451b66be5",),
+    },
+    "BatchNormalNormAddRelu": {
+        "float": ("0a5dcf3e7fb8d71071c92278cfa940ba726ca091b7b9a93c5290d25e38c85f52",),
+        "double": ("3d9380219a8378366ec686bbed1a43b1b5e81016da2c8f2920f622f3ab017a28",),
+    },
+}
+
+
+def arithmetic_of(function: onnx.FunctionProto) -> str | None:
+    """The arithmetic, ``float`` or ``double``, of a body that a release has written; None for any other body."""
+    opset = next((entry.version for entry in function.opset_import if entry.domain in _STANDARD), 0)
+    if opset < OLDEST_OPSET:
+        return None
+    found = digest(function)
+    bodies = RELEASED.get(function.name, {})
+    return next((arithmetic for arithmetic, digests in bodies.items() if found in digests), None)
+
+
+def digest(function: onnx.FunctionProto) -> str:
+    """A hash of what ``function`` computes.
+
+    It depends on the operators, their attributes, how they are connected, and the defaults of the function's own
+    attributes. It does not depend on the names of values, on the order of nodes, or on documentation: tools change
+    those. Nodes that no output needs do not enter.
+    """
+    known = {name: f"input {index}" for index, name in enumerate(function.input)}
+    twice = []  # a name that is given twice is invalid, and runtimes differ in which value they take
+    for node in function.node:
+        about = [
+            "" if node.domain in _STANDARD else node.domain,
+            node.op_type,
+            node.overload,
+            [known.get(name, f"unknown {name}") if name else "" for name in node.input],
+            sorted(map(_attribute, node.attribute)),
+        ]
+        computed = _hash(about)
+        for index, name in enumerate(node.output):
+            twice += [name] if name in known else []
+            known[name] = f"{computed} {index}"
+    outputs = [known.get(name, "") for name in function.output]
+    defaults = sorted([*function.attribute, *map(_attribute, function.attribute_proto)])
+    return _hash([len(function.input), outputs, defaults, twice])
+
+
+def _attribute(attribute: onnx.AttributeProto) -> str:
+    """What an attribute of a node says, or the default of a function's, as text."""
+    value: Any = attribute.SerializeToString().hex()
+    if attribute.ref_attr_name or attribute.type in _PLAIN_VALUES:
+        value = [attribute.ref_attr_name, attribute.i, attribute.f.hex(), attribute.s.hex(), [*attribute.ints]]
+    elif attribute.type == onnx.AttributeProto.TENSOR and not uses_external_data(attribute.t):
+        try:
+            array = numpy_helper.to_array(attribute.t)  # its numbers may be in one of several fields
+            value = [str(array.dtype), list(array.shape), array.tobytes().hex()]
+        except (ValueError, TypeError, KeyError):  # a damaged tensor
+            pass
+    return json.dumps([attribute.name, attribute.type, value])
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

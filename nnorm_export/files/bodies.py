@@ -1,0 +1,180 @@
+"""Whether the nodes of the domain ``nnorm`` in a file mean what the kernels compute.
+
+A file says what a node means in a model-local function, its body. A kernel or plugin runs in place of the body and
+never reads it, so a file with another body would be run as something else than it says. A node may be invalid too: of
+a version of the domain that does not exist, or with attributes of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from nnorm_export._version import __version__
+from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.domain.released_bodies import arithmetic_of
+from nnorm_export.errors import ModelFileError
+from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, PRODUCER
+
+_STANDARD = ("", "ai.onnx")
+_TWINS = {operator.blocked_twin: operator for operator in OPERATORS.values() if operator.blocked_twin}
+_WITH_KERNEL = OPERATORS | _TWINS
+_ARITHMETIC: dict[int, str] = {onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double"}
+_KINDS = {"int": onnx.AttributeProto.INT, "float": onnx.AttributeProto.FLOAT, "string": onnx.AttributeProto.STRING}
+# Attributes by which TensorRT chooses a plugin, and the size of the blocks of an optimised file.
+_OTHER_ATTRIBUTES = {"plugin_namespace": "string", "plugin_version": "string", "block": "int"}
+_LEAST = {"num_groups": 1, "block": 1, "epsilon": 0.0, "delta": 0.0}
+
+
+def refuse_invalid(file: ModelFile) -> None:
+    """Raises ModelFileError if a node of the domain ``nnorm`` is invalid: no implementation may run it."""
+    if problem := next(invalid_nodes(file), ""):
+        raise ModelFileError(f"{file.path}: {problem}")
+
+
+def refuse_unknown_bodies(file: ModelFile, op_types: Collection[str] = tuple(_WITH_KERNEL)) -> None:
+    """Raises ModelFileError if kernels or plugins for ``op_types`` would run nodes whose bodies are unknown."""
+    unknown = {op_type: why for op_type, why in unknown_bodies(file).items() if op_type in op_types}
+    if unknown:
+        raise ModelFileError(f"{file.path}: {_unknown_text(file, unknown)}")
+
+
+def problems_of(file: ModelFile) -> list[str]:
+    """Why nodes of the domain ``nnorm`` are invalid, and which bodies are unknown."""
+    unknown = unknown_bodies(file)
+    return [*invalid_nodes(file), *([_unknown_text(file, unknown)] if unknown else [])]
+
+
+def _unknown_text(file: ModelFile, unknown: dict[str, str]) -> str:
+    """Which bodies are unknown, why, and what to do."""
+    writer = file.metadata.get("version", "")
+    found = "; ".join(f"unknown body of {op_type}: {why}" for op_type, why in unknown.items())
+    if _numbers(writer) > _numbers(__version__):
+        remedy = f"{PRODUCER} {writer} wrote the file: upgrade {PRODUCER} to it"
+    else:
+        remedy = "The file was edited or damaged after export: export the model again"
+    return (
+        f"{found}. A kernel would compute something other than the file says. {remedy}, or run what the file says, by "
+        "its bodies: load(path, kernels=False), or the runtime reference"
+    )
+
+
+def unknown_bodies(file: ModelFile) -> dict[str, str]:
+    """Operator -> why its body is not one that this package writes. Those without a kernel or a body are left out."""
+    unknown = {}
+    arithmetic: dict[str, str] = {}
+    redefined = {function.name for function in file.proto.functions if function.domain in _STANDARD}
+    for function in file.proto.functions:
+        if function.domain != DOMAIN or function.name not in _WITH_KERNEL:
+            continue
+        found = arithmetic_of(function)
+        shadowed = sorted(redefined.intersection(node.op_type for node in function.node))
+        if found is None:
+            unknown[function.name] = f"it is none of those that {PRODUCER} {__version__} knows"
+        elif shadowed:
+            unknown[function.name] = f"the file has a function of its own for {', '.join(shadowed)}"
+        else:
+            arithmetic[function.name] = found
+    for use in _uses(file):
+        op_type, wanted = use.node.op_type, arithmetic.get(use.node.op_type)
+        given = {_ARITHMETIC.get(tensor.data_type) for tensor in use.parameters.values()}
+        if wanted is not None and given - {wanted, None}:
+            unknown.setdefault(op_type, f"it computes in {wanted}, {use} has parameters of another dtype")
+    return unknown
+
+
+def invalid_nodes(file: ModelFile) -> Iterator[str]:
+    """What makes nodes of the domain ``nnorm`` invalid, each with the node and what to do."""
+    if wrong := _wrong_version(file):
+        yield wrong
+        return
+    for use in _uses(file):
+        for problem in (*_wrong_attributes(use), *_wrong_inputs(use)):
+            yield f"{use}: {problem}; export the model again"
+
+
+def _wrong_version(file: ModelFile) -> str:
+    """Why the version of the domain that the file declares does not exist; empty if it does."""
+    imports = [file.proto.opset_import, *(function.opset_import for function in file.proto.functions)]
+    versions = {entry.version for entries in imports for entry in entries if entry.domain == DOMAIN}
+    if others := sorted(versions - {DOMAIN_VERSION}):
+        return (
+            f"the file declares version {others[0]} of the domain {DOMAIN}, and {PRODUCER} {__version__} knows version "
+            f"{DOMAIN_VERSION} alone: upgrade {PRODUCER} if a newer one wrote the file, else export the model again"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A node with a kernel; ``parameters`` are those that are weights of the file."""
+
+    node: onnx.NodeProto
+    operator: Operator
+    parameters: dict[str, onnx.TensorProto]
+
+    def __str__(self) -> str:
+        layer = next((prop.value for prop in self.node.metadata_props if prop.key == LAYER_PATH), "")
+        return f"node {self.node.name or self.node.op_type}{f' (layer {layer})' if layer else ''}"
+
+
+def _uses(file: ModelFile) -> Iterator[_Use]:
+    """The nodes with a kernel, wherever they are in the file."""
+    weights = {tensor.name: tensor for tensor in file.proto.graph.initializer}
+    # The names inside a function are its own: they are not those of the file's weights.
+    scopes = [(file.proto.graph.node, weights), *((function.node, {}) for function in file.proto.functions)]
+    for nodes, known in scopes:
+        for node in with_nested(nodes):
+            operator = _WITH_KERNEL.get(node.op_type)
+            if node.domain == DOMAIN and operator is not None:
+                names = dict(zip(operator.inputs, node.input, strict=False))
+                given = {name: known.get(names.get(name, "")) for name in operator.parameters}
+                yield _Use(node, operator, {name: tensor for name, tensor in given.items() if tensor is not None})
+
+
+def _wrong_attributes(use: _Use) -> Iterator[str]:
+    kinds = {name: kind for name, (kind, _) in use.operator.attributes.items()} | _OTHER_ATTRIBUTES
+    names = [attribute.name for attribute in use.node.attribute]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"the attribute {name} is given {names.count(name)} times"
+    for attribute in use.node.attribute:
+        kind = kinds.get(attribute.name)
+        if kind is None:
+            known = ", ".join(use.operator.attributes) or "none"
+            yield f"{use.node.op_type} has no attribute {attribute.name}; its attributes are {known}"
+        elif attribute.type != _KINDS[kind]:
+            given = onnx.AttributeProto.AttributeType.Name(attribute.type).lower()
+            yield f"the attribute {attribute.name} is of type {given}, it must be of type {kind}"
+        elif attribute.name in _LEAST and not attribute.ref_attr_name:
+            value, least = attribute.i if kind == "int" else attribute.f, _LEAST[attribute.name]
+            if not least <= value < np.inf:  # NaN is refused
+                yield f"the attribute {attribute.name} is {value}, it must be at least {least} and finite"
+
+
+def _wrong_inputs(use: _Use) -> Iterator[str]:
+    node, operator = use.node, use.operator
+    if len(node.input) != len(operator.inputs) or not all(node.input) or len(node.output) != 1:
+        yield f"{node.op_type} takes {', '.join(operator.inputs)} and returns Y, the node has {len(node.input)} inputs"
+        return
+    shapes = {name: [*tensor.dims] for name, tensor in use.parameters.items()}
+    if not shapes:
+        return
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        yield f"its parameters differ in shape: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
+    name, shape = next(iter(shapes.items()))
+    given = {attribute.name: attribute.i for attribute in node.attribute if not attribute.ref_attr_name}
+    groups, axis = given.get("num_groups", 1), given.get("axis", -1)
+    if operator.is_per_channel and len(shape) != 1:
+        yield f"{name} has shape {shape}, it must have one number for each channel"
+    elif operator.is_per_channel and groups > 0 and shape[0] % groups:
+        yield f"the attribute num_groups is {groups}, which does not divide its {shape[0]} channels"
+    if "axis" in operator.attributes and axis < 0 and axis != -len(shape):
+        yield f"the attribute axis is {axis}, it must be {-len(shape)} for {name} of shape {shape}"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
