@@ -197,7 +197,7 @@ def test_halves_sum_in_float32(dtype: str, tmp_path: Path) -> None:
         assert set(report.implementations.values()) == {implementation}
 
 
-# What ONNX Runtime 1.24 and later end the process on, were it opened without avoid_crash(): hence another process.
+# What ONNX Runtime 1.24 and later end the process on, were it opened with MatmulTransposeFusion: hence another process.
 CRASHING = """
 import torch
 from torch import nn

@@ -15,7 +15,8 @@ from nnorm_export._version import __version__
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, METADATA_KEY, OPTIMIZED, Machine
 from nnorm_export.names import METADATA_PREFIX
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner, avoid_crash
+from nnorm_export.runtimes._known_faults import avoid, faults_of
+from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
 
 _WEIGHTS = "weights"
 _INLINE_BYTES = 1024  # larger weights are written to a separate file: together they may exceed protobuf's 2 GiB
@@ -30,7 +31,7 @@ def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    avoid_crash(options, file)
+    avoid(options, faults_of(file, ort.__version__))
     library.register(options)
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")

@@ -30,6 +30,7 @@ class RuntimeDiagnosis:
         exit_code: that of the problem's error; 0 without a problem.
         implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if the file has no such
             nodes.
+        known_faults: those of the runtime that would hit the file; see :attr:`.Runner.known_faults`.
         note: what must happen before the runtime can run the file; see :attr:`Runtime.before_onnx`.
     """
 
@@ -37,6 +38,7 @@ class RuntimeDiagnosis:
     problem: str = ""
     exit_code: int = 0
     implementations: dict[str, str] = field(default_factory=dict)
+    known_faults: list[str] = field(default_factory=list)
     note: str = ""
 
 
@@ -88,7 +90,8 @@ def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> 
         if runtime.before_onnx and not runtime.is_own(path):
             runtime.require()
             return RuntimeDiagnosis(runtime.name, note=runtime.before_onnx)
-        return RuntimeDiagnosis(runtime.name, implementations=runtime(path, trust_pickle=trust_pickle).implementations)
+        runner = runtime(path, trust_pickle=trust_pickle)
+        return RuntimeDiagnosis(runtime.name, implementations=runner.implementations, known_faults=runner.known_faults)
     except NnormExportError as error:
         return RuntimeDiagnosis(runtime.name, str(error), error.exit_code)
 

@@ -39,6 +39,11 @@ class Runner(ABC):
     def implementations(self) -> dict[str, str]:
         """Node name -> ``kernel``, ``body`` or ``plugin``, for every normalization that is a node of the file."""
 
+    @property
+    def known_faults(self) -> list[str]:
+        """The known faults of the runtime that would hit the file, and how they are avoided."""
+        return []
+
     @abstractmethod
     def _run(self, feed: dict[str, Array]) -> list[Array]: ...
 

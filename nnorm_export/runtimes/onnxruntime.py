@@ -20,10 +20,10 @@ from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
-from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.runtimes._known_faults import avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
@@ -63,17 +63,6 @@ def providers_with_kernels() -> set[str]:
     return {CPU} | cuda if library.find_library() is not None else set()
 
 
-def avoid_crash(options: Any, file: ModelFile) -> None:
-    """Switches a fusion off for a file with float16 in it, in a session for the CPU alone.
-
-    ONNX Runtime 1.24 and later end the whole process when they open a file with a Transpose before a matrix product and
-    a dynamic axis, as attention has, on x86: the fusion leaves a node that the next optimisation cannot handle
-    (microsoft/onnxruntime issue 28392). The fusion gains little, because float16 is slow on processors.
-    """
-    if file.has_float16:
-        options.add_session_config_entry("optimization.disable_specified_optimizers", "MatmulTransposeFusion")
-
-
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
     """Node name -> ``kernel`` if the node is left in the graph that ONNX Runtime runs, else ``body``."""
     kept = {node.name for node in optimized.graph.node if node.domain == DOMAIN}
@@ -87,7 +76,8 @@ class OnnxRuntimeRunner(Runner):
         path: the model file.
         providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
         session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
-            the kernels to it). But an optimised file is always opened without graph optimisations: its graph is final.
+            the kernels to it; :attr:`known_faults` says which optimizations must be off). But an optimised file is
+            always opened without graph optimisations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
             if they are installed for all of the providers: kernels for one provider alone would move activations
@@ -126,11 +116,18 @@ class OnnxRuntimeRunner(Runner):
             kernels = True
         if session_options is not None and kernels is not False:  # the caller's options may have kernels
             refuse_unknown_bodies(self._file)
+        self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._provider_names() == [CPU])
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         self._session = self._open()
         self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
+
+    @property
+    def known_faults(self) -> list[str]:
+        return [
+            f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults
+        ]
 
     @cached_property
     def implementations(self) -> dict[str, str]:
@@ -166,8 +163,7 @@ class OnnxRuntimeRunner(Runner):
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        if self._provider_names() == [CPU]:
-            avoid_crash(options, self._file)
+        avoid(options, self._faults)
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
             if not kernels and self._file.normalizations:

@@ -19,6 +19,7 @@ from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
+from nnorm_export.runtimes._known_faults import faults_of
 from nnorm_export.runtimes.tensorrt import is_engine
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
@@ -258,9 +259,7 @@ def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
     notes = ["without kernels: the server runs the bodies"]
     if kernels:
         notes = [f"the server must find the kernels at {kernels}"]
-    if onnx_file.read(path).has_float16:
-        notes.append(
-            "a float16 file with attention ends an x86 server that runs it on the CPU by ONNX Runtime 1.24 or newer "
-            "(its issue 28392); serve that one in float32, on a GPU, or with --backend python"
-        )
-    return notes
+    faults = [
+        f"{fault}. Serve this file with --backend python, which avoids it" for fault in faults_of(onnx_file.read(path))
+    ]
+    return [*notes, *faults]

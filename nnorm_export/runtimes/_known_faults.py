@@ -1,0 +1,196 @@
+"""Faults of ONNX Runtime that this package knows: which files they hit, in which versions, and how to avoid them.
+
+All of them are optimizations of the graph that change what it computes, or break it. :func:`nnorm_export.load` switches
+such an optimization off for a file that it would hit; ``verify`` and ``doctor`` name it, because sessions that others
+open on the file are hit. The versions were found by running each pattern in 1.19 to 1.31.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from nnorm_export.files.onnx_file import ModelFile, all_nodes
+from nnorm_export.files.optimized_for import OPTIMIZED
+
+CONFIG_KEY = "optimization.disable_specified_optimizers"
+
+# Operators that ONNX Runtime removes or moves elsewhere, before it looks for a pattern.
+_MOVED = ("Identity", "Dropout", "Cast", "Transpose")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault of ONNX Runtime.
+
+    Attributes:
+        optimizer: the optimization of ONNX Runtime that is at fault.
+        pattern: what it is at fault for, in words.
+        effect: what comes of it.
+        issue: the upstream issue; empty if there is none.
+        since: the first version that has the fault, as far as is known.
+        fixed: the first version without it; None if no release is known to be without.
+        on_cpu: whether only sessions for the CPU alone have it.
+        hits: whether a file has the pattern. It may also say so for a file that is not hit.
+    """
+
+    optimizer: str
+    pattern: str
+    effect: str
+    issue: str
+    since: tuple[int, int]
+    fixed: tuple[int, int] | None
+    on_cpu: bool
+    hits: Callable[[ModelFile], bool]
+
+    def __str__(self) -> str:
+        versions = f"{self.since[0]}.{self.since[1]}"
+        versions += f" to before {self.fixed[0]}.{self.fixed[1]}" if self.fixed else " and later"
+        issue = f" ({self.issue})" if self.issue else ""
+        return f"ONNX Runtime {versions} {self.effect} for {self.pattern}: a fault of its {self.optimizer}{issue}"
+
+    @property
+    def remedy(self) -> str:
+        """What a session that load() does not open needs."""
+        return f'options.add_session_config_entry("{CONFIG_KEY}", "{self.optimizer}")'
+
+    def is_in(self, version: str) -> bool:
+        """Whether ONNX Runtime ``version`` has the fault."""
+        numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        return self.since <= numbers and (self.fixed is None or numbers < self.fixed)
+
+
+def faults_of(file: ModelFile, version: str | None = None, *, on_cpu: bool = True) -> list[Fault]:
+    """The known faults that hit ``file``.
+
+    Args:
+        version: of ONNX Runtime; None asks for the faults of any version.
+        on_cpu: whether the session is for the CPU alone.
+    """
+    if file.form == OPTIMIZED:  # its graph is not optimized again
+        return []
+    return [
+        fault
+        for fault in FAULTS
+        if (version is None or fault.is_in(version)) and (on_cpu or not fault.on_cpu) and fault.hits(file)
+    ]
+
+
+def avoid(options: Any, faults: list[Fault]) -> None:
+    """Switches the optimizations of ``faults`` off in ``options``, an ``onnxruntime.SessionOptions``."""
+    if faults:
+        options.add_session_config_entry(CONFIG_KEY, ";".join(sorted({fault.optimizer for fault in faults})))
+
+
+def _pads_before_a_pool(file: ModelFile) -> bool:
+    nodes = _standard_nodes(file)
+    makers = {name: node for node in nodes for name in node.output}
+    for node in nodes:
+        maker = makers.get(node.input[0]) if node.op_type in ("MaxPool", "AveragePool") and node.input else None
+        for _ in nodes:  # as many steps as there are nodes: a damaged graph may have a circle
+            if maker is None or maker.op_type not in _MOVED or not maker.input:
+                break
+            maker = makers.get(maker.input[0])
+        if maker is not None and maker.op_type == "Pad":
+            return True
+    return False
+
+
+def _multiplies_by_a_vector(file: ModelFile) -> bool:
+    ranks = _ranks(file.proto)
+    products = [node for node in _standard_nodes(file) if node.op_type == "MatMul" and len(node.input) == 2]
+    return _has(file, "Transpose") and any(ranks.get(node.input[1], 1) == 1 for node in products)
+
+
+def _multiplies_transposed_float64(file: ModelFile) -> bool:
+    return file.holds(onnx.TensorProto.DOUBLE) and _has(file, "Transpose") and _has(file, "MatMul")
+
+
+def _multiplies_transposed_float16(file: ModelFile) -> bool:
+    products = _has(file, "Transpose") and (_has(file, "MatMul") or _has(file, "Gemm"))
+    return file.has_float16 and (products or _has(file, "Attention"))
+
+
+def _transposes_nothing(file: ModelFile) -> bool:
+    """Whether there is a Transpose that leaves both axes of a matrix where they are."""
+    transposes = [node for node in _standard_nodes(file) if node.op_type == "Transpose"]
+    return any([*attribute.ints] == [0, 1] for node in transposes for attribute in node.attribute)
+
+
+def _standard_nodes(file: ModelFile) -> list[onnx.NodeProto]:
+    return [node for node in all_nodes(file.proto) if node.domain in ("", "ai.onnx")]
+
+
+def _has(file: ModelFile, op_type: str) -> bool:
+    return any(node.op_type == op_type for node in _standard_nodes(file))
+
+
+def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
+    graph = proto.graph
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            ranks[value.name] = len(value.type.tensor_type.shape.dim)
+    return ranks
+
+
+_ISSUES = "https://github.com/microsoft/onnxruntime/issues"
+
+FAULTS = (
+    Fault(
+        optimizer="Pad_Fusion",
+        pattern="a Pad before a MaxPool or an AveragePool",
+        # MaxPool pads with -inf where Pad has 0; AveragePool rounds another extent up, or pads by more than its window.
+        effect="computes something else, or fails,",
+        issue=f"{_ISSUES}/24737",
+        since=(1, 18),
+        fixed=None,
+        on_cpu=False,
+        hits=_pads_before_a_pool,
+    ),
+    Fault(
+        optimizer="MatmulTransposeFusion",
+        pattern="the product of a transposed matrix and a vector",
+        effect="does not transpose the matrix, or fails,",
+        issue="",
+        since=(1, 18),
+        fixed=None,
+        on_cpu=False,
+        hits=_multiplies_by_a_vector,
+    ),
+    Fault(
+        optimizer="MatmulTransposeFusion",
+        pattern="a Transpose before a matrix product in float64",
+        effect="cannot load the file",
+        issue=f"{_ISSUES}/28136",
+        since=(1, 18),
+        fixed=(1, 27),
+        on_cpu=True,
+        hits=_multiplies_transposed_float64,
+    ),
+    Fault(
+        # The fusion leaves a node that the next optimization cannot handle. It gains little: float16 is slow there.
+        optimizer="MatmulTransposeFusion",
+        pattern="float16 attention with a dynamic axis, on x86",
+        effect="ends the process",
+        issue=f"{_ISSUES}/28392",
+        since=(1, 24),
+        fixed=None,
+        on_cpu=True,
+        hits=_multiplies_transposed_float16,
+    ),
+    Fault(
+        optimizer="GemmTransposeFusion",
+        pattern="a matrix product with a Transpose that leaves the axes where they are",
+        effect="transposes the matrix, or fails,",
+        issue=f"{_ISSUES}/32228",
+        since=(1, 18),
+        fixed=(1, 30),
+        on_cpu=False,
+        hits=_transposes_nothing,
+    ),
+)
