@@ -90,7 +90,8 @@ def verify(
             risks = float16_risks(source.module, inputs, passthrough=model.passthrough or ())
         if options.page is not None:
             write_report(options.page, path, source.module, inputs, report, probes=probed, **shared)
-    as_json: dict[str, Any] = {"path": path, **report.to_json(), "notices": notices}
+    output.notices(report.known_faults)
+    as_json: dict[str, Any] = {"path": path, **report.to_json(), "notices": [*notices, *report.known_faults]}
     as_json |= {} if risks is None else {"float16_risks": [risk.to_json() for risk in risks]}
     as_json |= {} if probed is None else {"probes": probed.to_json()}
     as_json |= {} if options.page is None else {"report": options.page}
@@ -108,7 +109,7 @@ def verify(
 
     output.show(as_json, print_text)
     if not report:
-        advice = bisect_advice(path, model, options.runtime)
+        advice = f". {report.other_weights}" if report.other_weights else bisect_advice(path, model, options.runtime)
         output.fail(f"{path} does not compute what {model.model} computes: {_different(report)}{advice}")
     different = [] if probed is None else [layer.name for layer in probed.layers if not layer.parity.passed]
     if different:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.files.staging import check_target
 from nnorm_export.freezing import freeze
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
+from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.operators import FrozenOperator
@@ -128,7 +128,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         example=example,
         dynamic_batch=request.dynamic_shapes is None,
         records=records,
-        weights_sha256=_weights_sha256(module),
+        weights_sha256=weights_sha256(module),
     )
 
 
@@ -146,7 +146,7 @@ def _of_program(request: Request, program: torch.export.ExportedProgram) -> Froz
         example=arguments.bind(module, args, kwargs),
         dynamic_batch=False,
         records={},
-        weights_sha256=_weights_sha256(module),
+        weights_sha256=weights_sha256(module),
     )
 
 
@@ -160,24 +160,6 @@ def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
                     f"the exported program holds the training code of layer {path} ({name}); export a frozen model: "
                     "torch.export.export(nnorm_export.freeze(model), args)"
                 )
-
-
-def _weights_sha256(module: nn.Module) -> str:
-    """A hash of what inference reads: parameters, buffers and tensors that are plain attributes, by name.
-
-    The batches that a norm has counted do not enter. An exported program names the constants that it finds within code
-    ``lifted_tensor_0``, …; a module has no name for them, so they do not enter either.
-    """
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for path, layer in module.named_modules():
-        plain = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
-        tensors |= {f"{path}.{name}".lstrip("."): value for name, value in plain.items()}
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        if not name.rpartition(".")[2].startswith(("num_batches_tracked", "lifted_tensor_")):
-            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _output_names(keys: Sequence[str], inputs: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from nnorm_export.names import layer_name
 from nnorm_export.parity.isolation import opened, with_epilogue
 from nnorm_export.parity.judgement import Array, OutputParity, judge, judge_outputs
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
+from nnorm_export.parity.weights import other_weights
 from nnorm_export.runtimes import load
 
 
@@ -63,12 +64,14 @@ class Bisection:
         layers: the compared layers in the order in which they run.
         outputs: the outputs of the whole file.
         notes: the layers that were not compared, and why.
+        other_weights: says that the file was made from other weights, if that is why something differs; else empty.
     """
 
     runtime: str
     layers: list[LayerParity]
     outputs: list[OutputParity]
     notes: list[str]
+    other_weights: str = ""
 
     def __bool__(self) -> bool:
         compared = [*(layer.inherited for layer in self.layers), *self.outputs]
@@ -82,6 +85,8 @@ class Bisection:
     @property
     def verdict(self) -> str:
         """Says where the runtime first differs from PyTorch."""
+        if self.other_weights:
+            return self.other_weights
         if (culprit := self.culprit) is not None:
             what = f"layer {culprit.name} ({culprit.op_type})"
             return f"{what} computes something else, on PyTorch's own input: {culprit.own}"
@@ -160,7 +165,10 @@ def bisect(
         inherited = judge(part.name, inside.get(part.x, x), x, true_x)
         implementation = implementations.get(part.name, "")
         found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
-    return Bisection(runner.runtime, found, outputs, notes)
+    result = Bisection(runner.runtime, found, outputs, notes)
+    return (
+        result if result else replace(result, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
+    )
 
 
 def _matched(

@@ -9,7 +9,7 @@ reason. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import ml_dtypes
@@ -135,20 +135,23 @@ class ParityReport:
         runtime: the runtime that ran the file, ``onnxruntime`` for example.
         criterion: ``budget`` or ``allclose``, with its numbers.
         implementations: node -> ``kernel``, ``body`` or ``plugin``.
+        other_weights: says that the file was made from other weights, if that is why it fails; else empty.
+        known_faults: those of the runtime that would hit the file, and how they are avoided.
     """
 
     runtime: str
     criterion: str
     outputs: list[OutputParity]
     implementations: dict[str, str]
+    other_weights: str = ""
+    known_faults: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return all(output.passed for output in self.outputs)
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output}" for output in self.outputs
-        )
+        judged = (f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output}" for output in self.outputs)
+        return "\n".join(filter(None, (*judged, self.other_weights)))
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": bool(self), **asdict(self)}
