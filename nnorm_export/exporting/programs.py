@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_so
 from nnorm_export.exporting.trace import Traced, drop_source_lines, exporting_state, nodes_of, trace
 from nnorm_export.files.note import Note
 from nnorm_export.files.pytorch_archive import AOTI, PT2
-from nnorm_export.files.staging import staged, writing
+from nnorm_export.files.staging import opened_for_torch, staged, writing
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 from nnorm_export.operators import NORMALIZATIONS
 
@@ -70,8 +70,8 @@ def export_program(
     note = _note(traced, program, PT2, operators)
     path = frozen.request.path
     with staged(path) as staging:
-        with exporting_state(), writing(path, RuntimeError):
-            torch.export.save(program, str(staging), extra_files={NOTE_FILE: note.to_json()})
+        with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
+            torch.export.save(program, file, extra_files={NOTE_FILE: note.to_json()})
         parity = prove(staging, frozen, PT2)
     return ExportReport.of_note(path, note, parity)
 
@@ -117,7 +117,8 @@ def export_aoti(
     note = _note(traced, program, AOTI, notes.device_of(frozen.module).type)
     path = frozen.request.path
     with staged(path) as staging:
-        _compile(program, staging, inductor_configs or {})
+        with writing(path), opened_for_torch(staging) as file:
+            _compile(program, file, inductor_configs or {})
         with writing(path):
             _add_note(staging, note)
         parity = prove(staging, frozen, AOTI)
@@ -200,7 +201,7 @@ def _add_note(package: Path, note: Note) -> None:
         archive.writestr(f"{folder}/extra/{NOTE_FILE}", note.to_json())
 
 
-def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
+def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Mapping[str, Any]) -> None:
     # Imported here because it takes a second, and exports to the other formats do not need it.
     from torch._inductor import config, exc  # noqa: PLC0415
 
@@ -214,7 +215,7 @@ def _compile(program: torch.export.ExportedProgram, path: Path, configs: Mapping
     try:
         with exporting_state():
             torch._inductor.aoti_compile_and_package(
-                program, package_path=str(path), inductor_configs={**defaults, **configs}
+                program, package_path=file, inductor_configs={**defaults, **configs}
             )
     except Exception as error:
         # Inductor may fail at any of its steps with any kind of exception. The message says that this model cannot be

@@ -20,10 +20,11 @@ from nnorm_export.exporting.source import Frozen, Passthrough, Request, freeze_s
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.files.note import Entry
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
-from nnorm_export.files.staging import staged, writing
+from nnorm_export.files.staging import opened_for_torch, staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
+from nnorm_export.process import without_warnings
 
 _UNSUPPORTED_PYTHON = (3, 14)
 
@@ -100,8 +101,8 @@ def export_torchscript(
     )
     path = frozen.request.path
     with staged(path) as staging:
-        with exporting_state(), writing(path, RuntimeError):
-            torch.jit.save(module, str(staging), _extra_files={NOTE_FILE: note.to_json()})
+        with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
+            torch.jit.save(module, file, _extra_files={NOTE_FILE: note.to_json()})
         parity = prove(staging, frozen, TORCHSCRIPT)
     return ExportReport.of_note(path, note, parity)
 
@@ -117,8 +118,8 @@ def _traced(frozen: Frozen) -> _Parts:
         example, _ = arguments.dynamic_batch(frozen.example)
     else:
         example = widened(frozen.example, frozen.request.dynamic_shapes)
-    with exporting_state(fused_attention=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # about shapes: other batch sizes are compared
+    # TracerWarning is about shapes: other batch sizes are compared.
+    with exporting_state(fused_attention=True), without_warnings(torch.jit.TracerWarning):
         tensors = tuple(
             tensor.clone() for tensor in arguments.tensors_in(example)
         )  # the model may change its input in place

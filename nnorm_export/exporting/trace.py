@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import logging
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,7 @@ from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention
+from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +69,15 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
     args, kwargs = arguments.unbind(frozen.module, example)
     if dynamic_shapes:
         _refuse_dynamic_var_keyword(frozen.module, example)
-    printed = io.StringIO()  # by the model, whose text is passed on, or by torch, which prints a graph before it raises
+    said, stderr = io.StringIO(), sys.stderr  # torch prints a graph before it raises
+
+    def pass_on(text: str, module: str) -> None:
+        (said if module.partition(".")[0] == "torch" else stderr).write(text)
+
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with redirected(pass_on, "stdout", "stderr"):
             program = torch.export.export(frozen.module, args, kwargs, dynamic_shapes=dynamic_shapes or None)
-        sys.stderr.write(printed.getvalue())
+        stderr.write(said.getvalue())
         drop_source_lines(program)
         return program
     except Exception as error:  # torch.export raises dozens of unrelated types
@@ -161,18 +164,10 @@ def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
     attention: contextlib.AbstractContextManager[None] = (
         contextlib.nullcontext() if fused_attention else without_fused_attention()
     )
-    loggers = [logging.getLogger(name) for name in _LOUD]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), torch.no_grad(), attention:
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    loggers, filters = silent_loggers(_LOUD), without_warnings(FutureWarning, DeprecationWarning)
+    # One thread at a time: torch's exporters change more of the process, and are not made for several.
+    with LOCK, loggers, filters, torch.no_grad(), attention:
+        yield
 
 
 def nodes_of(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from nnorm_export.errors import ExportError
 from nnorm_export.files import external_data
@@ -97,6 +99,57 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
             f"cannot write {path}: {reason}; nothing was written. Check that the folder exists, has free space and "
             "that you may write to it"
         ) from error
+
+
+@contextmanager
+def opened_for_torch(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a new file for torch's writers of archives, which end the process if a write fails.
+
+    Raises:
+        OSError: a write failed.
+    """
+    file = _Unfailing(path)
+    try:
+        yield file  # type: ignore[misc]  # typing.IO cannot be derived from
+    finally:
+        file.close()
+    if file.error is not None:
+        raise file.error
+
+
+class _Unfailing(io.RawIOBase):
+    """A file that keeps the error of the first write that fails, and takes everything after it as written."""
+
+    def __init__(self, path: Path) -> None:
+        self.error: OSError | None = None
+        self._file = path.open("wb", buffering=0)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while self.error is None and len(left):
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def check_target(target: str | Path) -> None:
@@ -200,4 +253,4 @@ def _finish(folder: Path, target: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["check_target", "save", "staged", "staged_folder", "writing"]
+__all__ = ["check_target", "opened_for_torch", "save", "staged", "staged_folder", "writing"]

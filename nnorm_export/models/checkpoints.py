@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import CheckpointError
 from nnorm_export.models.factory import add_current_directory
 from nnorm_export.models.state_dicts import find_state_dict, fit
+from nnorm_export.process import without_warnings
 
 
 def load_checkpoint(
@@ -59,8 +59,7 @@ def _read(path: Path, *, trust_pickle: bool) -> Any:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*TorchScript archive")  # which _reason reports
+        with without_warnings(message=".*TorchScript archive"):  # which _reason reports
             return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error

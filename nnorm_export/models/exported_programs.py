@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.models.program_text import CodeFoundError, check_program
+from nnorm_export.process import without_warnings
 from nnorm_export.reading import check_entries, read_entry, size_of
 
 _AOTI, _EXTRA = "data/aotinductor/", "extra/"  # folders of the archive
@@ -118,8 +118,7 @@ def _refuse_pickle(name: str, content: bytes) -> None:
     if not content:
         return
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with without_warnings():
             torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # of the pickle and of its archive, of many types
         needed = re.search(r"GLOBAL ([\w.]+)", str(error))

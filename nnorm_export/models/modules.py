@@ -16,6 +16,10 @@ from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from nnorm_export.process import LOCK
+
+_blocks: list[bool] = []  # the blocks of without_fused_attention; the first entry is the setting before them
+
 WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; a parametrization is not a hook
 
 
@@ -39,13 +43,20 @@ def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.M
 
 @contextmanager
 def without_fused_attention() -> Iterator[None]:
-    """Switches the fused path off for the process, and restores it afterwards."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    """Switches the fused path off for the process; the last of overlapping blocks restores what the first found."""
+    with LOCK:
+        if not _blocks:
+            _blocks.append(torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+        else:
+            _blocks.append(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
+        with LOCK:
+            found = _blocks.pop()
+            if not _blocks:
+                torch.backends.mha.set_fastpath_enabled(found)
 
 
 def keep_norms_from_fusion(model: nn.Module, norm: type[nn.Module]) -> None:

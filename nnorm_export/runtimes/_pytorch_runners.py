@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import platform
-import warnings
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from nnorm_export.files import pytorch_archive as archive
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import to_numpy, to_tensor
 from nnorm_export.models.exported_programs import load_program
+from nnorm_export.process import without_warnings
 from nnorm_export.runtimes._runner import Runner
 
 
@@ -49,8 +49,7 @@ class _PyTorchRunner(Runner):
         self.inputs = [TensorInfo.from_json(entry) for entry in file.note.inputs]
         self.outputs = [TensorInfo.from_json(entry) for entry in file.note.outputs]
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about torch's internals, and that TorchScript is deprecated
+            with without_warnings():  # about torch's internals, and that TorchScript is deprecated
                 self._open()
         except NnormExportError:
             raise

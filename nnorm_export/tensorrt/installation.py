@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.process import LOCK, redirected
 
 
 def import_polygraphy() -> tuple[Any, Any]:
@@ -40,7 +41,7 @@ def explained(path: Path, doing: str) -> Iterator[None]:
     log = io.StringIO()
     try:
         # stderr is not redirected: the command line shows its progress there.
-        with _logging_into(log), contextlib.redirect_stdout(log):
+        with LOCK, _logging_into(log), redirected(lambda text, _: log.write(text), "stdout"):
             yield
     except NnormExportError:
         raise
