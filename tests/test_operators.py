@@ -8,12 +8,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import oracle
 import pytest
 import torch
 from onnx import TensorProto, helper
 from ways import WAYS, newest_opset, open_with
 
+from nnorm_export import register
 from nnorm_export.domain import OPERATORS
 from nnorm_export.domain.bodies import NAME_PREFIX
 from nnorm_export.mathematics import resolve_exponents
@@ -109,6 +111,7 @@ def expected_output(op_type: str, values: dict[str, np.ndarray], num_groups: int
 # is spread over threads.
 BATCH_SHAPES = [
     (4, 7),
+    (4, 7, 0, 5),
     (1, 1),
     (0, 7),
     (3, 7, 5),
@@ -124,6 +127,8 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, int]]] = [
     ("LayerNormalNorm", (3, 1), {"axis": -1}),
     ("LayerNormalNorm", (2, 5, 37), {"axis": -1}),
     ("LayerNormalNorm", (0, 5, 37), {"axis": -1}),
+    ("LayerNormalNorm", (5, 0), {"axis": -1}),
+    ("LayerNormalNorm", (4, 0, 3), {"axis": 1}),
     ("LayerNormalNorm", (3, 6, 10), {"axis": -2}),
     ("LayerNormalNorm", (3, 6, 10), {"axis": 1}),
     ("LayerNormalNorm", (67, 768), {"axis": -1}),
@@ -210,6 +215,43 @@ def test_missing_attributes_mean_their_defaults(way: str, op_type: str, tmp_path
         (result,) = open_with(single_node_model(tmp_path / name, op_type, values, **attributes), way)(**values)
         results.append(result)
     np.testing.assert_array_equal(*results)
+
+
+# Attributes that no implementation takes for an X of shape [4, 8, 6].
+@pytest.mark.parametrize(
+    ("op_type", "wrong"),
+    [
+        ("GroupNormalNorm", {"num_groups": 3}),  # it divides channels times extent, not the channels
+        ("GroupNormalNorm", {"num_groups": 16}),
+        ("GroupNormalNorm", {"num_groups": 0}),
+        ("GroupNormalNorm", {"num_groups": -4}),
+        ("GroupNormalNorm", {"num_groups": 4.0}),
+        ("LayerNormalNorm", {"axis": 3}),
+        ("LayerNormalNorm", {"axis": -4}),
+        ("LayerNormalNorm", {"axis": 1}),  # weight has the extent of the last axis only
+        ("LayerNormalNorm", {"axis": -1.0}),
+        ("LayerNormalNorm", {"epsilon": 1}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["kernel", "body"])
+def test_kernel_and_body_refuse_the_same_attributes(
+    way: str, op_type: str, wrong: dict[str, Any], tmp_path: Any
+) -> None:
+    values = make_values(op_type, (4, 8, 6), "float32")
+    path = single_node_model(tmp_path / "node.onnx", op_type, values, **ATTRIBUTES[op_type])
+    model = onnx.load(path)
+    (node,) = model.graph.node
+    kept = [attribute for attribute in node.attribute if attribute.name not in wrong]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in wrong.items())])
+    onnx.save(model, path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if way == "kernel":
+        register(options)
+    with pytest.raises(Exception, match=r"ONNXRuntimeError"):  # its exceptions have no common base
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, values)
 
 
 # Relative error of ψ in float32 against float64. In a body it grows with |h|: η·log(1 + |h|) is rounded before the

@@ -28,6 +28,9 @@ function(nnorm_add_plugin name folder)
     return()
   endif()
   target_link_options(${name} PRIVATE "LINKER:--version-script=${folder}/exports.map" "LINKER:-z,relro,-z,now")
+  # ONNX Runtime closes the library with each session's options. Were it unloaded, what it keeps for the process (its
+  # operators, the C++ library's memory for exceptions) would be lost and allocated again at the next load: 45 kB a session.
+  target_link_options(${name} PRIVATE "LINKER:-z,nodelete")
   set_target_properties(${name} PROPERTIES LINK_DEPENDS "${folder}/exports.map")
   if(NOT NNORM_SANITIZE) # a sanitizer's own functions stay undefined, and it needs the shared C++ library
     # --gc-sections: unused sections of the static C++ library need a newer libc than the used ones.

@@ -246,7 +246,7 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
 
 template <class T>
 cudaError_t run_any(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
-  if (problem.size() == 0) return cudaSuccess;
+  if (problem.empty()) return cudaSuccess;
   if (problem.extent >> 31 != 0) return cudaErrorInvalidValue;
   cudaError_t error = cudaErrorInvalidValue;
   with_epilogue(problem.epilogue, [&](auto epilogue) {

@@ -320,7 +320,7 @@ Real bounded_exponent(size_t row_length) {
 
 template <class T>
 cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
-  if (problem.rows == 0 || problem.row_length == 0) return cudaSuccess;
+  if (problem.empty()) return cudaSuccess;
   if (problem.row_length >> 31 != 0) return cudaErrorInvalidValue;
   Device device;
   if (const cudaError_t error = Device::current(device)) return error;

@@ -10,7 +10,6 @@
 // The output Y has the type and shape of X, and may use the memory of X or of an operand.
 #pragma once
 
-#include <climits>
 #include <cstdlib>
 #include <memory>
 
@@ -92,8 +91,8 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   op->GetOutputTypeCount = [](const OrtCustomOp*) noexcept -> size_t { return 1; };
   op->GetOutputType = [](const OrtCustomOp*, size_t) noexcept { return onnx_type<typename Kernel::Type>; };
   op->GetOutputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
-  op->GetStartVersion = [](const OrtCustomOp*) noexcept { return 1; };
-  op->GetEndVersion = [](const OrtCustomOp*) noexcept { return INT_MAX; };
+  op->GetStartVersion = [](const OrtCustomOp*) noexcept { return domain_version; };
+  op->GetEndVersion = [](const OrtCustomOp*) noexcept { return domain_version; };
   op->CreateKernelV2 = C::create;
   op->KernelComputeV2 = C::compute;
   op->KernelDestroy = [](void* state) noexcept { delete static_cast<typename C::State*>(state); };

@@ -1,13 +1,38 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 
 namespace nnorm::ort {
 
+namespace {
+
+// The status's message, with the attribute's name taken out. Releases the status.
+std::string message_without(const OrtApi* api, OrtStatus* status, const std::string& name) {
+  const std::unique_ptr<OrtStatus, decltype(api->ReleaseStatus)> owner(status, api->ReleaseStatus);
+  std::string message = api->GetErrorMessage(status);
+  for (size_t at = message.find(name); at != std::string::npos; at = message.find(name, at)) message.erase(at, name.size());
+  return message;
+}
+
+}  // namespace
+
+// ONNX Runtime reports a missing attribute and one of another type with the same error code. Only the messages differ, so
+// this one is compared with that for an attribute that no node has.
+template <class Get>
+void Attributes::expect_missing(const char* name, const char* type, OrtStatus* status, Get get) const {
+  const std::string message = message_without(api_, status, name);
+  const char* const nobodys = "nnorm_attribute_of_no_node";
+  OrtStatus* const of_missing = get(nobodys);
+  if (of_missing == nullptr || message_without(api_, of_missing, nobodys) != message)
+    refuse(std::string("attribute ") + name + " cannot be read (" + message + "); it must be " + type);
+}
+
 void Attributes::read(const char* name, int32_t& value) const {
   int64_t wide = value;
-  if (OrtStatus* status = api_->KernelInfoGetAttribute_int64(info_, name, &wide)) return api_->ReleaseStatus(status);
+  const auto get = [&](const char* of) { return api_->KernelInfoGetAttribute_int64(info_, of, &wide); };
+  if (OrtStatus* status = get(name)) return expect_missing(name, "an integer", status, get);
   if (wide != int32_t(wide))
     refuse(std::string("attribute ") + name + " is " + std::to_string(wide) + "; it must fit into 32 bits");
   value = int32_t(wide);
@@ -15,7 +40,8 @@ void Attributes::read(const char* name, int32_t& value) const {
 
 void Attributes::read(const char* name, float& value) const {
   float given = value;
-  if (OrtStatus* status = api_->KernelInfoGetAttribute_float(info_, name, &given)) return api_->ReleaseStatus(status);
+  const auto get = [&](const char* of) { return api_->KernelInfoGetAttribute_float(info_, of, &given); };
+  if (OrtStatus* status = get(name)) return expect_missing(name, "a float", status, get);
   value = given;
 }
 

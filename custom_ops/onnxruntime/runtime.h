@@ -52,11 +52,16 @@ OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
 class Attributes {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
-  // Sets `value` to the attribute's; an attribute that the node lacks leaves it as it is.
+  // Sets `value` to the attribute's; an attribute that the node lacks leaves it as it is. Throws Error if the attribute has
+  // another type.
   void read(const char* name, int32_t& value) const;
   void read(const char* name, float& value) const;
 
  private:
+  // Returns if `status`, of the function `get` for this attribute, means that the node lacks it, and throws otherwise.
+  template <class Get>
+  void expect_missing(const char* name, const char* type, OrtStatus* status, Get get) const;
+
   const OrtApi* api_;
   const OrtKernelInfo* info_;
 };

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,9 @@
 #include "nnorm/problems.h"
 
 namespace nnorm {
+
+// The version of the domain that these operators belong to; nnorm_export/names.py has the same number.
+constexpr int domain_version = 1;
 
 using Shape = std::vector<int64_t>;
 
@@ -37,6 +41,20 @@ inline size_t count(const Shape& shape, size_t first_axis = 0) {
   size_t product = 1;
   for (size_t i = first_axis; i < shape.size(); ++i) product *= size_t(shape[i]);
   return product;
+}
+
+// Why no tensor can have this shape; empty if one can. Kernels compute sizes in 64 bits.
+inline std::string size_refusal(const Shape& shape) {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max() / 16;  // more than any memory, in the widest type
+  int64_t product = 1;
+  bool fits = true, empty = false;
+  for (const int64_t extent : shape) {
+    if (extent < 0) return "X has a negative extent: " + to_string(shape);
+    empty |= extent == 0;
+    fits = fits && (extent == 0 || product <= most / extent);
+    product = fits && extent != 0 ? product * extent : product;
+  }
+  return fits || empty ? "" : "X " + to_string(shape) + " has more elements than a tensor can have";
 }
 
 // The tensors of a node.
@@ -67,6 +85,7 @@ struct BatchNormalNorm {
   std::string shape_refusal(const std::vector<Shape>& shapes) const {
     const Shape& x = shapes[0];
     if (x.size() < 2) return "X must be [N, C, *spatial], it is " + to_string(x);
+    if (std::string reason = size_refusal(x); !reason.empty()) return reason;
     for (size_t i = 0; i < parameters.size(); ++i)
       if (shapes[1 + i] != Shape{x[1]})
         return std::string(parameters[i]) + " must be [" + std::to_string(x[1]) + "], one number for each channel of X " +
@@ -148,6 +167,7 @@ struct LayerNormalNorm : RowOperator {
     if (axis < -rank || axis >= rank)
       return "attribute axis is " + std::to_string(axis) + ", X " + to_string(x) + " has " + std::to_string(rank) +
              " axes; it must be from " + std::to_string(-rank) + " to " + std::to_string(rank - 1);
+    if (std::string reason = size_refusal(x); !reason.empty()) return reason;
     const Shape normalized(x.begin() + (axis < 0 ? axis + rank : axis), x.end());
     return parameter_refusal(normalized, "the axes of X " + to_string(x) + " from axis " + std::to_string(axis), shapes);
   }
@@ -182,6 +202,7 @@ struct GroupNormalNorm : RowOperator {
   std::string shape_refusal(const std::vector<Shape>& shapes) const {
     const Shape& x = shapes[0];
     if (x.size() < 2) return "X must be [N, C, *spatial], it is " + to_string(x);
+    if (std::string reason = size_refusal(x); !reason.empty()) return reason;
     const std::string reason = parameter_refusal({x[1]}, "one number for each channel of X " + to_string(x), shapes);
     if (!reason.empty() || x[1] % num_groups == 0) return reason;
     return "attribute num_groups is " + std::to_string(num_groups) + ", which does not divide the channels of X " + to_string(x);

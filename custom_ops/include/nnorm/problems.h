@@ -1,5 +1,5 @@
 // The problems that operators pose to a device: pointers and sizes, free of any framework. The output may be the input (or
-// the residual) itself, element for element.
+// the residual) itself, element for element. An empty problem has nothing to compute: devices return before they prepare it.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +23,7 @@ struct ChannelProblem {
   Epilogue epilogue;
 
   size_t size() const { return samples * channels * extent; }
+  bool empty() const { return samples == 0 || channels == 0 || extent == 0; }
 };
 
 // LayerNormalNorm, GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias; mean, var and λ̂ over each row.
@@ -36,6 +37,8 @@ struct RowProblem {
   size_t period;  // rows after which weight and bias repeat
   size_t run;     // neighbouring elements that share one weight
   double epsilon, delta;
+
+  bool empty() const { return rows == 0 || row_length == 0; }
 };
 
 // F(problem) for every problem with tensors of T.

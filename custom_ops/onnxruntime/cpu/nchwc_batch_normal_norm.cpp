@@ -30,6 +30,7 @@ class NchwcKernel {
     refuse(Plain().shape_refusal(tensors.shapes));
     tensors.y = run.output(x);
     const ChannelProblem<float> problem = Plain().template problem<float>(tensors);
+    if (problem.empty()) return;
     const std::vector<float> table = channel_table(problem, 1);
     const size_t block = size_t(block_);
     ChannelWork<float> work = channel_work(problem, table, problem.channels);

@@ -18,6 +18,7 @@ std::vector<Real> repeated(const Real* values, size_t count, size_t times) {
 
 template <class T>
 void solve_on(const Run& run, const ChannelProblem<T>& problem) {
+  if (problem.empty()) return;
   const size_t channels = problem.channels, extent = problem.extent;
   const bool each_its_own = extent == 1 || (extent < short_run && problem.samples >= enough_samples);
   const size_t repeat = each_its_own ? extent : 1;
@@ -31,6 +32,7 @@ void solve_on(const Run& run, const ChannelProblem<T>& problem) {
 
 template <class T>
 void solve_on(const Run& run, const RowProblem<T>& problem) {
+  if (problem.empty()) return;
   RowProblem<T> work = problem;
   std::vector<Arithmetic<T>> weights, biases;
   if (work.run > 1 && work.run < short_run && work.run < work.row_length) {
