@@ -13,6 +13,7 @@ LAYER_NORMAL_NORM = Operator(
     attributes={"axis": ("int", -1), **EPSILON_AND_DELTA},
     # X becomes [rows, elements in a row]: the elements of weight give the number of rows, the axes of X from `axis` on
     # the length of one. So a node whose weight does not fit X fails, in Reshape or Mul, instead of mixing the rows.
+    # Rows without elements are divided by 1: some runtimes end the process where integers are divided by 0.
     # (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
     statement=f"""
     x = CastLike (X, weight)
@@ -23,7 +24,8 @@ LAYER_NORMAL_NORM = Operator(
     width = Reshape (width_scalar, one_axis)
     size_scalar = Size (x)
     size = Reshape (size_scalar, one_axis)
-    num_rows = Div (size, width)
+    divisor = Max (width, one_axis)
+    num_rows = Div (size, divisor)
     axis_scalar = Constant <value_int: int = @axis> ()
     first_axis = Reshape (axis_scalar, one_axis)
     end = Constant <value_ints = [9223372036854775807]> ()
