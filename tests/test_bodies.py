@@ -24,10 +24,11 @@ from nnorm_export.domain.released_bodies import OLDEST_OPSET, RELEASED, arithmet
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.bodies import problems_of
 from nnorm_export.files.inspection import describe
-from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm, LayerNormalNorm
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.serving.repository import write_repository
+from nnorm_export.tensorrt.parser_input import write_for_parser
 
 CHANNELS, GROUPS = 8, 4
 Edit = Callable[[onnx.ModelProto], object]
@@ -209,6 +210,14 @@ def test_every_command_refuses(
     assert result.exit_code == 0  # inspect describes any file
     assert [problem for problem in json.loads(result.stdout)["problems"] if problem[:20] in missing.problem]
     assert "problem" in CliRunner().invoke(app, ["inspect", str(path), "--no-run"]).stdout
+
+
+def test_tensorrt_gets_no_plugin_for_an_unknown_body(edited: Callable[[Edit], Path], tmp_path: Path) -> None:
+    file = read(edited(returns_zero))
+    with pytest.raises(ModelFileError, match=UNKNOWN[returns_zero]):
+        write_for_parser(file, frozenset({"GroupNormalNorm"}), tmp_path)
+    inlined = onnx.load(write_for_parser(file, frozenset({"LayerNormalNorm"}), tmp_path))
+    assert {node.op_type for node in inlined.graph.node if node.domain == DOMAIN} == {"LayerNormalNorm"}
 
 
 def test_a_body_runs_as_the_file_says(edited: Callable[[Edit], Path], model: nn.Module, x: Tensor) -> None:

@@ -35,7 +35,7 @@ class Fault:
         since: the first version that has the fault, as far as is known.
         fixed: the first version without it; None if no release is known to be without.
         on_cpu: whether only sessions for the CPU alone have it.
-        hits: whether a file has the pattern. It may also say so for a file that is not hit.
+        hits: whether the graph of a file has the pattern. It may also say so for a file that is not hit.
     """
 
     optimizer: str
@@ -45,7 +45,7 @@ class Fault:
     since: tuple[int, int]
     fixed: tuple[int, int] | None
     on_cpu: bool
-    hits: Callable[[ModelFile], bool]
+    hits: Callable[[Graph], bool]
 
     def __str__(self) -> str:
         versions = f"{self.since[0]}.{self.since[1]}"
@@ -73,11 +73,9 @@ def faults_of(file: ModelFile, version: str | None = None, *, on_cpu: bool = Tru
     """
     if file.form == OPTIMIZED:  # its graph is not optimized again
         return []
-    return [
-        fault
-        for fault in FAULTS
-        if (version is None or fault.is_in(version)) and (on_cpu or not fault.on_cpu) and fault.hits(file)
-    ]
+    possible = [fault for fault in FAULTS if (version is None or fault.is_in(version)) and (on_cpu or not fault.on_cpu)]
+    graph = Graph.of(file)
+    return [fault for fault in possible if fault.hits(graph)]
 
 
 def avoid(options: Any, faults: list[Fault]) -> None:
@@ -86,12 +84,27 @@ def avoid(options: Any, faults: list[Fault]) -> None:
         options.add_session_config_entry(CONFIG_KEY, ";".join(sorted({fault.optimizer for fault in faults})))
 
 
-def _pads_before_a_pool(file: ModelFile) -> bool:
-    nodes = _standard_nodes(file)
-    makers = {name: node for node in nodes for name in node.output}
-    for node in nodes:
+@dataclass(frozen=True)
+class Graph:
+    """What the faults are recognised by: a file, its standard nodes, and their types."""
+
+    file: ModelFile
+    nodes: list[onnx.NodeProto]
+    op_types: frozenset[str]
+
+    @classmethod
+    def of(cls, file: ModelFile) -> Graph:
+        nodes = [node for node in all_nodes(file.proto) if node.domain in ("", "ai.onnx")]
+        return cls(file, nodes, frozenset(node.op_type for node in nodes))
+
+
+def _pads_before_a_pool(graph: Graph) -> bool:
+    if "Pad" not in graph.op_types:
+        return False
+    makers = {name: node for node in graph.nodes for name in node.output}
+    for node in graph.nodes:
         maker = makers.get(node.input[0]) if node.op_type in ("MaxPool", "AveragePool") and node.input else None
-        for _ in nodes:  # as many steps as there are nodes: a damaged graph may have a circle
+        for _ in graph.nodes:  # as many steps as there are nodes: a damaged graph may have a circle
             if maker is None or maker.op_type not in _MOVED or not maker.input:
                 break
             maker = makers.get(maker.input[0])
@@ -100,33 +113,27 @@ def _pads_before_a_pool(file: ModelFile) -> bool:
     return False
 
 
-def _multiplies_by_a_vector(file: ModelFile) -> bool:
-    ranks = _ranks(file.proto)
-    products = [node for node in _standard_nodes(file) if node.op_type == "MatMul" and len(node.input) == 2]
-    return _has(file, "Transpose") and any(ranks.get(node.input[1], 1) == 1 for node in products)
+def _multiplies_by_a_vector(graph: Graph) -> bool:
+    if not {"Transpose", "MatMul"} <= graph.op_types:
+        return False
+    ranks = _ranks(graph.file.proto)
+    products = [node for node in graph.nodes if node.op_type == "MatMul" and len(node.input) == 2]
+    return any(ranks.get(node.input[1], 1) == 1 for node in products)
 
 
-def _multiplies_transposed_float64(file: ModelFile) -> bool:
-    return file.holds(onnx.TensorProto.DOUBLE) and _has(file, "Transpose") and _has(file, "MatMul")
+def _multiplies_transposed_float64(graph: Graph) -> bool:
+    return {"Transpose", "MatMul"} <= graph.op_types and graph.file.holds(onnx.TensorProto.DOUBLE)
 
 
-def _multiplies_transposed_float16(file: ModelFile) -> bool:
-    products = _has(file, "Transpose") and (_has(file, "MatMul") or _has(file, "Gemm"))
-    return file.has_float16 and (products or _has(file, "Attention"))
+def _multiplies_transposed_float16(graph: Graph) -> bool:
+    products = "Transpose" in graph.op_types and not graph.op_types.isdisjoint({"MatMul", "Gemm"})
+    return (products or "Attention" in graph.op_types) and graph.file.has_float16
 
 
-def _transposes_nothing(file: ModelFile) -> bool:
+def _transposes_nothing(graph: Graph) -> bool:
     """Whether there is a Transpose that leaves both axes of a matrix where they are."""
-    transposes = [node for node in _standard_nodes(file) if node.op_type == "Transpose"]
+    transposes = [node for node in graph.nodes if node.op_type == "Transpose"]
     return any([*attribute.ints] == [0, 1] for node in transposes for attribute in node.attribute)
-
-
-def _standard_nodes(file: ModelFile) -> list[onnx.NodeProto]:
-    return [node for node in all_nodes(file.proto) if node.domain in ("", "ai.onnx")]
-
-
-def _has(file: ModelFile, op_type: str) -> bool:
-    return any(node.op_type == op_type for node in _standard_nodes(file))
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
