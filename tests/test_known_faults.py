@@ -15,9 +15,10 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from nnorm_export import diagnose, export, layers, load
+from nnorm_export import diagnose, export, layers, load, register, verify
 from nnorm_export.cli import app
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.runtimes._known_faults import FAULTS, Fault, faults_of
@@ -158,6 +159,31 @@ def test_versions() -> None:
     assert not FLOAT64.is_in("1.27.1")
     assert not FLOAT16.is_in("1.23.2")
     assert PAD.is_in("2.0.0")
+
+
+class Padded(nn.Module):
+    """What two of the faults hit, as PyTorch writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.vector = layers.BatchNormalNorm2d(2), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.norm(x) - 3
+        return F.max_pool2d(F.pad(h, (1, 1, 1, 1)), 3), h.transpose(-1, -2) @ self.vector
+
+
+def test_a_model_of_pytorch_is_exported_and_verified(tmp_path: Path) -> None:
+    network, x = Padded().eval(), torch.randn(3, 2, 6, 6)
+    path = export(network, x, tmp_path / "m.onnx").path  # raised ParityError
+    report = verify(path, network, x)
+    assert report
+    for found, name in zip(report.known_faults, ("Pad_Fusion", "MatmulTransposeFusion"), strict=True):
+        assert f"a fault of its {name}" in found
+    options = onnxruntime.SessionOptions()
+    register(options)
+    plain = onnxruntime.InferenceSession(str(path), options).run(None, {"x": x.numpy()})
+    assert [equal(a, b) for a, b in zip(plain, load(path)(x.numpy()), strict=True)] == [False, False]
 
 
 class Attending(nn.Module):
