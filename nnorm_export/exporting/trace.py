@@ -21,6 +21,7 @@ from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention
+from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
 
 
@@ -67,6 +68,7 @@ def trace(frozen: Frozen) -> Traced:
 
 def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:
     args, kwargs = arguments.unbind(frozen.module, example)
+    _refuse_scripted(frozen.module)
     if dynamic_shapes:
         _refuse_dynamic_var_keyword(frozen.module, example)
     said, stderr = io.StringIO(), sys.stderr  # torch prints a graph before it raises
@@ -98,6 +100,17 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
         raise ExportError(
             f"torch.export cannot trace {type(frozen.module).__name__}: {_reason(error)}{remedy}"
         ) from error
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    """Raises an ExportError that names a TorchScript module in ``model``, which torch.export cannot trace."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ExportError(
+                f"layer {layer_name(path)} ({getattr(layer, 'original_name', type(layer).__name__)}) is TorchScript, "
+                "which torch.export cannot trace; put the Python module in its place, or export with "
+                "export_torchscript(method='script')"
+            )
 
 
 def _refuse_dynamic_var_keyword(model: nn.Module, example: dict[str, Any]) -> None:

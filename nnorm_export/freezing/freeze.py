@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 import torch
@@ -11,10 +10,12 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnorm_export.errors import FreezeError
-from nnorm_export.freezing.table import forward_is_overridden, looks_like_normalization, refuse, row_for
+from nnorm_export.freezing.table import looks_like_normalization, refuse, row_for
+from nnorm_export.freezing.trial import require_same_results
+from nnorm_export.freezing.understood import require_understood
+from nnorm_export.freezing.unregistered import refuse_unregistered
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion
-from nnorm_export.names import layer_name
+from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers
 from nnorm_export.operators import FrozenOperator
 
 
@@ -22,8 +23,8 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
     """Return a copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
 
     The model itself is not changed. Shared layers stay shared, and references to a layer from plain lists, dicts and
-    attributes lead to its operator too. PyTorch's own layers, including its norms, are copied unchanged. Freezing a
-    frozen model returns a copy of it.
+    attributes lead to its operator too. PyTorch's own layers, including its norms and classes that derive from them,
+    are copied unchanged. Freezing a frozen model returns a copy of it.
 
     Args:
         model: any module; its normalizations are found by class name and attributes, subclasses included.
@@ -31,9 +32,11 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
             code, to be exported unchanged.
 
     Raises:
-        FreezeError: a layer that looks like a normalization but is unknown, that cannot be frozen (no running
-            statistics, a negative variance, a λ that is not finite, a mismatched shape), or that carries hooks which
-            the operator would drop. The message names its path in the model.
+        FreezeError: a layer that looks like a normalization but is unknown; whose code is not that of the layer that
+            its class name says (a method that a subclass overrides or that was assigned to the instance, hooks, other
+            results on a few small inputs); that cannot be frozen (no running statistics, a negative variance, a λ that
+            is not finite, a mismatched shape); or that is no registered submodule. The message names its path in the
+            model.
     """
     if not isinstance(model, nn.Module):
         raise FreezeError(
@@ -50,7 +53,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
     # deepcopy asks its memo first, so an operator entered there replaces its layer wherever the model refers to it.
     memo: dict[int, object] = {}
     composites: list[str] = []
-    for inner_path, layer in model.named_modules(remove_duplicate=False):
+    for inner_path, layer in named_layers(model):
         path = f"{prefix}.{inner_path}".strip(".")
         # A layer may hold others, a norm and an activation for example, which are frozen as parts of its frozen form.
         if any(inner_path.startswith(f"{composite}.") for composite in composites):
@@ -63,14 +66,9 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
             continue
         row = row_for(layer)
         if row is not None:
-            _refuse_hooks(path, layer)
-            if forward_is_overridden(layer, row):
-                warnings.warn(
-                    f"layer {layer_name(path)} ({type(layer).__name__}) has a forward of its own, but the "
-                    "operator of its base class is exported; check with verify() that both compute the same",
-                    stacklevel=2,
-                )
+            require_understood(path, layer, row)
             frozen = _in_arithmetic_of(model, layer, row.freeze(layer, path))
+            require_same_results(path, layer, row.freeze)
             memo[id(layer)] = _freeze(frozen, names, path) if has_children else frozen
             composites += [inner_path] * has_children
         elif looks_like_normalization(layer):
@@ -81,7 +79,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
                 "register a row for it (nnorm_export.freezing.register), or, if it is plain PyTorch code, "
                 f"export it unchanged with passthrough=[{type(layer).__name__!r}] (--passthrough)",
             )
-    _refuse_unregistered(model)
+    refuse_unregistered(model, names)
     try:
         return deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
@@ -115,21 +113,3 @@ def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> 
     has_dtype = any(tensor.is_floating_point() for tensor in layer.state_dict().values())
     is_double = any(tensor.dtype == torch.float64 for tensor in model.state_dict().values())
     return frozen if has_dtype or not is_double else frozen.to(torch.float64)
-
-
-def _refuse_unregistered(model: nn.Module) -> None:
-    """Raise if a normalization is only in a plain list or dict: torch does not train, move or list such a layer."""
-    registered = {id(layer) for layer in model.modules()}
-    for path, owner in model.named_modules():
-        for name, value in vars(owner).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
-            for layer in held:
-                if isinstance(layer, nn.Module) and id(layer) not in registered and row_for(layer) is not None:
-                    where = f"{path}.{name}".lstrip(".")
-                    remedy = "keep it in an nn.ModuleList or nn.ModuleDict"
-                    raise refuse(where, layer, f"it is held in a plain {type(value).__name__} only", remedy)
-
-
-def _refuse_hooks(path: str, layer: nn.Module) -> None:
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        raise refuse(path, layer, "it has forward hooks, which its operator would drop", "remove them before exporting")

@@ -99,6 +99,7 @@ register(
         ("BatchNorm1d", "BatchNorm2d"),
         (*_PLAIN, "num_features", "running_mean", "running_var", "standardize", "track_running_stats"),
         freeze_batch,
+        plain=True,
     )
 )
 register(
@@ -106,9 +107,26 @@ register(
         ("LayerNorm",),
         (*_PLAIN, "normalized_shape", "elementwise_affine"),
         freeze_layer,
+        plain=True,
         sample_size=of_normalized_shape,
     )
 )
-register(Row(("GroupNorm",), (*_PLAIN, "num_channels", "num_groups", "affine"), freeze_group, sample_size=of_group))
-register(Row(("InstanceNorm2d",), (*_PLAIN, "num_features", "affine"), freeze_instance, sample_size=of_spatial_axes(2)))
+register(
+    Row(
+        ("GroupNorm",),
+        (*_PLAIN, "num_channels", "num_groups", "affine"),
+        freeze_group,
+        plain=True,
+        sample_size=of_group,
+    )
+)
+register(
+    Row(
+        ("InstanceNorm2d",),
+        (*_PLAIN, "num_features", "affine"),
+        freeze_instance,
+        plain=True,
+        sample_size=of_spatial_axes(2),
+    )
+)
 register(Row(("Standardize",), ("mean", "std"), freeze_standardize))

@@ -1,7 +1,9 @@
 """The table of layers: from a training-time layer to its eval-mode form.
 
 The authors tell their users to copy ``layers.py`` into their own code, so import paths say nothing: a layer is
-recognised when a class in its method resolution order has the name, and the layer the attributes, of a row. This
+recognised when a class in its method resolution order has the name, and the layer the attributes, of a row. Whether its
+code is what the row takes it for is another question (:mod:`~nnorm_export.freezing.understood` and
+:mod:`~nnorm_export.freezing.trial`). This
 package's normality layers have the authors' names and attributes, hence the same rows. A layer that derives from
 :class:`~nnorm_export.layers.related._standard.Freezable` needs no row of its own.
 """
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.samples import SampleSize
@@ -29,6 +32,8 @@ class Row:
             for it.
         freeze: builds the eval-mode module from a layer and its path in the model.
         base: a class whose subclasses the row covers, where names are not needed. It has a method ``frozen``.
+        plain: whether torch.nn has this layer too. A class that derives from a norm of torch.nn is then not of this
+            kind: it is plain PyTorch code, which is exported as it is.
         sample_size: the number of values that a layer takes statistics of together; None if statistics are frozen.
     """
 
@@ -36,21 +41,27 @@ class Row:
     attributes: tuple[str, ...]
     freeze: Callable[[nn.Module, str], nn.Module]
     base: type[nn.Module] | None = None
+    plain: bool = False
     sample_size: SampleSize | None = None
 
     def covers(self, layer: nn.Module) -> bool:
         """Whether ``layer`` is of this kind."""
         if self.base is not None:
             return isinstance(layer, self.base)
+        if self.plain and isinstance(layer, _TORCH_NORMS):
+            return False
         names = {cls.__name__ for cls in _user_classes(layer)}
         return not names.isdisjoint(self.class_names) and all(hasattr(layer, name) for name in self.attributes)
 
     def frozen_class(self, layer: nn.Module) -> Any:
-        """The class of ``layer`` whose forward :attr:`freeze` knows; a subclass may have changed it."""
+        """The class of ``layer`` whose methods :attr:`freeze` knows; a subclass, of any name, may have changed them."""
         if self.base is not None:
             return next(cls for cls in _user_classes(layer) if "frozen" in vars(cls))
-        return next(cls for cls in _user_classes(layer) if cls.__name__ in self.class_names)
+        return next(cls for cls in reversed(_user_classes(layer)) if cls.__name__ in self.class_names)
 
+
+# Norms that PyTorch runs and its exporters write; a class that derives from one needs no freezing.
+_TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 
 _ROWS: list[Row] = []
 
@@ -82,31 +93,31 @@ def row_for(layer: nn.Module) -> Row | None:
     return next((row for row in _ROWS if row.covers(layer)), None)
 
 
-def forward_is_overridden(layer: nn.Module, row: Row) -> bool:
-    """Whether a subclass has its own forward, which the operator of the class that it derives from does not compute."""
-    return type(layer).forward is not row.frozen_class(layer).forward
+def class_of(layer: nn.Module) -> type[nn.Module]:
+    """The class of ``layer``, without the class that a parametrization inserts before it."""
+    return next(cls for cls in type(layer).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
 
 
 def is_torchs_own(layer: nn.Module) -> bool:
-    """Whether the layer's class is PyTorch's. A parametrization inserts a class before the layer's own."""
-    cls = next(cls for cls in type(layer).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
-    return _is_of_torch(cls)
+    """Whether the layer's class is PyTorch's."""
+    return is_of_torch(class_of(layer))
 
 
 def looks_like_normalization(layer: nn.Module) -> bool:
-    """Whether ``layer`` keeps a λ, or is a leaf with "norm" in its class name, and is not PyTorch's own."""
+    """Whether ``layer`` keeps a λ, or is a leaf with "norm" in its class name, and does not come from PyTorch."""
     if is_torchs_own(layer):
         return False
     keeps_lmbda = any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer)))
-    is_leaf = next(layer.children(), None) is None
+    is_leaf = next(layer.children(), None) is None and not isinstance(layer, _TORCH_NORMS)
     return keeps_lmbda or (is_leaf and "norm" in type(layer).__name__.lower())
 
 
 def _user_classes(layer: nn.Module) -> list[type]:
-    return [cls for cls in type(layer).__mro__ if not _is_of_torch(cls)]
+    return [cls for cls in type(layer).__mro__ if not is_of_torch(cls)]
 
 
-def _is_of_torch(cls: type) -> bool:
+def is_of_torch(cls: type) -> bool:
+    """Whether PyTorch defines ``cls``."""
     return cls.__module__ == "torch" or cls.__module__.startswith("torch.")
 
 

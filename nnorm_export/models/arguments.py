@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export import dtypes
 from nnorm_export.errors import ExportError, InputError
+from nnorm_export.models.modules import unwrapped
 from nnorm_export.names import DTYPE_NAMES
 
 BATCH = "batch"
@@ -41,7 +42,7 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
         raise InputError(f"args is {type(args).__name__}; give a tuple of inputs, or one tensor")
     positional = (args,) if isinstance(args, (Tensor, np.ndarray)) else tuple(args)
     try:
-        bound = inspect.signature(model.forward).bind(*positional, **dict(kwargs or {}))
+        bound = inspect.signature(unwrapped(model).forward).bind(*positional, **dict(kwargs or {}))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"the inputs do not fit {type(model).__name__}.forward: {error}; give one value for each parameter without "
@@ -63,7 +64,7 @@ def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, .
 
     If the model is itself a normalization, its operator takes the one input by another name; it is passed by position.
     """
-    bound = inspect.signature(model.forward).bind_partial()
+    bound = inspect.signature(unwrapped(model).forward).bind_partial()
     if len(arguments) == 1 and not bound.signature.parameters.keys() & arguments.keys():
         return tuple(arguments.values()), {}
     bound.arguments.update(arguments)

@@ -22,6 +22,7 @@ from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import NnormExportError
 from nnorm_export.models import arguments
 from nnorm_export.models.arguments import to_numpy
+from nnorm_export.models.modules import unwrapped
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0
@@ -155,7 +156,7 @@ def _read_all(
 
 def forward_parameters(model: nn.Module) -> list[str] | None:
     """Returns the names of what ``forward`` takes; None if it takes any."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = inspect.signature(unwrapped(model).forward).parameters.values()
     if any(p.kind == p.VAR_KEYWORD for p in parameters):
         return None
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -23,8 +23,34 @@ _blocks: list[bool] = []  # the blocks of without_fused_attention; the first ent
 WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; a parametrization is not a hook
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that torch.compile, DataParallel or DistributedDataParallel wraps, else ``model`` itself.
+
+    A wrapper computes what its module computes. torch.export cannot trace a wrapper.
+    """
+    while True:
+        # Importing the class of compiled modules takes seconds, and a model that is one has imported it.
+        if type(model).__name__ == "OptimizedModule" and isinstance(
+            inner := getattr(model, "_orig_mod", None), nn.Module
+        ):
+            model = inner
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def named_layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Each path in ``model`` and its module, wrappers left out (:func:`unwrapped`); a shared module comes again."""
+    model = unwrapped(model)
+    yield prefix, model
+    for name, child in model._modules.items():
+        if child is not None:
+            yield from named_layers(child, f"{prefix}.{name}".lstrip("."))
+
+
 def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.Module:
-    """A deep copy of ``model``.
+    """A deep copy of ``model``, without wrappers (:func:`unwrapped`).
 
     A weight that a hook of torch.nn.utils.weight_norm or spectral_norm has computed is copied without its gradient.
 
@@ -32,13 +58,59 @@ def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.M
         memo: id of an object -> the object to use instead of a copy of it.
     """
     known = dict(memo or {})
+    model = unwrapped(model)
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, WEIGHT_HOOKS):
                 weight = getattr(module, hook.name)
                 known[id(weight)] = weight.detach().clone()
+    for module in reversed(list(model.modules())):  # a wrapper within a wrapper comes first
+        if (inner := unwrapped(module)) is not module:
+            known[id(module)] = copy.deepcopy(inner, known)
     duplicate: nn.Module = copy.deepcopy(model, known)
+    for module in list(model.modules()):
+        if isinstance(module, fx.GraphModule) and isinstance(copied := known.get(id(module)), fx.GraphModule):
+            _copy_other_graphs(module, copied, known)
     return duplicate
+
+
+def _copy_other_graphs(module: fx.GraphModule, copied: fx.GraphModule, memo: dict[int, object]) -> None:
+    """Gives ``copied`` the graphs that :mod:`torch.fx` leaves out of a copy, and the submodules that they call.
+
+    torchvision's ``create_feature_extractor`` makes a module with a graph for each mode; ``eval()`` changes to the
+    other one.
+    """
+    for name, graph in vars(module).items():
+        if not isinstance(graph, fx.Graph) or name in vars(copied):
+            continue
+        setattr(copied, name, copy.deepcopy(graph, memo))
+        for node in graph.nodes:
+            if node.op == "call_module" and not _has_submodule(copied, node.target):
+                copied.add_submodule(node.target, copy.deepcopy(module.get_submodule(node.target), memo))
+            elif node.op == "get_attr":
+                path, _, attribute = node.target.rpartition(".")
+                if not _has_submodule(copied, path):
+                    copied.add_submodule(path, nn.Module())
+                owner = copied.get_submodule(path)
+                if not hasattr(owner, attribute):
+                    setattr(owner, attribute, copy.deepcopy(getattr(module.get_submodule(path), attribute), memo))
+
+
+def _has_submodule(module: nn.Module, path: str) -> bool:
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def eval_copy(model: nn.Module) -> nn.Module:
+    """A deep copy of ``model`` in eval mode."""
+    duplicate = deepcopy(model)
+    try:
+        return duplicate.eval()
+    except NotImplementedError:  # the module of an exported program, whose graph is that of one mode
+        return duplicate
 
 
 @contextmanager

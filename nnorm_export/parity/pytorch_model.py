@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from nnorm_export.errors import InputError
 from nnorm_export.freezing import freeze
 from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, unbind
-from nnorm_export.models.modules import deepcopy, without_fused_attention
+from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.judgement import Array, is_float, judge
 from nnorm_export.runtimes import Runner
 
@@ -63,14 +63,14 @@ class PyTorchModel:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> None:
         self.dtype = dtype
-        self._original = _eval_copy(model)
+        self._original = eval_copy(model)
         self._frozen = freeze(model, passthrough=passthrough) if dtype in HALVES else None
-        self._in_dtype = _eval_copy(self._original if self._frozen is None else self._frozen)
+        self._in_dtype = eval_copy(self._original if self._frozen is None else self._frozen)
         # A model of several dtypes is unchanged if the file's dtype is one of them.
         if dtype is not None and dtype not in {p.dtype for p in self._in_dtype.parameters()}:
             self._in_dtype.to(dtype)
         # PyTorch computes nothing more exactly than float64, so a float64 file has no budget.
-        self._double = None if dtype == torch.float64 else _eval_copy(model).to(torch.float64)
+        self._double = None if dtype == torch.float64 else eval_copy(model).to(torch.float64)
 
     def run(self, example: Mapping[str, Any]) -> list[Array]:
         """Returns the outputs in the file's dtype.
@@ -160,12 +160,6 @@ def _taps(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Tap
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _eval_copy(model: nn.Module) -> nn.Module:
-    duplicate = deepcopy(model)
-    # The module of an exported program raises an exception in eval().
-    return duplicate if isinstance(duplicate, torch.fx.GraphModule) else duplicate.eval()
 
 
 def dtype_of(runner: Runner) -> torch.dtype | None:

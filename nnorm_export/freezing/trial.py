@@ -1,0 +1,110 @@
+"""A trial of each frozen layer: it must compute what the layer computes, on a few small inputs.
+
+The rules of :mod:`nnorm_export.freezing.understood` compare classes. They cannot read the code of a class that is
+known by its name and attributes alone. The trial runs it. A layer that does not run on any of the inputs is left to the
+rules.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.freezing.table import refuse
+from nnorm_export.models.modules import deepcopy
+
+_ROWS = 3  # of an input; each row has another scale, so that ε matters in some of them
+_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}  # of the greatest entry; a layer may compute in float32 inside
+_LARGEST = 2**24  # entries of a layer, with the linear maps in it, that are copied for a trial
+
+
+def require_same_results(path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module]) -> None:
+    """Raises a FreezeError if ``freeze(layer, path)`` and ``layer`` return different values.
+
+    Both are copies in float64, so that rounding does not count; in float32 if the layer does not run in float64.
+    """
+    if sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers())) > _LARGEST:
+        return
+    for dtype, tolerance in _TOLERANCES.items():
+        if _agree(path, layer, freeze, dtype, tolerance):
+            return
+
+
+def _agree(
+    path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module], dtype: torch.dtype, tolerance: float
+) -> bool:
+    """Whether the layer and its frozen form agree on an input at least; False if they run on none."""
+    compared = False
+    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        try:
+            original = deepcopy(layer).to(dtype).eval()
+        except Exception:  # the layer's own code, which may raise anything
+            return False
+        frozen = freeze(original, path).to(dtype).eval()
+        for shape in _shapes(original):
+            x = _input(original, shape, dtype)
+            try:
+                expected, actual = original(x.clone()), frozen(x.clone())
+            except Exception:  # the layer's own code again, or a shape that it does not take
+                continue
+            if not isinstance(expected, Tensor):
+                kind = type(expected).__name__
+                raise refuse(path, layer, f"it returns a {kind}, and its operator returns a tensor", _REMEDY)
+            compared = True
+            if expected.shape != actual.shape:
+                reason = (
+                    f"an input of shape {list(shape)} gives {list(expected.shape)}, and {list(actual.shape)} frozen"
+                )
+                raise refuse(path, layer, reason, _REMEDY)
+            scale = float(torch.nan_to_num(expected, posinf=0.0, neginf=0.0).abs().max()) if expected.numel() else 0.0
+            if not torch.allclose(actual, expected.to(actual.dtype), rtol=0.0, atol=tolerance * scale, equal_nan=True):
+                difference = float((actual - expected).abs().max())
+                reason = (
+                    f"it does not compute what its operator computes: on an input of shape {list(shape)} they differ "
+                    f"by {difference:.2g}, where the greatest value is {scale:.2g}"
+                )
+                raise refuse(path, layer, reason, _REMEDY)
+    return compared
+
+
+_REMEDY = (
+    "the code of its class is not that of the published layer. Export it unchanged as plain PyTorch code with "
+    "passthrough=[its class name] (--passthrough), or register a row for it (nnorm_export.freezing.register)"
+)
+
+
+def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of inputs that a layer with these attributes may take, few values each."""
+    if isinstance(linear := getattr(layer, "linear", None), nn.Linear):
+        return [(_ROWS, linear.in_features), (_ROWS, 3, linear.in_features)]
+    if isinstance(linear, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        reach = (dilation * (size - 1) + 2 for dilation, size in zip(linear.dilation, linear.kernel_size, strict=True))
+        return [(_ROWS, linear.in_channels, *reach)]
+    if isinstance(norm := getattr(layer, "norm", None), nn.Module):
+        return _shapes(norm)
+    if (normalized := getattr(layer, "normalized_shape", None)) is not None:
+        sizes = (normalized,) if isinstance(normalized, int) else tuple(normalized)
+        return [(_ROWS, *sizes), (_ROWS, 3, *sizes)]
+    channels = next(
+        (n for name in ("num_features", "num_channels") if isinstance(n := getattr(layer, name, None), int)), 0
+    )
+    if not channels and isinstance(mean := getattr(layer, "mean", None), Tensor):
+        channels = mean.numel()
+    return [(_ROWS, channels, *(2, 3, 2)[:spatial]) for spatial in range(4)] if channels else []
+
+
+def _input(layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Values about the layer's running mean, if it has one, by its deviation; rows of different scales."""
+    device = next((tensor.device for tensor in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64, generator=generator)
+    x *= torch.logspace(-2, 0.5, shape[0], dtype=torch.float64).reshape(-1, *(1,) * (len(shape) - 1))
+    for name, apply in (("running_var", lambda x, v: x * v.clamp(min=0).sqrt()), ("running_mean", torch.add)):
+        value = getattr(layer, name, None)
+        if isinstance(value, Tensor) and len(shape) > 1 and tuple(value.shape) == shape[1:2]:
+            x = apply(x, value.detach().to("cpu", torch.float64).reshape(-1, *(1,) * (len(shape) - 2)))
+    return x.to(device, dtype)

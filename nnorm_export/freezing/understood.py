@@ -1,0 +1,52 @@
+"""Whether freeze() knows every method by which a layer computes its output.
+
+A row of the table knows the code of one class. A subclass, or an instance, may have another method in the place of one
+that this code calls. Then the frozen form would compute what the class computes, and not what the layer computes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+from torch import nn
+
+from nnorm_export.freezing.table import Row, class_of, is_of_torch, refuse
+
+# Methods that do not decide what forward returns at inference: construction, state, text, checks of the input.
+_FREE = frozenset({
+    "__init__", "__repr__", "_get_name", "extra_repr", "train", "_check_input", "_load_from_state_dict",
+    "_save_to_state_dict", "reset_parameters", "reset_running_stats", "counterpart", "sample_size", "replaces",
+})  # fmt: skip
+# What nn.Module itself runs in a call.
+_CALL = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__", "__getattribute__")
+_CODE = (types.FunctionType, types.MethodType, property, staticmethod, classmethod)
+
+
+def require_understood(path: str, layer: nn.Module, row: Row) -> None:
+    """Raises a FreezeError if a method of ``layer`` is not that of the class which ``row`` knows, or it has hooks."""
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise refuse(path, layer, "it has forward hooks, which its operator would drop", "remove them before exporting")
+    known, cls = row.frozen_class(layer), class_of(layer)
+    names = {name for base in known.__mro__ if not _is_foreign(base) for name in vars(base) if _decides(name)}
+    for name in sorted({*names, *_CALL}):
+        if inspect.getattr_static(cls, name, None) is not inspect.getattr_static(known, name, None):
+            reason = f"its class overrides {name} of {known.__name__}, which is not what the operator computes"
+            raise refuse(path, layer, reason, _REMEDY)
+    for name in vars(layer):
+        if _decides(name) and isinstance(inspect.getattr_static(cls, name, None), _CODE):
+            raise refuse(path, layer, f"{name} was assigned to this layer in place of the method of its class", _REMEDY)
+
+
+_REMEDY = (
+    "give it a class of its own name, and export that unchanged as plain PyTorch code with passthrough=[its name] "
+    "(--passthrough), or register a row for it (nnorm_export.freezing.register)"
+)
+
+
+def _decides(name: str) -> bool:
+    return name not in _FREE and (name in _CALL or not name.startswith("__")) and name != "_abc_impl"
+
+
+def _is_foreign(cls: type) -> bool:
+    return cls is object or is_of_torch(cls) or cls.__module__ in ("abc", "typing")
