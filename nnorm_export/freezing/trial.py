@@ -7,7 +7,6 @@ rules.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from nnorm_export.freezing.table import refuse
 from nnorm_export.models.modules import deepcopy
+from nnorm_export.process import without_warnings
 
 _ROWS = 3  # of an input; each row has another scale, so that ε matters in some of them
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}  # of the greatest entry; a layer may compute in float32 inside
@@ -38,8 +38,7 @@ def _agree(
 ) -> bool:
     """Whether the layer and its frozen form agree on an input at least; False if they run on none."""
     compared = False
-    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), without_warnings(), torch.random.fork_rng(devices=[]):
         try:
             original = deepcopy(layer).to(dtype).eval()
         except Exception:  # the layer's own code, which may raise anything
