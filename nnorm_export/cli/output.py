@@ -140,11 +140,12 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
             share_text(output.budget_share),
             "-" if output.top1_agreement is None else f"{output.top1_agreement:.2%}",
             str(output.rows),
-            "equal" if output.passed else "DIFFERENT",
+            output.verdict,
         )
         for output in report.outputs
     ]
     print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
+    print_facts((output.name, output.note) for output in report.outputs)
     ran = f"{report.runtime} (normalizations: {ways(report.implementations) or 'inlined'})"
     print_facts([("runtime", ran), ("criterion", report.criterion)])
 

@@ -65,7 +65,7 @@ def verify(
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
-    from nnorm_export.cli.source import bisect_advice, inputs_for, load_source
+    from nnorm_export.cli.source import inputs_for, load_source
     from nnorm_export.parity import comparison
     from nnorm_export.parity.half_safety import float16_risks
     from nnorm_export.parity.probing import probe
@@ -109,11 +109,19 @@ def verify(
 
     output.show(as_json, print_text)
     if not report:
-        advice = f". {report.other_weights}" if report.other_weights else bisect_advice(path, model, options.runtime)
-        output.fail(f"{path} does not compute what {model.model} computes: {_different(report)}{advice}")
-    different = [] if probed is None else [layer.name for layer in probed.layers if not layer.parity.passed]
-    if different:
-        output.fail(f"{path}: on probes of their branches {', '.join(different)} differ from their formula")
+        _fail(path, report, model, options, output)
+    if probed is not None and not probed:
+        different = ", ".join(layer.name for layer in probed.layers if not layer.parity.passed)
+        output.fail(f"{path}: on probes of their branches {different} differ from their formula")
+
+
+def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
+    from nnorm_export.cli.source import bisect_advice
+
+    if any(not parity.compared for parity in report.outputs):
+        output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
+    advice = f". {report.other_weights}" if report.other_weights else bisect_advice(path, model, options.runtime)
+    output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 
 def _check_outputs(options: VerifyOptions) -> None:
@@ -175,10 +183,6 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
     output.show({"path": path, "certificate": folder, **report.to_json()}, lambda: print_parity(report))
     if not report:
         output.fail(
-            f"{path} does not compute what {folder} certifies: {_different(report)}. To find the layer that differs, "
+            f"{path} does not compute what {folder} certifies: {report.reason}. To find the layer that differs, "
             "run nnorm-export bisect with the model"
         )
-
-
-def _different(report: ParityReport) -> str:
-    return f"{', '.join(output.name for output in report.outputs if not output.passed)} differs"

@@ -98,6 +98,11 @@ def prove(
             f"{request.path} was not written: the model or the file does not run at all lengths of its dynamic axes, "
             f"of which {_listed(lengths)} were tried: {error}. {_RANGE}"
         ) from error
+    if any(not output.compared for output in parity.outputs):
+        raise ParityError(
+            f"{request.path} was not written: {parity.reason}. To write it without a comparison, export with "
+            f"verify=False (--no-verify)\n{parity}"
+        )
     if not parity:
         where = f" The example and {_listed(lengths)} were compared. {_RANGE}" if lengths else ""
         raise ParityError(

@@ -23,8 +23,9 @@ from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, wi
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.names import layer_name
+from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.isolation import opened, with_epilogue
-from nnorm_export.parity.judgement import Array, OutputParity, judge, judge_outputs
+from nnorm_export.parity.judgement import Array, OutputParity, dependence, judge, judge_outputs, require_dependence
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.weights import other_weights
 from nnorm_export.runtimes import load
@@ -74,13 +75,21 @@ class Bisection:
     other_weights: str = ""
 
     def __bool__(self) -> bool:
-        compared = [*(layer.inherited for layer in self.layers), *self.outputs]
-        return self.culprit is None and all(parity.passed for parity in compared)
+        inherited = [layer.inherited for layer in self.layers]
+        is_sound = self.culprit is None and self.not_compared is None
+        return is_sound and all(parity.passed for parity in (*inherited, *self.outputs))
 
     @property
     def culprit(self) -> LayerParity | None:
         """The first layer whose own error is too great."""
-        return next((layer for layer in self.layers if layer.own is not None and not layer.own.passed), None)
+        owns = ((layer, layer.own) for layer in self.layers if layer.own is not None)
+        return next((layer for layer, own in owns if own.compared and not own.passed), None)
+
+    @property
+    def not_compared(self) -> OutputParity | None:
+        """The first comparison that shows nothing, because of NaN in PyTorch's result for example."""
+        parities = [parity for layer in self.layers for parity in (layer.inherited, layer.own) if parity is not None]
+        return next((parity for parity in (*parities, *self.outputs) if not parity.compared), None)
 
     @property
     def verdict(self) -> str:
@@ -90,6 +99,8 @@ class Bisection:
         if (culprit := self.culprit) is not None:
             what = f"layer {culprit.name} ({culprit.op_type})"
             return f"{what} computes something else, on PyTorch's own input: {culprit.own}"
+        if (nothing := self.not_compared) is not None:
+            return f"nothing was compared: {nothing.name}: {nothing.note}"
         before = "the input of the model"
         for layer in self.layers:
             if not layer.inherited.passed:
@@ -154,6 +165,8 @@ def bisect(
     expected, seen = reference.run_with_taps(example, paths)
     truth, exact = reference.run_with_taps_in_float64(example, paths)
     outputs = judge_outputs(str(path), type(model).__name__, runner.outputs, runner(*feed), expected, truth)
+    changed = change_of_input(reference, example, expected)
+    outputs = require_dependence(outputs, dependence(expected, None if changed is None else changed[1]))
     parts, notes = _matched(parts, seen, modules)
     inside = _values(with_outputs(proto, [part.x for part in parts]), runtime, feed)
     cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]

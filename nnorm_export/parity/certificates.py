@@ -1,7 +1,8 @@
 """Certificates of parity: inputs, PyTorch's outputs and the float64 truth beside a file, checked later without PyTorch.
 
 A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and
-PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any.
+PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any. Further inputs that were
+compared follow as ``test_data_set_1``.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -23,11 +24,30 @@ from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityE
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import staged_folder
-from nnorm_export.parity.judgement import Array, Criterion, ParityReport, criterion_text, judge_outputs
+from nnorm_export.parity.judgement import (
+    Array,
+    Criterion,
+    ParityReport,
+    criterion_text,
+    dependence,
+    judge_outputs,
+    require_dependence,
+    worst,
+)
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 
-CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_0", "truth_0"
-_FORMAT = 1
+CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_{}", "truth_{}"
+_FORMAT = 2
+_SETS = 2  # the inputs of the user, and changed ones
+_FOLDERS = {name.format(index) for name in (DATA, TRUTH) for index in range(_SETS)}
+
+
+class DataSet(NamedTuple):
+    """Inputs that were compared, PyTorch's outputs for them, and those in float64 if there are any."""
+
+    inputs: Sequence[Array]
+    outputs: Sequence[Array]
+    truth: Sequence[Array] | None
 
 
 def file_sha256(path: Path) -> str:
@@ -69,13 +89,10 @@ def write(
     path: Path,
     runner: Runner,
     report: ParityReport,
-    arrays: Mapping[str, Sequence[Array] | None],
+    compared: Sequence[DataSet],
     criterion: Criterion,
 ) -> None:
     """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
-
-    Args:
-        arrays: ``inputs``, PyTorch's ``outputs``, and ``truth``, the outputs in float64 or None.
 
     Raises:
         InputError: ``folder`` holds something other than a certificate, or cannot be written.
@@ -90,6 +107,7 @@ def write(
         "decided_by": report.criterion,
         "outputs": [asdict(output) for output in report.outputs],
         "implementations": report.implementations,
+        "data_sets": len(compared),
         "versions": versions(),
     }
     try:
@@ -97,10 +115,11 @@ def write(
         with staged_folder(folder) as staged:
             (staged / CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
             names = [info.name for info in runner.inputs], [info.name for info in runner.outputs]
-            _write_tensors(staged / DATA, "input", names[0], arrays["inputs"] or [])
-            _write_tensors(staged / DATA, "output", names[1], arrays["outputs"] or [])
-            if (truth := arrays["truth"]) is not None:
-                _write_tensors(staged / TRUTH, "output", names[1], truth)
+            for index, each in enumerate(compared):
+                _write_tensors(staged / DATA.format(index), "input", names[0], each.inputs)
+                _write_tensors(staged / DATA.format(index), "output", names[1], each.outputs)
+                if each.truth is not None:
+                    _write_tensors(staged / TRUTH.format(index), "output", names[1], each.truth)
     except (OSError, ExportError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         reason = getattr(cause, "strerror", None) or error
@@ -132,12 +151,24 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
             f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
         )
     runner = load(path, runtime, trust_pickle=trust_pickle)
-    results = runner(*_read_tensors(folder / DATA, "input", len(runner.inputs)))
-    expected = _read_tensors(folder / DATA, "output", len(runner.outputs))
-    has_truth = (folder / TRUTH).is_dir()
-    truth = _read_tensors(folder / TRUTH, "output", len(runner.outputs)) if has_truth else None
     criterion = Criterion(**certificate["criterion"])
-    outputs = judge_outputs(str(path), f"certificate {folder}", runner.outputs, results, expected, truth, criterion)
+    compared = [_read_set(folder, index, runner) for index in range(certificate["data_sets"])]
+    judged = [
+        judge_outputs(
+            str(path),
+            f"certificate {folder}",
+            runner.outputs,
+            runner(*each.inputs),
+            each.outputs,
+            each.truth,
+            criterion,
+        )
+        for each in compared
+    ]
+    others = compared[1].outputs if len(compared) > 1 else None
+    outputs = require_dependence(
+        [worst(parts) for parts in zip(*judged, strict=True)], dependence(compared[0].outputs, others)
+    )
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criterion, is_double=is_double)
     return ParityReport(runner.runtime, text, outputs, runner.implementations)
@@ -161,7 +192,7 @@ def _is_replaceable(folder: Path) -> bool:
         _read_certificate(folder)
     except InputError:
         return False
-    return names <= {CERTIFICATE, DATA, TRUTH}
+    return names <= {CERTIFICATE, *_FOLDERS}
 
 
 def _read_certificate(folder: Path) -> dict[str, Any]:
@@ -171,9 +202,23 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
     if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
-    if missing := {"sha256", "criterion"} - certificate.keys():
+    if missing := {"sha256", "criterion", "data_sets"} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
+    if certificate["data_sets"] not in range(1, _SETS + 1):
+        raise InputError(
+            f"{folder}: the certificate says that it has {certificate['data_sets']!r} sets of inputs, "
+            f"instead of 1 to {_SETS}; record it again"
+        )
     return certificate
+
+
+def _read_set(folder: Path, index: int, runner: Runner) -> DataSet:
+    data, truth = folder / DATA.format(index), folder / TRUTH.format(index)
+    return DataSet(
+        _read_tensors(data, "input", len(runner.inputs)),
+        _read_tensors(data, "output", len(runner.outputs)),
+        _read_tensors(truth, "output", len(runner.outputs)) if truth.is_dir() else None,
+    )
 
 
 def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array]) -> None:

@@ -15,21 +15,24 @@ from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.parity import certificates
+from nnorm_export.parity.certificates import DataSet
+from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.judgement import (
     Array,
     Criterion,
     OutputParity,
     ParityReport,
+    constant_over_rows,
     criterion_text,
+    dependence,
     judge_outputs,
+    require_dependence,
     worst,
 )
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.weights import other_weights
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
-
-_Compared = tuple[Mapping[str, Any], list[Array], list[Array] | None]  # inputs, PyTorch's outputs, those in float64
 
 
 def verify(
@@ -68,14 +71,12 @@ def verify(
     if certificate is not None:
         certificates.check_folder(Path(certificate))
     runner = load(path, runtime, trust_pickle=trust_pickle)
-    report, (example, expected, truth) = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
+    report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
     if not report:
         report = replace(report, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
     if certificate is not None and report:
-        feed = [to_numpy(tensor) for tensor in tensors_in(example)]
-        arrays = {"inputs": feed, "outputs": expected, "truth": truth}
-        certificates.write(Path(certificate), Path(path), runner, report, arrays, chosen)
+        certificates.write(Path(certificate), Path(path), runner, report, compared, chosen)
     return report
 
 
@@ -115,18 +116,32 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     criterion: Criterion,
     passthrough: Passthrough,
-) -> tuple[ParityReport, _Compared]:
-    """Returns the report over ``examples``, at least one, and what was compared on the first of them."""
+) -> tuple[ParityReport, list[DataSet]]:
+    """Returns the report over ``examples``, at least one, and what was compared.
+
+    If the results of PyTorch are constant over the rows, changed inputs are compared too.
+    """
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
     judged: list[list[OutputParity]] = []
-    first: list[_Compared] = []
-    for example in (as_taken(runner, example) for example in examples):
-        actual = runner(*[to_numpy(tensor) for tensor in tensors_in(example)])
-        expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
-        judged.append(judge_outputs(file, type(model).__name__, runner.outputs, actual, expected, truth, criterion))
-        first = first or [(example, expected, truth)]
+    compared: list[DataSet] = []
+
+    def compare(example: Mapping[str, Any], expected: list[Array]) -> None:
+        feed = [to_numpy(tensor) for tensor in tensors_in(example)]
+        truth = pytorch.run_in_float64(example)
+        name = type(model).__name__
+        judged.append(judge_outputs(file, name, runner.outputs, runner(*feed), expected, truth, criterion))
+        compared.append(DataSet(feed, expected, truth))
+
+    taken = [as_taken(runner, example) for example in examples]
+    for example in taken:
+        compare(example, pytorch.run(example))
+    _, expected, truth = compared[0]
+    changed = change_of_input(pytorch, taken[0], expected)
+    if changed is not None and constant_over_rows(expected):
+        compare(*changed)
     outputs = [worst(parts) for parts in zip(*judged, strict=True)]
-    if defect := pytorch.defect(*first[0]):
+    outputs = require_dependence(outputs, dependence(expected, None if changed is None else changed[1]))
+    if defect := pytorch.defect(taken[0], expected, truth):
         outputs = [output.failed(defect) for output in outputs]
     text = criterion_text(outputs, criterion, is_double=pytorch.dtype == torch.float64)
-    return ParityReport(runner.runtime, text, outputs, runner.implementations), first[0]
+    return ParityReport(runner.runtime, text, outputs, runner.implementations), compared

@@ -4,6 +4,11 @@ The truth is the user's own model run in float64. PyTorch's own error against it
 of what that dtype can do on this model and these inputs: a file passes if its error is at most :data:`BUDGET` times
 that. If PyTorch's own error is a large part of the result, it measures nothing, and the comparison fails with that
 reason. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
+
+Equal results show something only if there is something to compare. Whatever the criterion, an output fails that has no
+elements, no finite element, or NaN in PyTorch's own result. Infinite elements, of a mask for example, must be the same
+in both, and the note counts them. Outputs that do not depend on the input are noted, and if no floating-point output
+depends on it, all of them fail (:func:`require_dependence`).
 """
 
 from __future__ import annotations
@@ -104,7 +109,8 @@ class OutputParity:
             if the model does not run in float64.
         top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
         rows: the number of rows that were compared.
-        note: why it failed, if the reason is not the difference alone.
+        note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
+        compared: False if it failed because there was nothing to compare, for the reason in ``note``.
     """
 
     name: str
@@ -116,9 +122,21 @@ class OutputParity:
     rows: int
     dtype: str
     note: str = ""
+    compared: bool = True
+
+    @property
+    def verdict(self) -> str:
+        return "equal" if self.passed else "DIFFERENT" if self.compared else "NOT COMPARED"
 
     def failed(self, note: str) -> OutputParity:
         return replace(self, passed=False, note=note)
+
+    def not_compared(self, reason: str) -> OutputParity:
+        """This output, failed because the comparison shows nothing."""
+        return replace(self, passed=False, compared=False, note=reason, budget_share=None, top1_agreement=None)
+
+    def noted(self, note: str) -> OutputParity:
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
 
     def __str__(self) -> str:
         share = "" if self.budget_share is None else f", {self.budget_share:.0%} of the error budget"
@@ -150,8 +168,16 @@ class ParityReport:
         return all(output.passed for output in self.outputs)
 
     def __str__(self) -> str:
-        judged = (f"{'equal' if output.passed else 'DIFFERENT'} in {self.runtime}: {output}" for output in self.outputs)
+        judged = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         return "\n".join(filter(None, (*judged, self.other_weights)))
+
+    @property
+    def reason(self) -> str:
+        """Says what failed: the outputs that differ, or why nothing was compared."""
+        failed = [output for output in self.outputs if not output.passed]
+        if empty := [output for output in failed if not output.compared]:
+            return f"nothing was compared: {empty[0].name}: {empty[0].note}"
+        return f"{', '.join(output.name for output in failed)} differs"
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": bool(self), **asdict(self)}
@@ -187,7 +213,9 @@ def judge_outputs(
     truths: Sequence[Array | None] = truth or [None] * len(expected)
     each = criteria if isinstance(criteria, Sequence) else [criteria] * len(expected)
     rows = zip(infos, actual, expected, truths, each, strict=True)
-    return [judge(info.name, result, wanted, true, criterion) for info, result, wanted, true, criterion in rows]
+    return [
+        judge(info.name, result, wanted, true, criterion, reference) for info, result, wanted, true, criterion in rows
+    ]
 
 
 def judge(
@@ -196,8 +224,12 @@ def judge(
     expected: Array,
     truth: Array | None,
     criterion: Criterion | None = None,
+    reference: str = "PyTorch",
 ) -> OutputParity:
-    """Compares ``actual`` of the file with PyTorch's ``expected`` in the same dtype and the ``truth`` in float64."""
+    """Compares ``actual`` of the file with PyTorch's ``expected`` in the same dtype and the ``truth`` in float64.
+
+    An output without elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
+    """
     if actual.shape != expected.shape:
         raise NnormExportError(
             f"{name} has shape {list(actual.shape)} in the file and {list(expected.shape)} in PyTorch: the file was "
@@ -205,6 +237,8 @@ def judge(
         )
     rows = actual.shape[0] if actual.ndim else 1
     dtype = actual.dtype.name
+    if reason := _nothing_to_compare(expected, reference):
+        return OutputParity(name, True, 0.0, 0.0, None, None, rows, dtype).not_compared(reason)
     if not is_float(actual.dtype):
         differing = float((actual != expected).sum())
         return OutputParity(name, differing == 0, differing, differing, None, None, rows, dtype)
@@ -220,6 +254,7 @@ def judge(
         top1_agreement=_top1_agreement(wide, expected_wide),
         rows=rows,
         dtype=dtype,
+        note=_infinite_entries(expected_wide),
     )
     if criterion is not None and criterion.kind == "allclose":
         return replace(parity, passed=_all_close(difference, expected_wide, *criterion.tolerances(dtype)))
@@ -230,6 +265,62 @@ def judge(
         return parity.failed(unstable)
     assert parity.budget_share is not None
     return replace(parity, passed=parity.budget_share <= 1.0)
+
+
+def rows_differ(result: Array) -> bool | None:
+    """Whether the rows of a result differ; None if there are not two."""
+    if result.ndim == 0 or len(result) < 2:
+        return None
+    return bool((result != result[:1]).any())
+
+
+def dependence(expected: Sequence[Array], changed: Sequence[Array] | None) -> list[bool | None]:
+    """For each output, whether it depends on the input.
+
+    Args:
+        expected, changed: the results on two inputs. If there are no others, rows that differ show a dependence, and
+            one row shows nothing: None.
+    """
+    if changed is None:
+        return [rows_differ(array) for array in expected]
+    return [a.shape != b.shape or bool((a != b).any()) for a, b in zip(expected, changed, strict=True)]
+
+
+def constant_over_rows(expected: Sequence[Array]) -> bool:
+    """Whether no row of a decisive output differs from the others: then these results alone show no dependence."""
+    decides = decisive(expected)
+    return not any(rows_differ(array) for array, is_decisive in zip(expected, decides, strict=True) if is_decisive)
+
+
+def decisive(results: Sequence[Array]) -> list[bool]:
+    """For each result, whether its dependence on the input counts: floating-point ones if there are any, else all."""
+    return _deciding([is_float(result.dtype) for result in results])
+
+
+def _deciding(floats: list[bool]) -> list[bool]:
+    return floats if any(floats) else [True] * len(floats)
+
+
+def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool | None]) -> list[OutputParity]:
+    """Returns ``outputs`` with a note on each that does not depend on the input.
+
+    Of a model, some outputs may be constant: a shape, a grid of anchors, a temperature. If no floating-point output
+    depends on the input (of a model without any, no output), the comparison shows nothing about its layers: they fail.
+
+    Args:
+        depends: for each output, whether it depends on the input; None if that is not known.
+    """
+    deciding = _deciding([output.dtype in FLOAT_TYPES for output in outputs])
+    shows_nothing = all(depend is False for depend, decides in zip(depends, deciding, strict=True) if decides)
+    found = []
+    for output, depend, decides in zip(outputs, depends, deciding, strict=True):
+        if depend is not False:
+            found.append(output)
+        elif shows_nothing and decides and output.passed:
+            found.append(output.not_compared(_CONSTANT))
+        else:
+            found.append(output.noted("it does not depend on the input"))
+    return found
 
 
 def worst(parts: Sequence[OutputParity]) -> OutputParity:
@@ -245,7 +336,8 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
         top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
         rows=sum(part.rows for part in parts),
         dtype=parts[0].dtype,
-        note=next((part.note for part in parts if part.note), ""),
+        note=next((part.note for part in sorted(parts, key=lambda part: part.passed) if part.note), ""),
+        compared=all(part.compared for part in parts),
     )
 
 
@@ -266,6 +358,34 @@ def share_text(share: float | None) -> str:
     if share is None:
         return "-"
     return f"{share:.1%}" if share < 10 else f"{share:.1e} ×"
+
+
+_CONSTANT = (
+    "it does not depend on the input, and no other output does, so that the comparison shows nothing about the layers "
+    "before it. Give other inputs, or train the model: a head whose weights are 0 returns its bias"
+)
+
+
+def _nothing_to_compare(expected: Array, reference: str) -> str:
+    """Returns why a comparison with ``expected`` shows nothing; empty if it shows something."""
+    if expected.size == 0:
+        return "it has no elements; give inputs for which it has some"
+    if not is_float(expected.dtype):
+        return ""
+    wide = expected.astype(np.float64)
+    if nan := int(np.isnan(wide).sum()):
+        return (
+            f"{reference} itself gives NaN in {nan} of {wide.size} elements; look for NaN or infinity in the inputs "
+            "and in the weights of the checkpoint"
+        )
+    if not np.isfinite(wide).any():
+        return f"{reference} itself gives no finite element; give other inputs, or a checkpoint that has not diverged"
+    return ""
+
+
+def _infinite_entries(expected: Array) -> str:
+    count = int(np.isinf(expected).sum())
+    return f"{count} of {expected.size} elements are infinite, and must be so in both" if count else ""
 
 
 def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.errors import InputError
+from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import freeze
 from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
@@ -80,17 +80,22 @@ class PyTorchModel:
         """
         try:
             return _run(self._in_dtype, example)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except NnormExportError:
+            raise
+        except Exception as error:  # the user's code may raise anything
             name = type(self._original).__name__
             raise InputError(
-                f"{name} does not run on these inputs; give others, as its forward takes them: {error}"
+                f"{name} does not run on these inputs; give others, as its forward takes them: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
         """Returns the outputs in float64; None for a float64 file, or if the model does not run in float64."""
         try:
             return None if self._double is None else _run(self._double, cast(example, torch.float64))
-        except RuntimeError:  # for example, the model's code casts to float32
+        except NnormExportError:
+            raise
+        except Exception:  # the user's code may raise anything in float64: it casts to float32, or asserts a dtype
             return None
 
     def run_with_taps(
@@ -120,7 +125,7 @@ class PyTorchModel:
         with torch.no_grad(), without_fused_attention():
             return to_numpy(self._double.get_submodule(path)(wide))
 
-    def defect(self, example: Mapping[str, Any], result: list[Array], truth: list[Array] | None) -> str:
+    def defect(self, example: Mapping[str, Any], result: Sequence[Array], truth: Sequence[Array] | None) -> str:
         """Returns why a comparison with this model is meaningless, empty if it is not.
 
         Args:
@@ -191,6 +196,6 @@ def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
         return [to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
 
 
-def _floats(left: list[Array], right: list[Array]) -> list[tuple[Array, Array]]:
+def _floats(left: Sequence[Array], right: Sequence[Array]) -> list[tuple[Array, Array]]:
     pairs = zip(left, right, strict=True)
     return [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if is_float(a.dtype)]

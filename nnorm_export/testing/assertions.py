@@ -44,6 +44,8 @@ def assert_parity(
 
 def require(report: ParityReport, path: str | Path, model: nn.Module, ran_by: str | None) -> None:
     """Raises AssertionError if ``report`` failed, or a normalization was not run by ``ran_by``."""
+    if any(not output.compared for output in report.outputs):
+        raise AssertionError(f"{path} is not shown to compute what {type(model).__name__} computes\n{report}")
     if not report:
         raise AssertionError(
             f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}"
