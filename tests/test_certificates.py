@@ -154,7 +154,7 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
         assert (tmp_path / "own" / name).read_text() == content
         (tmp_path / "own" / "NOTES.md").unlink(missing_ok=True)
         (tmp_path / "own" / "certificate.json").write_text(before)
-    for content, words in (("[]", "another format"), ('{"format": 1}', "the certificate lacks criterion, sha256")):
+    for content, words in (("[]", "another format"), ('{"format": 2}', "the certificate lacks criterion, data_sets")):
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):
             replay(path, tmp_path / "own")

@@ -80,7 +80,7 @@ class PyTorchModel:
         """
         try:
             return _run(self._in_dtype, example)
-        except NnormExportError:
+        except (NnormExportError, OSError):  # an OSError says itself which file is missing
             raise
         except Exception as error:  # the user's code may raise anything
             name = type(self._original).__name__
