@@ -180,6 +180,9 @@ def test_no_kernel_runs_an_unknown_body(edited: Callable[[Edit], Path], edit: Ed
     assert len(describe(path).problems) == 1
 
 
+REFUSED = r"cannot be reshaped|Invalid dimension value|broadcast|num_groups|axis|weight and bias"
+
+
 def every_command(path: Path, model: nn.Module, x: Tensor, folder: Path) -> dict[str, Callable[[], object]]:
     """What runs or passes on a file, called so that kernels may run."""
     return {
@@ -228,6 +231,41 @@ def test_a_body_runs_as_the_file_says(edited: Callable[[Edit], Path], model: nn.
     assert not verify(path, model, x, runtime="reference")
 
 
+def test_verify_runs_both(
+    edited: Callable[[Edit], Path], model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = edited(lambda proto: None)
+    report = verify(path, model, x)
+    assert report
+    assert report.by_bodies is not None
+    assert [output.name for output in report.by_bodies] == [output.name for output in report.outputs]
+    assert report.by_bodies != report.outputs
+    assert str(report).count("by bodies: ") == 1
+
+    path = edited(returns_zero)
+    # As if this version had released a wrong body.
+    monkeypatch.setitem(RELEASED["GroupNormalNorm"], "float", (digest(body(onnx.load(path))),))
+    report = verify(path, model, x)
+    assert not report
+    assert all(output.passed for output in report.outputs)
+    assert report.reason.startswith("the kernels do, the bodies of the file do not: by bodies ")
+    assert report.other_weights == ""
+    assert json.loads(json.dumps(report.to_json()))["by_bodies"][0]["passed"] is False
+
+
+def test_one_implementation_is_run_once(
+    edited: Callable[[Edit], Path], model: nn.Module, x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = edited(lambda proto: None)
+    optimize(path, tmp_path / "optimized.onnx")
+    custom = edited(lambda proto: proto.ClearField("functions"))
+    for file in (custom, tmp_path / "optimized.onnx"):
+        assert verify(file, model, x).by_bodies is None
+    assert verify(edited(lambda proto: None), model, x, runtime="reference").by_bodies is None
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    assert verify(path, model, x).by_bodies is None
+
+
 def test_a_newer_writer_is_named(edited: Callable[[Edit], Path]) -> None:
     def written_later(proto: onnx.ModelProto) -> None:
         returns_zero(proto)
@@ -262,6 +300,8 @@ def test_nodes_inside_other_functions_are_checked(exported: onnx.ModelProto) -> 
     [
         ("GroupNormalNorm", {"num_groups": 4}, (2, 6, 2, 2), (6,)),  # 4 divides 24, and not 6
         ("GroupNormalNorm", {"num_groups": 2}, (2, 6, 2, 2), (1,)),
+        ("GroupNormalNorm", {"num_groups": 0}, (2, 6, 2, 2), (6,)),
+        ("GroupNormalNorm", {"num_groups": -1}, (2, 6, 2, 2), (6,)),
         ("LayerNormalNorm", {"axis": -1}, (4, 6), (8,)),  # 8 divides 24
         ("LayerNormalNorm", {"axis": -1}, (1, 9), (8,)),
         ("LayerNormalNorm", {"axis": -1}, (4, 8), (1,)),
@@ -289,7 +329,7 @@ def test_bodies_fail_where_kernels_do(
     register(with_kernels)
     for options in (onnxruntime.SessionOptions(), with_kernels):
         options.log_severity_level = 4
-        with pytest.raises(Exception, match=r"cannot be reshaped|broadcast|num_groups|axis|weight and bias"):
+        with pytest.raises(Exception, match=REFUSED):
             onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, feed)
     with pytest.raises((ValueError, TypeError)):
         ReferenceEvaluator(proto).run(None, feed)

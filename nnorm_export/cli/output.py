@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -132,6 +132,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
         return
     from nnorm_export.parity.judgement import share_text
 
+    by_bodies = [replace(output, name=f"{output.name}, by bodies") for output in report.by_bodies or ()]
     rows = [
         (
             output.name,
@@ -142,7 +143,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
             str(output.rows),
             output.verdict,
         )
-        for output in report.outputs
+        for output in (*report.outputs, *by_bodies)
     ]
     print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)

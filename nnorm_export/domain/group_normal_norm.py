@@ -15,7 +15,8 @@ GROUP_NORMAL_NORM = Operator(
     is_frozen=False,
     is_per_channel=True,
     attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
-    # The weight is brought into groups and back, so that a node whose groups do not divide the channels fails.
+    # The weight is brought into groups and back, so that a node whose groups do not divide the channels fails. With 0
+    # groups the divisor is 1, and Reshape fails: some runtimes end the process where integers are divided by 0.
     statement=f"""
     x = CastLike (X, weight)
     shape = Shape (x)
@@ -25,13 +26,16 @@ GROUP_NORMAL_NORM = Operator(
     sample_extent = ReduceProd <keepdims = 1> (channels_and_spatial)
     num_groups_scalar = Constant <value_int: int = @num_groups> ()
     groups = Reshape (num_groups_scalar, one_axis)
-    group_extent = Div (sample_extent, groups)
+    zero_groups = Constant <value_ints = [0]> ()
+    has_no_groups = Equal (groups, zero_groups)
+    divisor = Where (has_no_groups, one_axis, groups)
+    group_extent = Div (sample_extent, divisor)
     rows_shape = Concat <axis = 0> (batch, groups, group_extent)
     rows = Reshape <allowzero = 1> (x, rows_shape)
 {NORMAL_NORM_ROWS}
     twice_psi_of_x = Reshape <allowzero = 1> (twice_psi, shape)
     channels = Shape (weight)
-    group_channels = Div (channels, groups)
+    group_channels = Div (channels, divisor)
     grouped = Concat <axis = 0> (groups, group_channels)
     weight_in_groups = Reshape <allowzero = 1> (weight, grouped)
     weight_of_channels = Reshape <allowzero = 1> (weight_in_groups, channels)

@@ -37,8 +37,8 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
         "double": ("6fb735af97f95246026cae466713a7c664b487a52a093edf4bc9cf4ff694dacb",),
     },
     "GroupNormalNorm": {
-        "float": ("a2687485b1cff28b3a06d47c2d198582bf4fd087b45ce45f8a313f655d1ce98e",),
-        "double": ("0718b4c8b02959288a1534b64dce416811249e72149c3fdd97bf4d0ecfa47af4",),
+        "float": ("015cde0c46e68914dfa7dc02d9d03c8699fa8c5033cb58a364f6c3a7b28274e6",),
+        "double": ("004afc70b6ecf5ec4ebdedf73256bfa7324f7ec9a60f58162bcfa32c312edb99",),
     },
     "BatchNormalNormRelu": {
         "float": ("9eddb58ccc18e7bb20344d4c975fd1d76dff4285db1150b5003c982184e4812f",),

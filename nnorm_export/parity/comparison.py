@@ -15,6 +15,7 @@ from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.parity import certificates
+from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates import DataSet
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.judgement import (
@@ -50,6 +51,8 @@ def verify(
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``.
 
+    Where kernels run an ONNX file that has bodies, it must pass by its bodies too.
+
     Args:
         path: a file of any format that this package writes.
         model: the trained model; it is not changed, and runs in eval mode.
@@ -73,6 +76,12 @@ def verify(
     runner = load(path, runtime, trust_pickle=trust_pickle)
     report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
+    if (bodies := run_by_bodies(path, runner)) is not None:
+        by_bodies = [
+            judge_outputs(str(path), type(model).__name__, bodies.outputs, bodies(*each[0]), *each[1:], criteria=chosen)
+            for each in compared
+        ]
+        report = replace(report, by_bodies=[worst(parts) for parts in zip(*by_bodies, strict=True)])
     if not report:
         report = replace(report, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
     if certificate is not None and report:

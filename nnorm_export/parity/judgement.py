@@ -155,6 +155,8 @@ class ParityReport:
         implementations: node -> ``kernel``, ``body`` or ``plugin``.
         other_weights: says that the file was made from other weights, if that is why it fails; else empty.
         known_faults: those of the runtime that would hit the file, and how they are avoided.
+        by_bodies: the outputs again, with the bodies of the file in place of the kernels; None if kernels did not run,
+            or the file has no bodies.
     """
 
     runtime: str
@@ -163,13 +165,15 @@ class ParityReport:
     implementations: dict[str, str]
     other_weights: str = ""
     known_faults: list[str] = field(default_factory=list)
+    by_bodies: list[OutputParity] | None = None
 
     def __bool__(self) -> bool:
-        return all(output.passed for output in self.outputs)
+        return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
 
     def __str__(self) -> str:
         judged = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
-        return "\n".join(filter(None, (*judged, self.other_weights)))
+        by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
+        return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights)))
 
     @property
     def reason(self) -> str:
@@ -177,7 +181,10 @@ class ParityReport:
         failed = [output for output in self.outputs if not output.passed]
         if empty := [output for output in failed if not output.compared]:
             return f"nothing was compared: {empty[0].name}: {empty[0].note}"
-        return f"{', '.join(output.name for output in failed)} differs"
+        if failed:
+            return f"{', '.join(output.name for output in failed)} differs"
+        by_bodies = ", ".join(output.name for output in self.by_bodies or () if not output.passed)
+        return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": bool(self), **asdict(self)}
