@@ -37,7 +37,7 @@ def _agree(
     path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module], dtype: torch.dtype, tolerance: float
 ) -> bool:
     """Whether the layer and its frozen form agree on an input at least; False if they run on none."""
-    compared = False
+    compared, misfit = False, ""
     with torch.no_grad(), without_warnings(), torch.random.fork_rng(devices=[]):
         try:
             original = deepcopy(layer).to(dtype).eval()
@@ -53,12 +53,11 @@ def _agree(
             if not isinstance(expected, Tensor):
                 kind = type(expected).__name__
                 raise refuse(path, layer, f"it returns a {kind}, and its operator returns a tensor", _REMEDY)
+            if expected.shape != actual.shape:  # broadcasting may take a shape that the layer is not made for
+                shapes = f"{list(expected.shape)}, and {list(actual.shape)} frozen"
+                misfit = misfit or f"an input of shape {list(shape)} gives {shapes}"
+                continue
             compared = True
-            if expected.shape != actual.shape:
-                reason = (
-                    f"an input of shape {list(shape)} gives {list(expected.shape)}, and {list(actual.shape)} frozen"
-                )
-                raise refuse(path, layer, reason, _REMEDY)
             scale = float(torch.nan_to_num(expected, posinf=0.0, neginf=0.0).abs().max()) if expected.numel() else 0.0
             if not torch.allclose(actual, expected.to(actual.dtype), rtol=0.0, atol=tolerance * scale, equal_nan=True):
                 difference = float((actual - expected).abs().max())
@@ -67,6 +66,8 @@ def _agree(
                     f"by {difference:.2g}, where the greatest value is {scale:.2g}"
                 )
                 raise refuse(path, layer, reason, _REMEDY)
+    if misfit and not compared:
+        raise refuse(path, layer, misfit, _REMEDY)
     return compared
 
 
