@@ -7,12 +7,15 @@ checked before a byte of the content is read. Each function raises the error cla
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from nnorm_export.errors import NnormExportError
 
@@ -92,6 +95,29 @@ def check_entries(path: str | Path, entries: Iterable[zipfile.ZipInfo], error: t
             f"{path}: an archive of {packed} bytes that would unpack to {unpacked}; at most {UNPACKED_BYTES} bytes or "
             f"{RATIO} times its own size are read"
         )
+
+
+def check_arrays(path: str | Path, error: type[NnormExportError]) -> None:
+    """Raises ``error`` or ValueError if the NumPy file ``path`` would take more memory than it holds data."""
+    size = size_of(path, error)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            check_entries(path, archive.infolist(), error)
+            for entry in archive.infolist():
+                with archive.open(entry) as stream:
+                    _check_array(stream, entry.file_size)
+    else:
+        with open(path, "rb") as stream:
+            _check_array(stream, size)
+
+
+def _check_array(stream: IO[bytes], size: int) -> None:
+    """Compares the shape that the header of a ``.npy`` file promises with the ``size`` of the file."""
+    version = np.lib.format.read_magic(stream)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(stream)
+    if math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"its header promises an array of shape {shape}, and there are {size} bytes")
 
 
 def read_entry(archive: zipfile.ZipFile, name: str, limit: int = JSON_BYTES) -> bytes:

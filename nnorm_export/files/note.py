@@ -1,6 +1,6 @@
 """The note in a file of PyTorch's (TorchScript, exported program, AOTInductor package): what the file is.
 
-It is an entry of the file's archive; ONNX files have metadata instead. Importing this module needs no other one.
+It is an entry of the file's archive; ONNX files have metadata instead. Importing this module is quick.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from nnorm_export.reading import parse_json
 
 Entry = dict[str, Any]
 
@@ -43,5 +45,5 @@ class Note:
     @classmethod
     def from_json(cls, text: str | bytes) -> Note:
         """Raises ValueError, KeyError or TypeError if ``text`` is not a note."""
-        entries = json.loads(text)
+        entries = parse_json(text)
         return cls(**{field.name: entries[field.name] for field in fields(cls)})

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.layer_entries import check_layers
+from nnorm_export.files.locations import locate, locations
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
+from nnorm_export.reading import PROTOBUF_BYTES, parse_json, read_bytes, size_of
 
 _REMEDY = "; nnorm_export.export writes one of a PyTorch model"
 
@@ -33,6 +35,7 @@ class ModelFile:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
+        """What export() noted about each normalization, as :func:`.check_layers` accepts it."""
         layers: list[dict[str, Any]] = json.loads(self.metadata.get("layers", "[]"))
         return layers
 
@@ -48,20 +51,8 @@ class ModelFile:
 
     @property
     def external_data(self) -> list[str]:
-        """The files with weights that lie beside the model's, by name.
-
-        Raises:
-            ModelFileError: a name leaves the folder of the model.
-        """
-        tensors = [tensor for tensor in self.proto.graph.initializer if uses_external_data(tensor)]
-        locations = sorted({ExternalDataInfo(tensor).location for tensor in tensors})
-        for location in locations:
-            if PurePath(location).is_absolute() or ".." in PurePath(location).parts:
-                raise ModelFileError(
-                    f"{self.path}: its weights lie in {location!r}, outside of its folder; save the model again with "
-                    "the weights beside it"
-                )
-        return locations
+        """The files with weights that lie beside the model's, by name; :func:`.locate` has accepted each."""
+        return locations(self.proto)
 
     def holds(self, *dtypes: int) -> bool:
         """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""
@@ -103,18 +94,15 @@ def _makes(node: onnx.NodeProto, dtype: int) -> bool:
 
 
 def read(path: str | Path) -> ModelFile:
-    """Reads the graph and the metadata of ``path``.
+    """Reads the graph and the metadata of ``path``, without weights in other files.
 
     Raises:
-        ModelFileError: ``path`` is missing, unreadable, or not ONNX.
+        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; or its weights lie where
+            they may not, see :func:`.locate`.
     """
     path = Path(path)
     try:
-        proto = onnx.load(path, load_external_data=False)
-    except FileNotFoundError:
-        raise ModelFileError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
+        proto = onnx.ModelProto.FromString(read_bytes(path, PROTOBUF_BYTES, ModelFileError))
     except DecodeError:
         raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}") from None
     if not proto.opset_import or not proto.graph.output:
@@ -124,18 +112,41 @@ def read(path: str | Path) -> ModelFile:
         for prop in proto.metadata_props
         if prop.key.startswith(METADATA_PREFIX)
     }
+    for location in locations(proto):
+        locate(path, location)
+    try:
+        check_layers(parse_json(metadata.get("layers", "[]")))
+    except ValueError as error:
+        raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
     return ModelFile(path, proto, metadata)
+
+
+def read_with_weights(path: str | Path) -> onnx.ModelProto:
+    """Reads the whole model ``path``, weights in other files included.
+
+    Raises:
+        ModelFileError: as :func:`read`; or a file with weights is missing or too short.
+    """
+    file = read(path)
+    try:
+        onnx.external_data_helper.load_external_data_for_model(file.proto, str(file.path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelFileError(
+            f"{path}: its weights lie in other files, which cannot be read ({error}); copy them beside it"
+        ) from error
+    return file.proto
 
 
 def companions(path: Path) -> list[Path]:
     """The files that hold weights of ``path``; none for a file that is not ONNX.
 
     Raises:
-        ModelFileError: as :attr:`ModelFile.external_data`.
-        OSError: ``path`` cannot be read.
+        ModelFileError: ``path`` cannot be read, or its weights lie where they may not.
     """
+    if size_of(path, ModelFileError) > PROTOBUF_BYTES:
+        return []
     try:
-        proto = onnx.load(path, load_external_data=False)
+        proto = onnx.ModelProto.FromString(read_bytes(path, PROTOBUF_BYTES, ModelFileError))
     except DecodeError:
         return []
-    return [path.parent / location for location in ModelFile(path, proto, {}).external_data]
+    return [locate(path, location) for location in locations(proto)]

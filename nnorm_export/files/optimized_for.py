@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.reading import parse_json
 
 CPU = "CPUExecutionProvider"
 OPTIMIZED = "optimized"  # the form of such a file
@@ -43,6 +44,13 @@ class Machine:
         return json.dumps(asdict(self))
 
 
+def _checked(machine: Machine) -> Machine:
+    texts = (machine.architecture, machine.onnxruntime, machine.provider)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(machine.block, (int, type(None))):
+        raise TypeError(f"{machine} is not a machine")
+    return machine
+
+
 def blocks(block: int | None) -> str:
     return f"blocks of {block} channels" if block else "no blocks of channels"
 
@@ -56,7 +64,7 @@ def machine_of(file: ModelFile) -> Machine | None:
     if file.form != OPTIMIZED:
         return None
     try:
-        return Machine(**json.loads(file.metadata[METADATA_KEY]))
+        return _checked(Machine(**parse_json(file.metadata[METADATA_KEY])))
     except (KeyError, TypeError, ValueError):
         raise ModelFileError(
             f"{file.path}: the file is in the form '{OPTIMIZED}' but does not say for which machine; make it again "

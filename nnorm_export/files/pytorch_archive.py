@@ -5,14 +5,20 @@ Reading them does not need PyTorch.
 
 from __future__ import annotations
 
-import json
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.note import Note
+from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import NOTE_FILE
+from nnorm_export.reading import check_entries, is_regular, parse_json, read_entry, size_of
+
+# What zipfile raises for damaged archives; the last two for encrypted entries and unknown compressions.
+_DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 
 TORCHSCRIPT, PT2, AOTI = FORMATS = ("torchscript", "pt2", "aoti")
 
@@ -45,23 +51,23 @@ class Archive:
 
 def is_archive(path: str | Path) -> bool:
     """Whether the file, if there is one, is a zip archive, as everything that ``torch`` saves is."""
-    return Path(path).is_file() and zipfile.is_zipfile(path)
+    return is_regular(path) and zipfile.is_zipfile(path)
 
 
 def read_archive(path: str | Path) -> Archive:
     """Raises ModelFileError if ``path`` is missing or is not a model that PyTorch saved."""
     path = Path(path)
-    if not path.is_file():
-        raise ModelFileError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+    size_of(path, ModelFileError)
     try:
         with zipfile.ZipFile(path) as archive:
+            check_entries(path, archive.infolist(), ModelFileError)
             entries = archive.namelist()
             kind = _format(entries)
             noted = next((entry for entry in entries if entry.endswith(f"/extra/{NOTE_FILE}")), None)
-            text = None if noted is None else archive.read(noted)
+            text = None if noted is None else read_entry(archive, noted)
             machines = [entry for entry in entries if entry.endswith("wrapper_metadata.json")]
-            compiled_for = json.loads(archive.read(machines[0])) if machines else {}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+            compiled_for = _machine(read_entry(archive, machines[0])) if machines else {}
+    except _DAMAGED as error:
         raise ModelFileError(
             f"{path}: cannot be read ({error}); a model that PyTorch saved is a zip archive"
         ) from error
@@ -71,9 +77,28 @@ def read_archive(path: str | Path) -> Archive:
             "export the model that it is for: -m package.module:factory --checkpoint"
         )
     try:
-        return Archive(path, kind, None if text is None else Note.from_json(text), compiled_for)
-    except (ValueError, KeyError, TypeError) as error:
+        return Archive(path, kind, None if text is None else _note(text), compiled_for)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{path}: its entry {NOTE_FILE} is damaged ({error}); export the model again") from error
+
+
+def _machine(text: bytes) -> dict[str, str]:
+    described = parse_json(text)
+    if not isinstance(described, dict):
+        raise ValueError("wrapper_metadata.json does not describe a machine")
+    return {str(key): str(value) for key, value in described.items()}
+
+
+def _note(text: bytes) -> Note:
+    """The note, of the right types: others may have changed it."""
+    note = Note.from_json(text)
+    for entry in (*note.inputs, *note.outputs):
+        TensorInfo.from_json(entry)
+    check_layers(note.layers)
+    texts = (note.format, note.form, note.version, note.torch, note.device, note.weights_sha256, *note.nodes)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(note.nodes, dict):
+        raise ValueError("a fact of the wrong type")
+    return note
 
 
 def _format(entries: list[str]) -> str | None:

@@ -36,8 +36,12 @@ class TensorInfo:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> TensorInfo:
-        known = DTYPES.get(entry["dtype"])
-        return cls(entry["name"], known.numpy if known else np.dtype(entry["dtype"]), tuple(entry["shape"]))
+        """Raises ValueError, KeyError or TypeError if ``entry`` is not what :meth:`to_json` returns."""
+        name, dtype, shape = str(entry["name"]), str(entry["dtype"]), tuple(entry["shape"])
+        if not all(isinstance(axis, (int, str, type(None))) for axis in shape):
+            raise ValueError(f"the shape of {name} is {shape}")
+        known = DTYPES.get(dtype)
+        return cls(name, known.numpy if known else np.dtype(dtype), shape)
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorInfo]:

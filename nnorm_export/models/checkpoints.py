@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nnorm_export.errors import CheckpointError
 from nnorm_export.models.factory import add_current_directory
 from nnorm_export.models.state_dicts import find_state_dict, fit
 from nnorm_export.process import without_warnings
+from nnorm_export.reading import check_entries, size_of
 
 
 def load_checkpoint(
@@ -54,8 +56,10 @@ def load_checkpoint(
 
 def _read(path: Path, *, trust_pickle: bool) -> Any:
     """Returns the contents of a file from ``torch.save``, or the tensors of a ``.safetensors`` file."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: {'a folder; give a file in it' if path.is_dir() else 'no such file'}")
+    if path.is_dir():
+        raise CheckpointError(f"{path}: a folder; give a file in it")
+    size_of(path, CheckpointError)
+    _refuse_bomb(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
@@ -65,6 +69,16 @@ def _read(path: Path, *, trust_pickle: bool) -> Any:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
     except Exception as error:  # torch.load lets the errors of the pickle and of the archive through
         raise CheckpointError(f"{path}: {_reason(error, trust_pickle)}") from error
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Raises CheckpointError for an archive that would unpack to far more than its size."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                check_entries(path, archive.infolist(), CheckpointError)
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return  # reading it reports this
 
 
 def _reason(error: Exception, trust_pickle: bool) -> str:

@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from nnorm_export.errors import NnormExportError
 from nnorm_export.models import arguments
 from nnorm_export.models.arguments import to_numpy
 from nnorm_export.models.modules import unwrapped
+from nnorm_export.reading import check_arrays, is_regular
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0
@@ -164,7 +166,7 @@ def forward_parameters(model: nn.Module) -> list[str] | None:
 
 def _split(spec: str) -> tuple[str | None, Path | None, str]:
     """Returns the name, the file, and the text after the name."""
-    if Path(spec).is_file():  # a path may have colons
+    if is_regular(spec):  # a path may have colons
         if Path(spec).suffix.lower() not in _FILES:
             raise _unparsable(spec, ", which is not a .npy or .npz file")
         return None, Path(spec), spec
@@ -246,6 +248,7 @@ def _add_file(
 def _read(path: Path) -> Any:
     """Returns an array, or arrays by name."""
     try:
+        check_arrays(path, NnormExportError)
         contents = np.load(path, allow_pickle=False)
         if isinstance(contents, np.ndarray):
             return contents
@@ -257,7 +260,7 @@ def _read(path: Path) -> Any:
         raise NnormExportError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions, or copy it again"
         ) from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise NnormExportError(
             f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
         ) from error

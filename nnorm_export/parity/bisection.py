@@ -144,7 +144,7 @@ def bisect(
     modules = dict(model.named_modules(remove_duplicate=False))
     if unknown := [name for name in others if name not in modules]:
         raise InputError(f"the model has no layer {unknown[0]!r}; take a path that model.named_modules() lists")
-    proto = onnx.load(path)
+    proto = onnx_file.read_with_weights(path)
     parts = parts_of(proto, others)
     if gone := [name for name in others if name not in {part.path for part in parts}]:
         raise InputError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import uses_external_data
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
@@ -25,6 +27,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import staged_folder
 from nnorm_export.parity.judgement import (
+    CRITERIA,
     Array,
     Criterion,
     ParityReport,
@@ -34,6 +37,7 @@ from nnorm_export.parity.judgement import (
     require_dependence,
     worst,
 )
+from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 
 CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_{}", "truth_{}"
@@ -143,15 +147,14 @@ def replay(
 
 def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -> ParityReport:
     certificate = _read_certificate(folder)
-    if not path.is_file():
-        raise ModelFileError(f"{path}: no such file; give the file that {folder} certifies")
+    size_of(path, ModelFileError, f"; give the file that {folder} certifies")
     if (found := file_sha256(path)) != certificate["sha256"]:
         raise ParityError(
             f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
             f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
         )
     runner = load(path, runtime, trust_pickle=trust_pickle)
-    criterion = Criterion(**certificate["criterion"])
+    criterion = _criterion(certificate, folder)
     compared = [_read_set(folder, index, runner) for index in range(certificate["data_sets"])]
     judged = [
         judge_outputs(
@@ -197,14 +200,14 @@ def _is_replaceable(folder: Path) -> bool:
 
 def _read_certificate(folder: Path) -> dict[str, Any]:
     try:
-        certificate: dict[str, Any] = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        certificate: dict[str, Any] = parse_json(read_bytes(folder / CERTIFICATE, JSON_BYTES, InputError))
+    except (InputError, ValueError) as error:
         raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
     if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
     if missing := {"sha256", "criterion", "data_sets"} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
-    if certificate["data_sets"] not in range(1, _SETS + 1):
+    if type(certificate["data_sets"]) is not int or certificate["data_sets"] not in range(1, _SETS + 1):
         raise InputError(
             f"{folder}: the certificate says that it has {certificate['data_sets']!r} sets of inputs, "
             f"instead of 1 to {_SETS}; record it again"
@@ -221,6 +224,17 @@ def _read_set(folder: Path, index: int, runner: Runner) -> DataSet:
     )
 
 
+def _criterion(certificate: dict[str, Any], folder: Path) -> Criterion:
+    try:
+        criterion = Criterion(**certificate["criterion"])
+        tolerances = [value for value in (criterion.rtol, criterion.atol) if value is not None]
+        if criterion.kind not in CRITERIA or not all(0 <= value < math.inf for value in tolerances):
+            raise ValueError(f"{criterion} is no criterion")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{folder}: the certificate is damaged ({error}); record it again") from error
+    return criterion
+
+
 def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array]) -> None:
     folder.mkdir(exist_ok=True)
     for index, (name, array) in enumerate(zip(names, arrays, strict=True)):
@@ -233,7 +247,10 @@ def _read_tensors(folder: Path, kind: str, count: int) -> list[Array]:
     for index in range(count):
         file = folder / f"{kind}_{index}.pb"
         try:
-            arrays.append(onnx.numpy_helper.to_array(onnx.TensorProto.FromString(file.read_bytes())))
-        except (OSError, DecodeError, ValueError) as error:
+            tensor = onnx.TensorProto.FromString(read_bytes(file, PROTOBUF_BYTES, InputError))
+            if uses_external_data(tensor):
+                raise ValueError("its numbers lie in another file")
+            arrays.append(onnx.numpy_helper.to_array(tensor))
+        except (InputError, DecodeError, ValueError, TypeError, KeyError, MemoryError) as error:
             raise InputError(f"{file}: the certificate is damaged ({error}); record it again") from error
     return arrays

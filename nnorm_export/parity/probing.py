@@ -76,7 +76,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
             "form 'portable'"
         )
     refuse_invalid(file)
-    proto = onnx.load(path)
+    proto = onnx_file.read_with_weights(path)
     norms = {part: Norm.of(proto, part) for part in parts_of(proto, ()) if part.is_cut}
     dtype = _dtype(proto)
     pieces = [(part, made) for part, norm in norms.items() for made in probes_of(norm, dtype)]

@@ -11,8 +11,10 @@ from typing import Any
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.reading import size_of
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes._runtime import installed_version
+from nnorm_export.runtimes.kserve import is_url
 
 # Packages that no runtime declares, with what they are for.
 _OTHER_PACKAGES = {
@@ -71,8 +73,8 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
         ModelFileError: the file is missing or is not a model.
         NnormExportError: the runtime is unknown, or does not open files of this format.
     """
-    if path is not None and "://" not in str(path) and not Path(path).is_file():
-        raise ModelFileError(f"{path}: no such file")
+    if path is not None and not is_url(path):
+        size_of(path, ModelFileError)
     candidates = list(RUNTIMES.values()) if path is None else runtimes_for(path)
     names = [candidate.name for candidate in candidates]
     needed = runtime or names[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
@@ -26,6 +28,8 @@ BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
 
 _CONFIG = "config.pbtxt"
+_NAME = re.compile(r"(?!\.)(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[\w.\- ]*[\w\-]")  # Windows has devices
+_RESERVED = {*_FILES.values(), "model.py"}
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
 
 
@@ -125,8 +129,11 @@ def _refuse(
         raise ExportError(
             f"{path}: the backend {backend} serves {'ONNX files' if engine else 'engines'}, not this; choose {fitting}"
         )
-    if not name or Path(name).name != name:
-        raise ExportError(f"{name!r} is not a name for a model: it becomes a folder; leave slashes out")
+    if not _NAME.fullmatch(name) or len(name.encode()) > 200:
+        raise ExportError(
+            f"{name!r} is not a name for a model: it becomes a folder; give --name letters, digits and . _ - only, and "
+            "no dot at its beginning or end"
+        )
     if max_batch_size < 0 or instances < 1:
         raise ExportError(f"max_batch_size is {max_batch_size} and instances {instances}; at least 0 and 1 are needed")
     if device not in ("cpu", "gpu"):
@@ -217,16 +224,24 @@ def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> 
 
 
 def _external_data(path: Path) -> list[str]:
-    return [] if is_engine(path) else onnx_file.read(path).external_data
+    locations = [] if is_engine(path) else onnx_file.read(path).external_data
+    for location in locations:
+        if Path(location).parts[0] in _RESERVED:
+            raise ExportError(
+                f"{path}: its weights lie in {location!r}, a name that the server uses; save the model again with "
+                "other names for its weights"
+            )
+    return locations
 
 
 def _write_version(path: Path, folder: Path, backend: str) -> None:
     def copy() -> None:
         for entry in folder.iterdir():  # of an attempt during which ``path`` was replaced
-            entry.unlink()
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         shutil.copyfile(path, folder / _FILES[backend])
         for location in _external_data(path):
-            shutil.copyfile(path.parent / location, folder / location)
+            (folder / location).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(locate(path, location), folder / location)
 
     read_whole(path, copy)
     if backend == "python":

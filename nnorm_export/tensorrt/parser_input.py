@@ -12,10 +12,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.forms import inline_bodies, strip_bodies
-from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.files.staging import save
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
@@ -43,11 +42,5 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
 
 
 def _with_weights(path: Path) -> ir.Model:
-    model = ir.load(path)
-    try:
-        ir.external_data.load_to_model(model)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(
-            f"{path}: its weights lie in other files, which cannot be read ({error}); copy them beside it"
-        ) from error
+    model: ir.Model = ir.from_proto(read_with_weights(path))
     return model

@@ -1,0 +1,29 @@
+"""What export() notes about each normalization, in the metadata of a file; others may have changed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("node", "op_type", "path", "layer", "form"), (str,)),
+    **dict.fromkeys(("epsilon", "lambda_min", "lambda_max"), (int, float)),
+    **dict.fromkeys(("channels", "num_groups"), (int,)),
+    "normalized_shape": (list,),
+}
+_NEEDED = ("node", "op_type", "path")
+
+
+def check_layers(layers: Any) -> list[dict[str, Any]]:
+    """Returns ``layers`` if they are entries as export() writes them; raises ValueError if not."""
+    if not isinstance(layers, list) or not all(isinstance(entry, dict) for entry in layers):
+        raise ValueError("the layers are not a list of entries")
+    for entry in layers:
+        for name, kinds in _KINDS.items():
+            value = entry.get(name)
+            if (name in _NEEDED or value is not None) and not isinstance(value, kinds):
+                raise ValueError(f"the {name} of a layer is {value!r}"[:200])
+        if ("lambda_min" in entry) != ("lambda_max" in entry):
+            raise ValueError("a layer has one of lambda_min and lambda_max")
+        if not all(isinstance(length, int) for length in entry.get("normalized_shape") or ()):
+            raise ValueError(f"the normalized_shape of a layer is {entry['normalized_shape']!r}"[:200])
+    return layers

@@ -1,0 +1,85 @@
+"""Weights that lie in other files than the model: which file a location may name. Every reader asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+from onnx.external_data_helper import uses_external_data
+
+from nnorm_export.errors import ModelFileError
+from nnorm_export.reading import size_of
+
+
+def locate(model: Path, location: str) -> Path:
+    """Returns the file that ``location``, in the file ``model``, names. It need not exist.
+
+    It is a regular file in the folder of ``model`` or below, after links are followed.
+
+    Raises:
+        ModelFileError: the location is empty, absolute, has ``..``, or leaves the folder by a link; or it names
+            something other than a regular file, or the model itself.
+    """
+    paths = PurePosixPath(location), PureWindowsPath(location)
+    leaves = any(path.is_absolute() or path.drive or path.root or ".." in path.parts for path in paths)
+    if not location or "\0" in location or not paths[0].name:
+        raise ModelFileError(f"{model}: a weight names the file {location!r} for its data, which is not a name")
+    file = model.parent / location
+    try:
+        real, folder = file.resolve(), model.parent.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle; a name that is too long
+        raise ModelFileError(f"{model}: its weights lie in {location!r}, which cannot be found ({error})") from None
+    if leaves or not real.is_relative_to(folder):
+        raise ModelFileError(
+            f"{model}: its weights lie in {location!r}, outside of its folder; save the model again with the weights "
+            "beside it"
+        )
+    if real == model.resolve():
+        raise ModelFileError(f"{model}: its weights lie in {location!r}, which is the model itself; save it again")
+    if real.exists():
+        size_of(real, ModelFileError, f", and {model} has weights there")
+    return file
+
+
+def locations(proto: onnx.ModelProto) -> list[str]:
+    """What the tensors of ``proto`` name, in graphs, constants and functions, each once."""
+    found = {_location(tensor) for tensor in _tensors(proto) if uses_external_data(tensor)}
+    return sorted(found)
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    for graph in _graphs(proto):
+        yield from graph.node
+    for function in proto.functions:
+        yield from function.node
+
+
+def _location(tensor: onnx.TensorProto) -> str:
+    return next((entry.value for entry in reversed(tensor.external_data) if entry.key == "location"), "")
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in _graphs(proto):
+        yield from graph.initializer
+        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
+    for node in _nodes(proto):
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+            yield from (part for each in sparse for part in (each.values, each.indices))
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The graph of ``proto``, and the graphs in its nodes and in those of its functions."""
+    nodes = [node for function in proto.functions for node in function.node]
+    graphs = [proto.graph, *(training.initialization for training in proto.training_info)]
+    graphs += [training.algorithm for training in proto.training_info]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            yield graph
+            nodes += graph.node
+        else:
+            for attribute in nodes.pop().attribute:
+                graphs += [inner for inner in (attribute.g, *attribute.graphs) if inner.node or inner.initializer]
