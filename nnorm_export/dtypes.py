@@ -77,10 +77,13 @@ _BY_ONNX_TYPE = {dtype.onnx_type: dtype for dtype in DTYPES.values()}
 
 
 def numpy_of_onnx(onnx_type: int) -> np.dtype[Any]:
-    """The NumPy dtype of a dtype of ``onnx.TensorProto``; ``object`` for strings and for no tensor at all."""
+    """The NumPy dtype of a dtype of ``onnx.TensorProto``; ``object`` for strings, other types and no tensor."""
     if onnx_type in _BY_ONNX_TYPE:
         return _BY_ONNX_TYPE[onnx_type].numpy
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type) if onnx_type else object)
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
+    except KeyError:  # 0 for no tensor, or a number that this version of onnx does not know
+        return np.dtype(object)
 
 
 def bits(array: Array) -> Array:

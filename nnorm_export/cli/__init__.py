@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -14,7 +18,7 @@ from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
 from nnorm_export.cli.options import grouped
-from nnorm_export.cli.output import Command
+from nnorm_export.cli.output import BROKEN_PIPE, INTERRUPTED, Command
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
 
@@ -35,7 +39,9 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Exit codes: 0 all well, 1 mismatch, 2 usage or bad input, 3 a runtime is missing.")
+@app.callback(
+    epilog="Exit codes: 0 all well, 1 mismatch, 2 usage or bad input, 3 a runtime is missing, 70 a fault to report."
+)
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -44,6 +50,34 @@ def _root(
     """Deploy networks with normality normalization: one ONNX file that runs everywhere, proved equal to PyTorch."""
 
 
-def main() -> None:
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command, ``["inspect", "net.onnx", "--json"]`` or that of the process, and returns its exit code.
+
+    It raises nothing and leaves the process running: programs and tests may call it again and again.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without λ still shows the rest
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="nnorm-export")
+    except SystemExit as exited:
+        return _flushed(exited.code if isinstance(exited.code, int) else 0 if exited.code is None else 2)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return _flushed(0)
+
+
+def _flushed(code: int) -> int:
+    """Writes what is buffered. A reader that is gone is no error; Python would report it when the process ends."""
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):  # ValueError: it is closed
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or BROKEN_PIPE
+    return code
+
+
+def main() -> NoReturn:
     """The console script."""
-    app(prog_name="nnorm-export")
+    sys.exit(run())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnorm_export.cli.options import BisectOptions, ModelOptions
-from nnorm_export.cli.output import Output, print_facts, print_table
+from nnorm_export.cli.output import Output, one_line, print_facts, print_table
 
 if TYPE_CHECKING:
     from nnorm_export.parity.bisection import Bisection
@@ -77,4 +77,4 @@ def _print(report: Bisection) -> None:
     ]
     rows += [(output.name, "output", "-", share_text(output.budget_share), "-", "") for output in report.outputs]
     print_table(("layer", "node", "ran by", "inherited error", "own error", ""), rows)
-    print_facts([("runtime", report.runtime), ("verdict", report.verdict)])
+    print_facts([("runtime", report.runtime), ("verdict", one_line(report.verdict))])

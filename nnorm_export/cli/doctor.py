@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnorm_export.cli.options import Runtime, TrustPickle
-from nnorm_export.cli.output import Output, print_facts, print_table, ways
+from nnorm_export.cli.output import Output, echo, one_line, print_facts, print_table, ways
 
 if TYPE_CHECKING:
     from nnorm_export.runtimes._diagnosis import Diagnosis, RuntimeDiagnosis
@@ -43,7 +43,7 @@ def doctor(
         diagnosis = diagnose(path, runtime=runtime, trust_pickle=trust_pickle)
     output.show(diagnosis.to_json(), lambda: _print(diagnosis, path, verbose=output.verbose))
     if (missing := diagnosis.missing) is not None:
-        typer.echo(f"error: {missing.runtime}: {missing.problem}", err=True)
+        echo(f"{missing.runtime}: {missing.problem}", err=True, label="error")
         raise typer.Exit(missing.exit_code)
 
 
@@ -70,7 +70,7 @@ def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
 
 def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
     if found.problem:
-        return f"cannot run: {found.problem}"
+        return f"cannot run: {one_line(found.problem)}"
     if path is None:
         return "ready"
     if found.implementations:

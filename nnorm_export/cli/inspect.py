@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnorm_export.cli.options import NoRun, TrustPickle
-from nnorm_export.cli.output import Output, counted, print_facts, print_table, size_text
+from nnorm_export.cli.output import Output, counted, one_line, print_facts, print_table, size_text
 
 if TYPE_CHECKING:
     from nnorm_export.files.inspection import LayerDescription, ModelDescription
@@ -79,7 +79,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("weights", f"sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
         *(("problem", problem) for problem in description.problems),
         ("runtime", description.runtime or ""),
-        ("not run", description.runtime_problem or ""),
+        ("not run", one_line(description.runtime_problem or "")),
     ]
 
 

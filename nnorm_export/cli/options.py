@@ -243,6 +243,9 @@ class VerifyOptions:
             "Instead of a file, a model on a server (KServe v2): http://HOST:8000/MODEL or grpc://HOST:8001/MODEL.",
         ),
     ] = None
+    timeout: Annotated[
+        float | None, _general("--timeout SECONDS", "With --url, how long a call may take in all; by default 60.")
+    ] = None
     runtime: Runtime = None
     criterion: Annotated[
         str | None,

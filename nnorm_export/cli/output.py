@@ -7,11 +7,12 @@ import json
 import math
 import sys
 import traceback
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,27 +26,92 @@ from nnorm_export.errors import NnormExportError, ParityError
 if TYPE_CHECKING:
     from nnorm_export.parity.judgement import ParityReport
 
+UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an exception that this package does not know
 INTERRUPTED = 130  # the exit code of shells; click's own, 1, would mean a mismatch here
+BROKEN_PIPE = 141  # as of a program that SIGPIPE ends: nobody reads the output any more
+_REPORT = """
+This is a fault of nnorm-export or of a library that it calls, and says nothing about the file. Please report it
+with the output of the same command with --verbose, and that of nnorm-export doctor --json (see SECURITY.md for
+how to report in private)."""
+_UsageError: Any = typer.BadParameter.__bases__[0]  # click's; newer versions of typer carry their own click
 
 
 class Command(TyperCommand):
-    """A command that prints a NnormExportError as one message on stderr and exits with the error's code."""
+    """A command that prints every error as one message on stderr, and exits with the code that the error stands for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        as_json = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if as_json:
+                print_json({"error": error.format_message(), "exit_code": error.exit_code})
+            raise
 
     def invoke(self, ctx: Any) -> Any:
+        as_json, verbose = ctx.params.get("json_output"), ctx.params.get("verbose")
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            if as_json:
+                print_json({"error": error.format_message(), "exit_code": error.exit_code})
+            raise
         except NnormExportError as error:
-            if ctx.params.get("verbose"):
-                traceback.print_exception(error)
-            if ctx.params.get("json_output"):
-                print_json({"error": str(error), "exit_code": error.exit_code})
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(error.exit_code) from None
+            _fail(error, str(error), error.exit_code, as_json, verbose)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except (OSError, MemoryError) as error:  # of the user's model, say; 1 would mean that the file differs
-            traceback.print_exception(error)
-            raise typer.Exit(NnormExportError.exit_code) from None
+        except BrokenPipeError:
+            raise typer.Exit(BROKEN_PIPE) from None
+        except SystemExit as error:  # of the user's code: its 0 must not pass for a verdict of this command
+            message = f"the model's code, or a library, ended the program: sys.exit({error.code!r})"
+            _fail(error, message, NnormExportError.exit_code, as_json, verbose)
+        except (OSError, MemoryError) as error:  # of the user's model or of the disk
+            message = f"{type(error).__name__}: {error}" if str(error) else "not enough memory"
+            _fail(error, message, NnormExportError.exit_code, as_json, verbose)
+        except typer.Exit:
+            raise
+        except Exception as error:  # the last resort: exit code 1 would mean that the file differs
+            _fail(error, f"unexpected {type(error).__name__}: {error}{_REPORT}", UNEXPECTED, as_json, verbose)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Where rich itself ends the process with code 1, which would mean a mismatch."""
+        raise BrokenPipeError
+
+
+def _fail(error: BaseException, message: str, code: int, as_json: bool | None, verbose: bool | None) -> NoReturn:
+    if verbose:
+        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    if as_json:
+        print_json({"error": message, "exit_code": code})
+    echo(message, err=True, label="error")
+    raise typer.Exit(code) from None
+
+
+def shown(text: str) -> str:
+    """``text`` with control characters, line ends and marks of direction as escapes: a terminal would obey them."""
+    return "".join(
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in _OBEYED else character
+        for character in text
+    )
+
+
+# Control characters, marks of direction, unpaired surrogates (of names that are not UTF-8), line ends.
+_OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def echo(text: str = "", *, err: bool = False, label: str = "") -> None:
+    """Prints lines of text, each as :func:`shown` returns it.
+
+    With a ``label`` the first line follows it and the others are indented, so that no line of a message passes for
+    another message.
+    """
+    lines = [shown(line) for line in text.split("\n")]
+    if label:
+        rest = [line if line.startswith(" ") else f"  {line}" for line in lines[1:]]
+        lines = [f"{label}: {lines[0]}", *rest]
+    typer.echo("\n".join(lines), err=err)
 
 
 @dataclass
@@ -55,7 +121,7 @@ class Output(OutputOptions):
     @contextlib.contextmanager
     def working(self, what: str) -> Iterator[None]:
         """Shows a spinner if stderr is a terminal, and sends what the user's code prints to stderr."""
-        console = Console(stderr=True)
+        console = _Console(stderr=True)
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):  # torch's own code causes them, not the user's model
                 warnings.simplefilter("ignore", category)
@@ -68,7 +134,7 @@ class Output(OutputOptions):
     def notices(self, notices: Iterable[str]) -> None:
         if not self.quiet:
             for notice in notices:
-                typer.echo(f"note: {notice}", err=True)
+                echo(notice, err=True, label="note")
 
     def show(self, as_json: dict[str, Any], print_text: Callable[[], None]) -> None:
         """Prints the result of a command: as JSON, as text, or not at all."""
@@ -80,7 +146,7 @@ class Output(OutputOptions):
     def fail(self, message: str) -> None:
         """Raises the ParityError of a command that has shown its result."""
         if self.json_output:
-            typer.echo(f"error: {message}", err=True)  # stdout already has its one object
+            echo(message, err=True, label="error")  # stdout already has its one object
             raise typer.Exit(ParityError.exit_code)
         raise ParityError(message)
 
@@ -106,6 +172,11 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     _print(table, (fact for fact in facts if fact[1]))
 
 
+def one_line(message: str) -> str:
+    """An error's message, which may have several lines, as a fact."""
+    return " ".join(message.split())
+
+
 def print_table(
     columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = False, apart: bool = False
 ) -> None:
@@ -121,8 +192,8 @@ def print_table(
 
 def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
     for row in rows:
-        table.add_row(*map(Text, row))  # as Text, so that brackets in values are not markup
-    Console(highlight=False, soft_wrap=False).print(table)
+        table.add_row(*(Text(shown(cell)) for cell in row))  # as Text: brackets in values are not markup
+    _Console(highlight=False, soft_wrap=False).print(table)
 
 
 def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None:

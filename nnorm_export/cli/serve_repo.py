@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nnorm_export.cli.options import ServerOptions
-from nnorm_export.cli.output import Output
+from nnorm_export.cli.output import Output, shown
 
 
 def serve_repo(
@@ -38,7 +38,7 @@ def serve_repo(
     output.notices(written.notes)
 
     def print_text() -> None:
-        typer.echo(f"wrote {written.folder / str(written.version)}")
+        typer.echo(f"wrote {shown(str(written.folder / str(written.version)))}")
         if output.verbose:
             typer.echo(written.config, nl=False)
 

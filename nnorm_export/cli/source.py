@@ -89,10 +89,13 @@ def load_source(options: ModelOptions) -> Source:
     return Source(module, notices=notices)
 
 
-def inputs_for(source: Source, specs: list[str] | None, path: str, runtime: str | None) -> tuple[Any, list[str]]:
+def inputs_for(
+    source: Source, specs: list[str] | None, path: str, runtime: str | None, *, timeout: float | None = None
+) -> tuple[Any, list[str]]:
     """Returns inputs for comparing the model with the file ``path``, by position or by name, and notices."""
     # Only TensorRT knows the inputs of an engine, and only the server those of its model.
-    described: Any = load(path, runtime) if is_engine(path) or is_url(path) else describe(path)
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    described: Any = load(path, runtime, **options) if is_engine(path) or is_url(path) else describe(path)
     infos = described.inputs
     if specs:
         inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])

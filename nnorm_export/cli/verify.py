@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
-from nnorm_export.cli.output import Output, print_facts, print_parity, print_table
+from nnorm_export.cli.output import Output, print_facts, print_parity, print_table, shown
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import layer_name
 
@@ -74,7 +74,7 @@ def verify(
     _check_outputs(options)
     with output.working("Loading the model"):
         source = load_source(model)
-        inputs, notices = inputs_for(source, model.input_specs, path, options.runtime)
+        inputs, notices = inputs_for(source, model.input_specs, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
     output.notices(notices)
     judged: dict[str, Any] = {"criterion": options.criterion, "rtol": options.rtol, "atol": options.atol}
@@ -82,7 +82,14 @@ def verify(
     probed = risks = None
     with output.working(f"Comparing {path} with PyTorch"):
         report = comparison.verify(
-            path, source.module, inputs, certificate=options.record, trust_pickle=model.trust_pickle, **judged, **shared
+            path,
+            source.module,
+            inputs,
+            certificate=options.record,
+            trust_pickle=model.trust_pickle,
+            timeout=options.timeout,
+            **judged,
+            **shared,
         )
         if options.probes:
             probed = probe(path, runtime=options.runtime)
@@ -104,8 +111,8 @@ def verify(
             _print_probes(probed)
         if risks is not None:
             _print_risks(risks, source.module)
-        for name in filter(None, (report and options.record, options.page)):
-            typer.echo(f"wrote {name}")
+        for name in filter(None, (options.record if report else None, options.page)):
+            typer.echo(f"wrote {shown(name)}")
 
     output.show(as_json, print_text)
     if not report:
@@ -140,6 +147,8 @@ def _path(file: str | None, options: VerifyOptions) -> str:
         raise NnormExportError("give either a file or, with --url, a server")
     if options.url is not None and (options.record or options.replay) is not None:
         raise NnormExportError("a certificate names a file, which a server does not show; leave out --url")
+    if options.timeout is not None and options.url is None:
+        raise NnormExportError("--timeout goes with --url; leave it out")
     return str(file or options.url)
 
 

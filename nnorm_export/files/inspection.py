@@ -178,7 +178,7 @@ def _entries(file: ModelFile) -> list[dict[str, Any]]:
 
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:
-    lambda_range = (entry["lambda_min"], entry["lambda_max"]) if "lambda_min" in entry else None
+    lambda_range = (entry["lambda_min"], entry["lambda_max"]) if entry.get("lambda_min") is not None else None
     return LayerDescription(
         node=entry["node"],
         op_type=entry["op_type"],

@@ -12,6 +12,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export import library
 from nnorm_export._version import __version__
+from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, METADATA_KEY, OPTIMIZED, Machine
 from nnorm_export.names import METADATA_PREFIX
@@ -39,7 +40,13 @@ def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
         options.add_session_config_entry(f"{prefix}_file_name", _WEIGHTS)
         options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(_INLINE_BYTES))
         OnnxRuntimeRunner(file.path, providers=(CPU,), session_options=options)
-        model = ir.load(options.optimized_model_filepath)
+        try:
+            model = ir.load(options.optimized_model_filepath)
+        except ir.serde.SerdeError as error:
+            raise ModelFileError(
+                f"{file.path}: ONNX Runtime loads it, but its graph is not valid ({error.__cause__ or error}); export "
+                "the model again"
+            ) from error
         ir.external_data.load_to_model(model)
     for domain in model.opset_imports.keys() - {"", *(node.domain for node in RecursiveGraphIterator(model.graph))}:
         del model.opset_imports[domain]  # ONNX Runtime lists all of its domains, an older version has fewer

@@ -48,6 +48,7 @@ def verify(
     certificate: str | Path | None = None,
     passthrough: Passthrough = (),
     trust_pickle: bool = False,
+    timeout: float | None = None,
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``.
 
@@ -64,6 +65,7 @@ def verify(
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
         trust_pickle: as for :func:`nnorm_export.load`.
+        timeout: the seconds that a call of a server may take, if ``path`` is a URL.
 
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
@@ -73,7 +75,8 @@ def verify(
     chosen = Criterion.of(criterion, rtol, atol)
     if certificate is not None:
         certificates.check_folder(Path(certificate))
-    runner = load(path, runtime, trust_pickle=trust_pickle)
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
     if (bodies := run_by_bodies(path, runner)) is not None:

@@ -55,7 +55,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
             and the runtime of the file's format for other files.
         trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
             pickled objects or text that is not data. Other files are not affected.
-        options: the runtime's own, see :class:`.onnxruntime.OnnxRuntimeRunner` and
+        options: the runtime's own, see :class:`.onnxruntime.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
             :class:`._tensorrt_runner.TensorRTRunner`.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError
+from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.files.tensors import TensorInfo
 
 
@@ -30,9 +30,17 @@ class Runner(ABC):
         """Runs the model on arrays in input order, or by name, or both; returns the outputs in order.
 
         Raises:
-            InputError: too many, too few or unknown inputs, or an input of the wrong dtype or shape.
+            InputError: too many, too few or unknown inputs, an input of the wrong dtype or shape, or inputs on which
+                the runtime fails.
         """
-        return self._run(self._feed(arrays, named_arrays))
+        feed = self._feed(arrays, named_arrays)
+        try:
+            return self._run(feed)
+        except NnormExportError:
+            raise
+        except Exception as error:  # the exceptions of the runtimes share no public base
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"the runtime {self.runtime} fails on these inputs: {reason}") from error
 
     @property
     @abstractmethod

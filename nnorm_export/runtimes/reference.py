@@ -33,8 +33,10 @@ class ReferenceRunner(Runner):
             )
         try:
             self._evaluator = ReferenceEvaluator(str(path))
-        except (onnx.checker.ValidationError, OSError) as error:  # missing external data
-            raise ModelFileError(f"{path}: the reference evaluator cannot load it: {error}") from error
+        except Exception as error:  # missing weights, unknown operators and attributes: errors of many types
+            raise ModelFileError(
+                f"{path}: the reference evaluator cannot load it: {str(error) or type(error).__name__}"
+            ) from error
         self.inputs, self.outputs = inputs_of(self._file.proto), outputs_of(self._file.proto)
 
     @cached_property

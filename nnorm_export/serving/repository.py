@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from google.protobuf import text_encoding
 
 from nnorm_export import library
 from nnorm_export.dtypes import DTYPES
@@ -184,7 +185,9 @@ def _tensor(info: TensorInfo, *, batched: bool) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text)
+    """``text`` in protobuf's text format: bytes of UTF-8 that are not printable ASCII are octal escapes."""
+    escaped: str = text_encoding.CEscape(text.encode("utf-8", "surrogateescape"), as_utf8=False)
+    return f'"{escaped}"'
 
 
 def _refuse_other_tensors(folder: Path, config: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.forms import inline_bodies, strip_bodies
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
@@ -42,5 +43,10 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
 
 
 def _with_weights(path: Path) -> ir.Model:
-    model: ir.Model = ir.from_proto(read_with_weights(path))
+    try:
+        model: ir.Model = ir.from_proto(read_with_weights(path))
+    except ir.serde.SerdeError as error:
+        raise ModelFileError(
+            f"{path}: its graph is not valid ({error.__cause__ or error}); export the model again"
+        ) from error
     return model

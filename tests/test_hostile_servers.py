@@ -1,0 +1,184 @@
+"""Servers that answer slowly, wrongly, or not at all: each call ends in time, with an error of this package."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from nnorm_export import ModelFileError, NnormExportError, RuntimeMissingError, load
+
+pytest.importorskip("tritonclient.http")
+
+METADATA: dict[str, Any] = {
+    "name": "net",
+    "platform": "",
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+}
+ANSWER: dict[str, Any] = {
+    "outputs": [
+        {"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+    ]
+}
+NUMBERS = struct.pack("<2f", 1.0, 2.0)
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers each path with what the test has set: a status, a body, and the seconds between its bytes."""
+
+    answers: ClassVar[dict[str, tuple[int, bytes, float]]] = {}
+    header_length: ClassVar[int | None] = None
+
+    def do_GET(self) -> None:
+        self._respond()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._respond()
+
+    def _respond(self) -> None:
+        status, body, pause = self.answers[self.path]
+        if status == 0:
+            self.close_connection = True
+            return
+        if pause:
+            self._drip(b"HTTP/1.0 %d OK\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body, pause)
+            return
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if self.path.endswith("/infer") and self.header_length is not None:
+            self.send_header("Inference-Header-Content-Length", str(self.header_length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _drip(self, answer: bytes, pause: float) -> None:
+        try:
+            for index in range(len(answer)):
+                self.wfile.write(answer[index : index + 1])
+                time.sleep(pause)
+        except OSError:
+            return  # the client has given up
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the name of http.server
+        return
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    head = json.dumps(ANSWER).encode()
+    Server.header_length = len(head)
+    Server.answers = {
+        "/v2/health/live": (200, b"", 0),
+        "/v2/models/net/ready": (200, b"", 0),
+        "/v2/models/net": (200, json.dumps(METADATA).encode(), 0),
+        "/v2/models/net/config": (400, b'{"error": "no such call"}', 0),
+        "/v2/models/net/infer": (200, head + NUMBERS, 0),
+    }
+    yield f"http://127.0.0.1:{server.server_address[1]}/net"
+    server.shutdown()
+    server.server_close()
+
+
+X = np.ones((1, 2), np.float32)
+
+
+def test_an_honest_server(url: str) -> None:
+    np.testing.assert_array_equal(load(url)(X)[0], [[1.0, 2.0]])
+
+
+@pytest.mark.parametrize("path", ["", "/config", "/ready"])
+def test_descriptions_that_drip(path: str, url: str) -> None:
+    status, body, _ = Server.answers[f"/v2/models/net{path}"]
+    Server.answers[f"/v2/models/net{path}"] = (status, (body or b"{}") * 100, 0.1)
+    started = time.monotonic()
+    with pytest.raises(ModelFileError, match=r"no whole answer in 0\.5 seconds"):
+        load(url, timeout=0.5)
+    assert time.monotonic() - started < 5
+
+
+def test_answers_that_drip(url: str) -> None:
+    runner = load(url, timeout=0.5)
+    Server.answers["/v2/models/net/infer"] = (200, b" " * 1000, 0.1)
+    started = time.monotonic()
+    with pytest.raises(NnormExportError, match=r"no whole answer in 0\.5 seconds"):
+        runner(X)
+    assert time.monotonic() - started < 5
+
+
+def test_a_server_that_does_not_answer(url: str) -> None:
+    Server.answers["/v2/health/live"] = (200, b" " * 1000, 0.1)
+    with pytest.raises(RuntimeMissingError, match=r"no server answers \(no whole answer in 0\.3 seconds\)"):
+        load(url, timeout=0.3)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_timeouts(timeout: float, url: str) -> None:
+    with pytest.raises(NnormExportError, match="give the seconds"):
+        load(url, timeout=timeout)
+
+
+@pytest.mark.parametrize("status", [0, 500, 200])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'{"inputs": 5}', b'{"inputs": [{}]}', b"\xff\xfe", b"[" * 100_000]
+)
+def test_descriptions_of_no_model(body: bytes, status: int, url: str) -> None:
+    Server.answers["/v2/models/net"] = (status, body, 0)
+    with pytest.raises(ModelFileError):
+        load(url)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"datatype": "FP31"}, {"shape": "ab"}, {"shape": None}, {"name": 5}, {"shape": [10**400]}, {"datatype": ["FP32"]}],
+)
+def test_descriptions_of_odd_tensors(change: dict[str, Any], url: str) -> None:
+    metadata = METADATA | {"inputs": [METADATA["inputs"][0] | change]}
+    Server.answers["/v2/models/net"] = (200, json.dumps(metadata).encode(), 0)
+    try:
+        runner = load(url)
+    except ModelFileError:
+        return
+    with pytest.raises(NnormExportError):
+        runner(X)
+
+
+@pytest.mark.parametrize(
+    ("change", "numbers"),
+    [
+        ({"datatype": "INT32"}, NUMBERS),  # a lie on the dtype, with as many bytes
+        ({"datatype": "FP64"}, NUMBERS),
+        ({"shape": [2]}, NUMBERS),
+        ({"shape": [2, 1]}, NUMBERS),
+        ({"shape": [3, 2]}, NUMBERS),
+        ({"shape": ["a"]}, NUMBERS),
+        ({"name": "z"}, NUMBERS),
+        ({"parameters": {}}, b""),
+        ({}, b""),
+    ],
+)
+def test_answers_that_lie(change: dict[str, Any], numbers: bytes, url: str) -> None:
+    head = json.dumps({"outputs": [ANSWER["outputs"][0] | change]}).encode()
+    Server.header_length = len(head)
+    Server.answers["/v2/models/net/infer"] = (200, head + numbers, 0)
+    with pytest.raises(NnormExportError):
+        load(url)(X)
+
+
+@pytest.mark.parametrize("status", [0, 500, 404])
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"error": 5}', b'{"error": "full"}'])
+def test_answers_of_errors(status: int, body: bytes, url: str) -> None:
+    runner = load(url)
+    Server.answers["/v2/models/net/infer"] = (status, body, 0)
+    with pytest.raises(NnormExportError):
+        runner(X)
