@@ -27,7 +27,7 @@ ENTRIES = 100_000  # of an archive
 
 _KINDS = (
     (stat.S_ISDIR, "a folder, not a file"),
-    (stat.S_ISFIFO, "a pipe, not a regular file; write its content to a file first"),
+    (stat.S_ISFIFO, "a pipe, not a regular file"),
     (stat.S_ISSOCK, "a socket, not a regular file"),
     (stat.S_ISCHR, "a device, not a regular file"),
     (stat.S_ISBLK, "a device, not a regular file"),
@@ -44,7 +44,7 @@ def size_of(path: str | Path, error: type[NnormExportError], remedy: str = "") -
         raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or reason}){remedy}") from None
     for is_kind, kind in _KINDS:
         if is_kind(found.st_mode):
-            raise error(f"{path}: {kind}{remedy}")
+            raise error(f"{path}: cannot be read ({kind}){remedy}")
     return found.st_size
 
 
