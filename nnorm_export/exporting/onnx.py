@@ -20,10 +20,12 @@ from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.exporting.translate import translate
 from nnorm_export.files.forms import apply_form, check_form, strip_bodies
 from nnorm_export.files.staging import save, staged, writing
+from nnorm_export.models.ambient import neutral
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
 
 
+@neutral()
 def export(
     model: Model,
     args: Sequence[Any] | Tensor,

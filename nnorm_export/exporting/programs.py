@@ -20,6 +20,7 @@ from nnorm_export.exporting.trace import Traced, drop_source_lines, exporting_st
 from nnorm_export.files.note import Note
 from nnorm_export.files.pytorch_archive import AOTI, PT2
 from nnorm_export.files.staging import opened_for_torch, staged, writing
+from nnorm_export.models.ambient import neutral
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 from nnorm_export.operators import NORMALIZATIONS
 
@@ -28,6 +29,7 @@ from nnorm_export.operators import NORMALIZATIONS
 _INDUCTOR_CONFIGS = {"cpp.dynamic_threads": True, "freezing": True, "aot_inductor.check_lowerbound": False}
 
 
+@neutral()
 def export_program(
     model: Model,
     args: Sequence[Any] | Tensor,
@@ -76,6 +78,7 @@ def export_program(
     return ExportReport.of_note(path, note, parity)
 
 
+@neutral()
 def export_aoti(
     model: Model,
     args: Sequence[Any] | Tensor,

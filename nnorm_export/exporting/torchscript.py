@@ -22,6 +22,7 @@ from nnorm_export.files.note import Entry
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
 from nnorm_export.files.staging import opened_for_torch, staged, writing
 from nnorm_export.models import arguments
+from nnorm_export.models.ambient import neutral
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
 from nnorm_export.process import without_warnings
@@ -29,6 +30,7 @@ from nnorm_export.process import without_warnings
 _UNSUPPORTED_PYTHON = (3, 14)
 
 
+@neutral()
 def export_torchscript(
     model: nn.Module,
     args: Sequence[Any] | Tensor,

@@ -15,10 +15,12 @@ from nnorm_export.freezing.trial import require_same_results
 from nnorm_export.freezing.understood import require_understood
 from nnorm_export.freezing.unregistered import refuse_unregistered
 from nnorm_export.layers.frozen_module import FrozenModule
+from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers
 from nnorm_export.operators import FrozenOperator
 
 
+@neutral()
 def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = ()) -> nn.Module:
     """Return a copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
 

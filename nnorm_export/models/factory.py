@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from nnorm_export.errors import NnormExportError
+from nnorm_export.models.ambient import without_exit
 
 
 def parse_arguments(pairs: Sequence[str], what: str = "--model-arg", *, dotted: bool = False) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def parse_arguments(pairs: Sequence[str], what: str = "--model-arg", *, dotted: 
     return arguments
 
 
+@without_exit()
 def build_model(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """Returns the model that ``package.module:factory`` names: a function or class to call, or a finished nn.Module.
 

@@ -21,6 +21,7 @@ from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.names import layer_name
 from nnorm_export.parity.dependence import change_of_input
@@ -114,6 +115,7 @@ class Bisection:
         return {"passed": bool(self), "verdict": self.verdict, **asdict(self)}
 
 
+@neutral()
 def bisect(
     path: str | Path,
     model: nn.Module,

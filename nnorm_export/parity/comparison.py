@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.onnx_file import read
+from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.parity import certificates
 from nnorm_export.parity.by_bodies import run_by_bodies
@@ -36,6 +37,7 @@ from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 
 
+@neutral()
 def verify(
     path: str | Path,
     model: nn.Module,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nnorm_export.freezing.samples import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
+from nnorm_export.models.ambient import neutral
 from nnorm_export.parity.judgement import Array
 from nnorm_export.parity.pytorch_model import Passthrough, observe
 
@@ -52,6 +53,7 @@ class HalfRisk:
         return asdict(self)
 
 
+@neutral()
 def float16_risks(
     model: nn.Module,
     inputs: Sequence[Any] | Mapping[str, Any] | Tensor,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import check_target, staged, writing
+from nnorm_export.models.ambient import neutral
 from nnorm_export.names import layer_name
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
@@ -30,6 +31,7 @@ _TEMPLATE = "report.html.j2"
 _T = TypeVar("_T")
 
 
+@neutral()
 def write_report(
     page: str | Path,
     path: str | Path,
