@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
+
+from nnorm_export.errors import NnormExportError
 
 DOMAIN = "nnorm"
 DOMAIN_VERSION = 1
@@ -25,6 +28,15 @@ NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 # The entry of a PyTorch file (TorchScript, exported program, AOTInductor package) that describes it.
 NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"
+
+
+def listed(names: Any, option: str, error: type[NnormExportError] = NnormExportError) -> list[Any]:
+    """``names`` as a list; a single name, which Python would take for the list of its letters, is refused."""
+    if isinstance(names, (str, type)):
+        what = "one string" if isinstance(names, str) else "one class"
+        name = names if isinstance(names, str) else names.__name__
+        raise error(f"{option} is {what}; give a list of names: {[name]}")
+    return list(names)
 
 
 def layer_name(path: str) -> str:

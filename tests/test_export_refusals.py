@@ -51,8 +51,8 @@ class Branching(nn.Module):
         ({"model": Branching()}, ExportError, r"torch\.export cannot trace Branching.*x\.sum\(\) > 0"),
         (
             {"model": nn.Sequential(layers.BatchNormalNorm2d(4))},
-            ExportError,
-            r"layer 0 \(.*\[N, 4, \*spatial\], got \[",
+            InputError,
+            r"Sequential does not run on these inputs: ValueError: layer 0 \(.*\[N, 4, \*spatial\], got \[",
         ),
         ({"dtype": "bf16", "opset_version": 20}, ExportError, "choose a newer opset, 22 for bf16"),
     ],
@@ -122,7 +122,7 @@ def test_how_to_find_the_layer_that_differs(tmp_path: Path) -> None:
 
 def test_an_error_of_forward_is_not_one_of_writing(tmp_path: Path) -> None:
     class Reading(nn.Module):
-        """Reads a file in its forward, which is gone when the written model is compared."""
+        """Reads a file in its forward, which is gone once the model has been traced."""
 
         def __init__(self, table: Path) -> None:
             super().__init__()
@@ -130,7 +130,8 @@ def test_an_error_of_forward_is_not_one_of_writing(tmp_path: Path) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = x + int(self.table.read_text())
-            self.table.unlink()
+            if torch.compiler.is_compiling():
+                self.table.unlink()
             return y
 
     table = tmp_path / "table.txt"

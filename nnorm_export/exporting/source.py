@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, FreezeError
+from nnorm_export.exporting.rehearsal import rehearse
 from nnorm_export.files.staging import check_target
 from nnorm_export.freezing import freeze
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy
+from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
 
 Model = nn.Module | torch.export.ExportedProgram
@@ -40,7 +42,8 @@ class Request:
     passthrough: Passthrough
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "passthrough", tuple(self.passthrough))  # read several times, and may be an iterator
+        # A tuple, because it is read several times and may be an iterator.
+        object.__setattr__(self, "passthrough", tuple(listed(self.passthrough, "passthrough", FreezeError)))
 
     @property
     def path(self) -> Path:
@@ -98,7 +101,7 @@ def freeze_source(request: Request) -> Frozen:
         FreezeError: a layer cannot be frozen.
         ExportError: a path that cannot be written, an unknown dtype, or an exported program of a model that was not
             frozen.
-        InputError: the example does not fit ``forward``.
+        InputError: the example does not fit ``forward``, or the model does not run on it.
     """
     check_target(request.path)  # before the work, which may take minutes
     model = request.model
@@ -113,6 +116,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     exact = deepcopy(model).to(torch.float64) if dtype == torch.float64 else model
     module = freeze(exact, passthrough=request.passthrough)
     example = arguments.bind(module, request.args, request.kwargs)
+    rehearse(module, example if dtype is None else arguments.cast(example, _float_dtype(module)), request.passthrough)
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
     records = {
@@ -130,6 +134,11 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         records=records,
         weights_sha256=weights_sha256(module),
     )
+
+
+def _float_dtype(module: nn.Module) -> torch.dtype | None:
+    tensors = (*module.parameters(), *module.buffers())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
 
 
 def _of_program(request: Request, program: torch.export.ExportedProgram) -> Frozen:
@@ -172,11 +181,10 @@ def _output_names(keys: Sequence[str], inputs: Sequence[str]) -> list[str]:
 def _complete(given: Sequence[str] | None, default: Sequence[str], option: str) -> list[str]:
     if given is None:
         return list(default)
-    if isinstance(given, str):
-        raise ExportError(f"{option} is one string; give a list of names: {[given]}")
+    given = listed(given, option, ExportError)
     if len(given) != len(default):
         raise ExportError(
             f"{option} has {len(given)} names, the model has {len(default)}: {', '.join(default)}; "
             "give one name for each of them, in this order"
         )
-    return list(given)
+    return given

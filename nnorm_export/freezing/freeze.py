@@ -16,7 +16,8 @@ from nnorm_export.freezing.understood import require_understood
 from nnorm_export.freezing.unregistered import refuse_unregistered
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers
+from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers, refuse_meta
+from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
 
 
@@ -44,7 +45,9 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
         raise FreezeError(
             f"freeze() takes a torch.nn.Module, got {type(model).__name__}; build the model and load the state into it"
         )
+    passthrough = listed(passthrough, "passthrough", FreezeError)
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
+    refuse_meta(model)
     frozen = _freeze(model, names, prefix="")
     _fold_parametrizations(frozen)
     keep_norms_from_fusion(frozen, FrozenOperator)

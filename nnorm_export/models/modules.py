@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from nnorm_export.errors import FreezeError
 from nnorm_export.process import LOCK
 
 _blocks: list[bool] = []  # the blocks of without_fused_attention; the first entry is the setting before them
@@ -104,8 +105,23 @@ def _has_submodule(module: nn.Module, path: str) -> bool:
     return True
 
 
+def refuse_meta(model: nn.Module) -> None:
+    """Raises a FreezeError that names a parameter or buffer which has no values."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise FreezeError(
+                f"{name} of {type(model).__name__} is on the meta device, which keeps no values; load a checkpoint "
+                "with model.load_state_dict(state, assign=True), or build the model on the CPU"
+            )
+
+
 def eval_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of ``model`` in eval mode."""
+    """A deep copy of ``model`` in eval mode.
+
+    Raises:
+        FreezeError: the model is on the meta device.
+    """
+    refuse_meta(model)
     duplicate = deepcopy(model)
     try:
         return duplicate.eval()

@@ -23,7 +23,8 @@ from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, wi
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
-from nnorm_export.names import layer_name
+from nnorm_export.models.modules import named_layers
+from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.isolation import opened, with_epilogue
 from nnorm_export.parity.judgement import Array, OutputParity, dependence, judge, judge_outputs, require_dependence
@@ -142,8 +143,8 @@ def bisect(
         raise ModelFileError(
             f"{path}: it is optimised, its layers are merged; bisect the portable file that it was made from"
         )
-    others = list(layers)
-    modules = dict(model.named_modules(remove_duplicate=False))
+    others = listed(layers, "layers", InputError)
+    modules = dict(named_layers(model))
     if unknown := [name for name in others if name not in modules]:
         raise InputError(f"the model has no layer {unknown[0]!r}; take a path that model.named_modules() lists")
     proto = onnx_file.read_with_weights(path)

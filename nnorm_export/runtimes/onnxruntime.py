@@ -22,7 +22,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
 from nnorm_export.runtimes._known_faults import avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
 from nnorm_export.runtimes._runner import Runner
@@ -106,7 +106,7 @@ class OnnxRuntimeRunner(Runner):
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path)
         refuse_invalid(self._file)
-        self._providers = list(self.default_providers if providers is None else providers)
+        self._providers = listed(self.default_providers if providers is None else providers, "providers")
         for name in self._provider_names():
             _require_provider(self._ort, name)
         self._target = machine_of(self._file)

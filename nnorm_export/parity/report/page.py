@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import jinja2
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError, InputError, ModelFileError
+from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.models.ambient import neutral
-from nnorm_export.names import layer_name
+from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
 from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
@@ -59,7 +59,7 @@ def write_report(
         ExportError: ``page`` has another suffix, or cannot be written.
     """
     check_page(page)
-    passthrough = tuple(passthrough)
+    passthrough = listed(passthrough, "passthrough", FreezeError)
     layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough))
     values, no_lambdas = _or_reason(lambda: lambdas(model, inputs, passthrough=passthrough))
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))

@@ -1,0 +1,74 @@
+"""The frozen model, run once before it is traced.
+
+An input that does not fit is then told in the words of the model's own code, and not in those of a tracer. And a layer
+that freeze() cannot see, because an attribute of another kind of object or a global leads to it, is seen when it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+
+from nnorm_export.errors import FreezeError, InputError, NnormExportError
+from nnorm_export.freezing.table import row_for
+from nnorm_export.layers.frozen_module import FrozenModule
+from nnorm_export.models import arguments
+from nnorm_export.models.modules import deepcopy, without_fused_attention
+
+Passthrough = tuple[str | type[nn.Module], ...]
+
+
+def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> None:
+    """Runs a copy of the frozen ``module`` on ``example``; the copy shares its parameters.
+
+    Raises:
+        InputError: the model does not run on the example.
+        FreezeError: a layer that is no submodule runs with its training code.
+    """
+    duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+    args, kwargs = arguments.unbind(duplicate, copies)
+    names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
+    try:
+        with torch.no_grad(), without_fused_attention(), _training_code_refused(duplicate, names):
+            duplicate(*args, **kwargs)
+    except (NnormExportError, OSError):  # an OSError says itself which file is missing
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise InputError(
+            f"{type(module).__name__} does not run on these inputs: {type(error).__name__}: {error}; "
+            "give inputs that its forward takes"
+        ) from error
+
+
+@contextmanager
+def _training_code_refused(model: nn.Module, passthrough: set[str]) -> Iterator[None]:
+    """Raises a FreezeError where this thread calls a layer outside ``model`` that is not frozen or is in training."""
+    registered = {id(layer) for layer in model.modules()}
+    thread = threading.get_ident()
+
+    def check(layer: nn.Module, _: Any) -> None:
+        if threading.get_ident() != thread or id(layer) in registered or isinstance(layer, FrozenModule):
+            return
+        name = type(layer).__name__
+        is_known = row_for(layer) is not None and name not in passthrough
+        if is_known or (layer.training and isinstance(layer, (_DropoutNd, _NormBase))):
+            raise FreezeError(
+                f"{type(model).__name__} calls a {name} that is not one of its submodules, so that it is neither "
+                "frozen nor in eval mode; keep it as a submodule (in an nn.ModuleList, if there are several)"
+            )
+
+    handle = register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
