@@ -7,7 +7,7 @@ that freeze() cannot see, because an attribute of another kind of object or a gl
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy, without_fused_attention
 
-Passthrough = tuple[str | type[nn.Module], ...]
+Passthrough = Iterable[str | type[nn.Module]]
 
 
 def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> None:

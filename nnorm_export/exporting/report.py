@@ -9,6 +9,7 @@ from typing import Any
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, ParityError
 from nnorm_export.exporting.source import Frozen
 from nnorm_export.files.note import Note
+from nnorm_export.models import program_axes
 from nnorm_export.models.arguments import resize_batch
 from nnorm_export.models.dynamic_axes import at_other_lengths
 from nnorm_export.parity.comparison import compare_with_pytorch
@@ -80,8 +81,12 @@ def prove(
     lengths: list[dict[str, int]] = []
     if frozen.dynamic_batch:
         examples += [resize_batch(frozen.example, size) for size in (1, 3)]
-    elif frozen.program is None:
-        others = at_other_lengths(frozen.example, request.dynamic_shapes)
+    else:
+        others = (
+            at_other_lengths(frozen.example, request.dynamic_shapes)
+            if frozen.program is None
+            else program_axes.at_other_lengths(frozen.program, frozen.module, frozen.example)
+        )
         lengths = [at for at, _ in others]
         examples += [example for _, example in others]
     try:

@@ -1,0 +1,97 @@
+"""The dynamic axes of an exported program, and examples at other lengths of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnorm_export.models.arguments import tensors_in, unbind, with_tensors
+
+Lengths = dict[str, int]  # symbol of torch.export -> its value
+
+
+def at_other_lengths(
+    program: torch.export.ExportedProgram, module: torch.nn.Module, example: dict[str, Any]
+) -> list[tuple[Lengths, dict[str, Any]]]:
+    """(length of each symbol, ``example`` cut or repeated to it): at the least lengths, and at other ones.
+
+    Lengths that the program itself refuses are left out. A symbol that is no axis by itself (only ``2*s`` is one) keeps
+    its length.
+
+    Args:
+        program: its placeholders say which axes are dynamic.
+        module: the module of ``program``.
+        example: what the program was traced with, by the names of the module's parameters.
+    """
+    tensors = tensors_in(example)
+    shapes = _shapes(program)
+    if len(shapes) != len(tensors):
+        return []
+    own = {
+        length.node.expr: int(tensor.shape[axis])
+        for shape, tensor in zip(shapes, tensors, strict=True)
+        for axis, length in enumerate(shape)
+        if isinstance(length, torch.SymInt) and length.node.expr.is_symbol
+    }
+    least, others = {}, {}
+    for offset, (symbol, length) in enumerate(own.items()):
+        low, high = _range(program, symbol)
+        least[symbol] = low
+        longer = length + 1 + offset
+        others[symbol] = longer if longer <= high else max(low, length - 1)
+    found = []
+    for lengths in (least, others):
+        if lengths == own:
+            continue
+        resized = _resized(example, tensors, shapes, lengths)
+        if resized is not None and _runs(module, resized):
+            found.append(({str(symbol): length for symbol, length in lengths.items()}, resized))
+    return found
+
+
+def _shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
+    """The shape of each tensor that the program takes; a dynamic axis is a torch.SymInt."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = (values.get(str(name)) for name in program.graph_signature.user_inputs)
+    return [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
+
+
+def _range(program: torch.export.ExportedProgram, symbol: Any) -> tuple[int, float]:
+    bounds = program.range_constraints.get(symbol)
+    if bounds is None:
+        return 1, math.inf
+    low, high = (int(bound) if bound.is_Integer else None for bound in (bounds.lower, bounds.upper))
+    return max(1, low or 1), math.inf if high is None else high
+
+
+def _resized(
+    example: dict[str, Any], tensors: list[Tensor], shapes: list[tuple[Any, ...]], lengths: dict[Any, int]
+) -> dict[str, Any] | None:
+    """``example`` at ``lengths``; None if an axis that is computed from them is not a positive number there."""
+    resized = []
+    for original, shape in zip(tensors, shapes, strict=True):
+        tensor = original
+        for axis, length in enumerate(shape):
+            wanted = length.node.expr.subs(lengths) if isinstance(length, torch.SymInt) else tensor.shape[axis]
+            if not getattr(wanted, "is_number", True):  # of a symbol that keeps its length
+                continue
+            if tensor.shape[axis] == 0 or int(wanted) != wanted or wanted < 1:
+                return None
+            if int(wanted) != tensor.shape[axis]:
+                index = torch.arange(int(wanted), device=tensor.device) % tensor.shape[axis]
+                tensor = tensor.index_select(axis, index)
+        resized.append(tensor)
+    return with_tensors(example, resized)
+
+
+def _runs(module: torch.nn.Module, example: dict[str, Any]) -> bool:
+    args, kwargs = unbind(module, with_tensors(example, [tensor.clone() for tensor in tensors_in(example)]))
+    try:
+        with torch.no_grad():
+            module(*args, **kwargs)
+    except Exception:  # the guards and the operators of the program raise many kinds
+        return False
+    return True
