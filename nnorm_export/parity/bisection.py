@@ -95,9 +95,13 @@ class Bisection:
 
     @property
     def verdict(self) -> str:
-        """Says where the runtime first differs from PyTorch."""
+        """Says where the runtime first differs from PyTorch, and that the weights are others, if they are."""
         if self.other_weights:
-            return self.other_weights
+            return f"{self.other_weights}. That shows first here: {self._finding}"
+        return self._finding
+
+    @property
+    def _finding(self) -> str:
         if (culprit := self.culprit) is not None:
             what = f"layer {culprit.name} ({culprit.op_type})"
             return f"{what} computes something else, on PyTorch's own input: {culprit.own}"
