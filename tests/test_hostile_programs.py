@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nnorm_export import ModelFileError, export_program, load, verify
 from nnorm_export.models.exported_programs import load_program
 from nnorm_export.models.program_text import CodeFoundError, check_expression
+from nnorm_export.runtimes._description import describe_run
 
 Entries = dict[str, bytes]
 
@@ -200,6 +201,16 @@ def test_machine_code_in_a_program(honest: Path, tmp_path: Path) -> None:
     path = _rewritten(honest, tmp_path / "net.pt2", change, Payload(tmp_path))
     with pytest.raises(ModelFileError, match="machine code of AOTInductor"):
         load_program(path)
+
+
+def test_machine_code_is_described_and_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/data/aotinductor/model/code.so", b"\x7fELF")
+    monkeypatch.setattr("nnorm_export.runtimes._description.load", pytest.fail)
+    described = describe_run(path)
+    assert (described.format, described.runtime) == ("aoti", None)
+    assert "it is machine code" in (described.runtime_problem or "")
 
 
 def test_trusted_objects_load(honest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,7 +56,8 @@ def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
     typer.echo()
     print_facts((found.runtime, _runtime_text(found, path)) for found in diagnosis.runtimes)
     for fault in dict.fromkeys(fault for found in diagnosis.runtimes for fault in found.known_faults):
-        typer.echo(f"\nknown fault: {fault}")
+        typer.echo()
+        echo(str(fault), label="known fault")
     if verbose and path is not None:
         nodes = dict.fromkeys(node for found in diagnosis.runtimes for node in found.implementations)
         if nodes:

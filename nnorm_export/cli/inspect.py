@@ -25,9 +25,9 @@ def inspect(
     ONNX, TorchScript, exported programs (.pt2) and packages of AOTInductor.
     Files that other programs wrote are described too, with fewer facts.
     To see what runs the normalizations, the file is opened in its runtime, which
-    runs the code of TorchScript and of packages of AOTInductor: use --no-run for
-    files that you do not trust. Exported programs run no code without
-    --trust-pickle.
+    runs the code of TorchScript: use --no-run for files that you do not trust.
+    Packages of AOTInductor are machine code and are not opened. Exported
+    programs run no code without --trust-pickle.
 
     Examples:
 

@@ -7,18 +7,22 @@ from pathlib import Path
 
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.inspection import ModelDescription, describe
+from nnorm_export.files.pytorch_archive import AOTI
 from nnorm_export.runtimes import load
 
 
 def describe_run(path: str | Path, *, trust_pickle: bool = False) -> ModelDescription:
     """:func:`.describe`, and the file opened in its runtime, to see what runs each normalization.
 
+    A package of AOTInductor is not opened: that would run its machine code, and tell nothing more about it.
     If the runtime cannot open the file, or is not installed, the description says so.
 
     Raises:
         ModelFileError: the file is missing or is not a model.
     """
     description = describe(path)
+    if description.format == AOTI:
+        return replace(description, runtime_problem="it is machine code, which load and verify run, and this does not")
     try:
         runner = load(path, trust_pickle=trust_pickle)
         return description.ran_by(runner.runtime, runner.implementations)
