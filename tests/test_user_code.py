@@ -26,6 +26,7 @@ from nnorm_export import (
     load,
     verify,
 )
+from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model
 
 
@@ -69,6 +70,19 @@ def test_a_module_that_exits_is_an_error(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(NnormExportError, match=rf"sys\.exit\(0?\) in module {name} \({name}\.py, line \d\)"):
         build_model(f"{name}:build")
+
+
+class Exiting:
+    """Ends the program when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return leave, ()
+
+
+def test_a_trusted_pickle_that_exits_is_an_error(tmp_path: Path) -> None:
+    torch.save({"model": network().state_dict(), "hook": Exiting()}, tmp_path / "c.pth")
+    with pytest.raises(NnormExportError, match=r"sys\.exit\(0\) in module test_user_code"):
+        load_checkpoint(network(), tmp_path / "c.pth", trust_pickle=True)
 
 
 def test_a_forward_that_exits_is_an_error(plain: Path, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
+from nnorm_export.models.ambient import without_exit
 from nnorm_export.models.factory import add_current_directory
 from nnorm_export.models.state_dicts import find_state_dict, fit
 from nnorm_export.process import without_warnings
 from nnorm_export.reading import check_entries, size_of
 
 
+@without_exit()
 def load_checkpoint(
     model: nn.Module,
     path: str | Path,

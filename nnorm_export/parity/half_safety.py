@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nnorm_export.freezing.samples import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
+from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.judgement import Array
 from nnorm_export.parity.pytorch_model import Passthrough, observe
 
@@ -92,7 +93,9 @@ def float16_risks(
 def normalizations(model: nn.Module) -> dict[str, nn.Module]:
     """Path -> layer, for the layers that :func:`float16_risks` looks at; none for an exported program."""
     kinds = tuple(_OF_TORCH)
-    return {path: layer for path, layer in model.named_modules() if row_for(layer) or isinstance(layer, kinds)}
+    return {
+        path: layer for path, layer in unwrapped(model).named_modules() if row_for(layer) or isinstance(layer, kinds)
+    }
 
 
 def _sums(layer: nn.Module, x: Array) -> list[str]:

@@ -13,6 +13,7 @@ from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.table import row_for
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.models.arguments import to_numpy
+from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.half_safety import sample_sets
 from nnorm_export.parity.judgement import Array
 from nnorm_export.parity.pytorch_model import Passthrough, Tap, observe
@@ -32,7 +33,7 @@ def lambdas(
     Raises:
         InputError: the inputs do not fit the model.
     """
-    layers = {path: layer for path, layer in model.named_modules() if _is_normal(layer)}
+    layers = {path: layer for path, layer in unwrapped(model).named_modules() if _is_normal(layer)}
     taps = observe(model, inputs, layers, passthrough)
     found = {path: _of_layer(layer, path, taps[path]) for path, layer in layers.items()}
     return {path: values for path, values in found.items() if values.size}
