@@ -1,0 +1,409 @@
+"""A random network from one integer: a small tree of steps, which can be printed, stored, shrunk and built.
+
+A step has a kind and a seed. What it is in detail follows from its seed and from the tensor that reaches it, so that a
+network remains a network when any of its steps is taken out.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from fuzz.networks_layers import KINDS, NORMS, Function, Random
+from torch import Tensor, nn
+
+GREATEST = 7000  # elements of a tensor: networks stay small, so that sums stay short
+LARGEST = 1e3  # absolute value
+EXTENTS = (1, 2, 3, 4, 5, 5, 7, 7, 8, 9, 11)
+DTYPES = ("float32",) * 16 + ("float64", "float16")
+OPSETS = (None,) * 8 + (18, 19, 20, 21, 22, 23)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer, or a composition of layers.
+
+    Attributes:
+        kind: a name in ``KINDS``, or ``residual``, ``concat``, ``branches``, ``shared``, ``split`` or ``input``.
+        parts: the steps within a composition.
+    """
+
+    kind: str
+    seed: int
+    parts: tuple[tuple[Step, ...], ...] = ()
+
+    def __str__(self) -> str:
+        inside = " | ".join(" ".join(map(str, part)) for part in self.parts)
+        return f"{self.kind}:{self.seed}" + (f"({inside})" if self.parts else "")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A network, its inputs and how it is exported.
+
+    Attributes:
+        shape: the shape of the first input, with the batch.
+        other_batch: a second length of the batch that files with a dynamic batch are run with.
+        taps: indices of the steps whose results are outputs too.
+        outputs: the structure of the outputs: ``tensor``, ``tuple``, ``dict`` or ``nested``.
+        axes: what is dynamic: ``batch``, ``fixed`` or ``last``, the batch and the last axis.
+    """
+
+    seed: int
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...]
+    other_batch: int = 3
+    taps: tuple[int, ...] = ()
+    outputs: str = "tensor"
+    axes: str = "batch"
+    dtype: str = "float32"
+    opset: int | None = None
+    data: str = "normal"
+
+    def __str__(self) -> str:
+        steps = " ".join(map(str, self.steps))
+        rest = {k: v for k, v in vars(self).items() if k not in ("seed", "shape", "steps") and v != _DEFAULTS[k]}
+        return f"seed {self.seed}: {list(self.shape)} {steps} {rest or ''}".strip()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        fields = json.loads(text)
+        fields |= {name: tuple(fields[name]) for name in ("shape", "taps")}
+        return cls(**{**fields, "steps": _steps(fields["steps"])})
+
+
+_DEFAULTS = {name: field.default for name, field in Spec.__dataclass_fields__.items()}
+
+
+def _steps(entries: list[dict[str, Any]]) -> tuple[Step, ...]:
+    return tuple(Step(e["kind"], e["seed"], tuple(_steps(part) for part in e["parts"])) for e in entries)
+
+
+def random_spec(seed: int) -> Spec:
+    """The network of ``seed``."""
+    rng = random.Random(seed)
+    rank = rng.choice([2, 3, 3, 4, 4, 4, 4, 5])
+    batch, axes = rng.choice([1, 2, 3, 5]), rng.choice(["batch"] * 6 + ["fixed", "last"])
+    batch = max(batch, 2 if axes == "last" else 1)  # torch.export does not make an axis of extent 1 dynamic on request
+    extents = {2: [], 3: [rng.choice(EXTENTS)], 4: rng.choices(EXTENTS, k=2), 5: rng.choices(EXTENTS[:6], k=3)}[rank]
+    steps = _chain(rng, rng.choice([1, 2, 2, 3, 3, 3, 4, 4, 5]), depth=2)
+    if not any(step.kind in NORMS for step in _walk(steps)):
+        steps = (*steps, _leaf(rng, rng.choice(NORMS)))
+    return Spec(
+        seed,
+        (batch, rng.choice([1, 2, 3, 3, 4, 5, 6, 8, 16]), *extents),
+        steps,
+        other_batch=rng.choice([b for b in (1, 2, 3, 4) if b != batch]),
+        taps=tuple(sorted(rng.sample(range(len(steps)), k=min(len(steps) - 1, rng.choice([0, 0, 1, 2]))))),
+        outputs=rng.choice(["tensor", "tensor", "tuple", "dict", "nested"]),
+        axes=axes,
+        dtype=rng.choice(DTYPES),
+        opset=rng.choice(OPSETS),
+        data=rng.choice(["normal", "normal", "normal", "skewed", "zeros", "shifted"]),
+    )
+
+
+def _leaf(rng: Random, kind: str) -> Step:
+    return Step(kind, rng.randrange(10**6))
+
+
+def _chain(rng: Random, length: int, depth: int) -> tuple[Step, ...]:
+    kinds, weights = zip(*((kind, weight) for kind, (weight, _) in KINDS.items()), strict=True)
+    steps = []
+    for _ in range(length):
+        if depth and rng.random() < 0.18:
+            kind = rng.choice(["residual", "residual", "residual", "concat", "branches", "shared", "split"])
+            count = 2 if kind in ("branches", "split") else 1
+            parts = tuple(_chain(rng, rng.choice([1, 1, 2, 2, 3]), depth - 1) for _ in range(count))
+            steps.append(Step(kind, rng.randrange(10**6), parts))
+        elif depth == 2 and rng.random() < 0.07:
+            steps.append(_leaf(rng, "input"))
+        else:
+            steps.append(_leaf(rng, rng.choices(kinds, weights)[0]))
+    return tuple(steps)
+
+
+def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
+    for step in steps:
+        yield step
+        for part in step.parts:
+            yield from _walk(part)
+
+
+def smaller(spec: Spec) -> Iterator[Spec]:
+    """Specs with one thing less than ``spec``, the greatest reductions first."""
+    for steps in _smaller_chains(spec.steps):
+        yield replace(spec, steps=steps, taps=tuple(tap for tap in spec.taps if tap < len(steps)))
+    for name in ("taps", "outputs", "axes", "dtype", "opset", "data"):
+        if getattr(spec, name) != _DEFAULTS[name]:
+            yield replace(spec, **{name: _DEFAULTS[name]})
+    for axis, extent in enumerate(spec.shape):
+        for less in sorted({1, extent // 2, extent - 1}):
+            if 0 < less < extent:
+                yield replace(spec, shape=(*spec.shape[:axis], less, *spec.shape[axis + 1 :]))
+
+
+def _smaller_chains(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
+    for i in range(len(steps)):
+        if len(steps) > 1:
+            yield steps[:i] + steps[i + 1 :]
+    for i, step in enumerate(steps):
+        for part in step.parts:
+            yield steps[:i] + part + steps[i + 1 :]
+        for k, part in enumerate(step.parts):
+            for shorter in _smaller_chains(part):
+                parts = (*step.parts[:k], shorter, *step.parts[k + 1 :])
+                yield (*steps[:i], replace(step, parts=parts), *steps[i + 1 :])
+
+
+# Building
+
+
+class Residual(nn.Module):
+    def __init__(self, body: nn.Module, how: str) -> None:
+        super().__init__()
+        self.body, self.how = body, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return joined(x, self.body(x), self.how)
+
+    def extra_repr(self) -> str:
+        return self.how
+
+
+class Branches(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module, how: str, split: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.how, self.split = first, second, how, split
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x.split([x.shape[1] // 2, x.shape[1] - x.shape[1] // 2], 1) if self.split else (x, x)
+        return joined(self.first(a), self.second(b), self.how)
+
+    def extra_repr(self) -> str:
+        return f"{self.how}, split={self.split}"
+
+
+class Shared(nn.Module):
+    """One norm called twice, on results of the same shape."""
+
+    def __init__(self, norm: nn.Module, body: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.body = norm, body
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(self.norm(x))
+        return self.norm(y) if y.shape[1:] == x.shape[1:] else y
+
+
+class OtherInput(nn.Module):
+    """Joins another input of the network."""
+
+    def __init__(self, how: str, argument: int, channels: int) -> None:
+        super().__init__()
+        self.how, self.argument = how, argument
+        self.embedding = nn.Embedding(7, channels) if how == "index" else None
+        self.linear = nn.Linear(3, channels) if how == "vector" else None
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        if self.how == "mask":
+            return torch.where(other, x, -0.5 * x)
+        if self.embedding is not None:
+            other = self.embedding(other).mean(1)
+        elif self.linear is not None:
+            other = self.linear(other)
+        else:
+            return x + other
+        return x + other.reshape(*other.shape, *(1,) * (x.dim() - 2))
+
+    def extra_repr(self) -> str:
+        return f"{self.how}, argument {self.argument}"
+
+
+def joined(a: Tensor, b: Tensor, how: str) -> Tensor:
+    if a.shape[1:] == b.shape[1:] and how.startswith("add"):
+        return (a + b).relu() if how == "add+relu" else a + b
+    if a.shape[1:] == b.shape[1:] and how == "mul":
+        return a * b
+    if a.dim() == b.dim() and a.shape[2:] == b.shape[2:]:
+        return torch.cat([a, b], 1)
+    return torch.cat([a.flatten(1), b.flatten(1)], 1)
+
+
+class Network(nn.Module):
+    def __init__(self, steps: list[nn.Module], taps: tuple[int, ...], outputs: str) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(steps)
+        self.taps, self.outputs = taps, outputs
+
+    def forward(self, x: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Any:
+        others, tapped = (x, b, c), []
+        for index, step in enumerate(self.steps):
+            x = step(x, others[step.argument]) if isinstance(step, OtherInput) else step(x)
+            if index in self.taps and index != len(self.steps) - 1:
+                tapped.append(x)
+                x = x * 1.0  # a layer that works in place must not change an output
+        if self.outputs == "tensor":
+            return (*tapped, x) if tapped else x
+        if self.outputs == "tuple":
+            return (*tapped, x)
+        named = {f"tap{i}": value for i, value in enumerate(tapped)}
+        return {**named, "y": x} if self.outputs == "dict" else {"result": [x, named], "double": x + x}
+
+
+class Unbuildable(Exception):
+    """No step of a spec fits its input."""
+
+
+def build(spec: Spec) -> tuple[Network, list[list[Tensor]]]:
+    """The network of ``spec`` in eval mode with parameters as after training, and its inputs for two batch sizes."""
+    torch.manual_seed(spec.seed)
+    x = data(spec, spec.shape)
+    inputs, modules, taps = [x], [], []
+    y = x
+    for index, step in enumerate(spec.steps):
+        if step.kind == "input":
+            module: nn.Module | None = _other_input(step, inputs, y)
+        else:
+            module = _build(step, y)
+        if module is None:
+            continue
+        y = _result(module, y, inputs)
+        modules.append(module)
+        taps += [len(modules) - 1] * (index in spec.taps)
+    if not modules:
+        raise Unbuildable(str(spec))
+    network = Network(modules, tuple(taps), spec.outputs).eval()
+    return network, [feed for feed in (inputs, [_resized(v, spec.other_batch) for v in inputs]) if _runs(network, feed)]
+
+
+def _runs(network: Network, feed: list[Tensor]) -> bool:
+    """Whether PyTorch runs the network: its group norm refuses one value in each group, for a batch of one only."""
+    try:
+        with torch.no_grad():
+            network(*(value.clone() for value in feed))
+    except ValueError:
+        return False
+    return True
+
+
+def data(spec: Spec, shape: tuple[int, ...]) -> Tensor:
+    x = torch.randn(shape)
+    if spec.data == "skewed":
+        return torch.exp(0.7 * x) - 1
+    if spec.data == "zeros":
+        return x * (torch.rand(shape) < 0.7)
+    return 3.0 * x + 5.0 if spec.data == "shifted" else x
+
+
+def _resized(value: Tensor, batch: int) -> Tensor:
+    rows = [value[index % len(value)] for index in range(batch)]
+    stacked = torch.stack(rows)
+    if stacked.is_floating_point():
+        return stacked + 0.1 * torch.randn_like(stacked)
+    return stacked
+
+
+def _other_input(step: Step, inputs: list[Tensor], y: Tensor) -> nn.Module | None:
+    if len(inputs) == 3 or y.dim() < 2:
+        return None
+    rng = random.Random(step.seed)
+    how = rng.choice(["same", "vector", "index", "mask"])
+    batch, channels = y.shape[0], y.shape[1]
+    inputs.append({
+        "same": torch.randn_like(y), "vector": torch.randn(batch, 3),
+        "index": torch.randint(0, 7, (batch, 2)), "mask": torch.rand(y.shape) < 0.5,
+    }[how])  # fmt: skip
+    return OtherInput(how, len(inputs) - 1, channels)
+
+
+@torch.no_grad()
+def _result(module: nn.Module, x: Tensor, inputs: list[Tensor]) -> Tensor:
+    x = x.clone()
+    result: Tensor = module(x, inputs[module.argument]) if isinstance(module, OtherInput) else module(x)
+    return result
+
+
+def _build(step: Step, x: Tensor) -> nn.Module | None:
+    """The module of ``step`` for ``x``, with trained-looking parameters; None if it does not fit."""
+    rng = random.Random(step.seed)
+    torch.manual_seed(step.seed)
+    how = rng.choice(["add", "add+relu", "cat", "mul"])
+    if not step.parts:
+        if x.dim() < 2:
+            return None
+        module = KINDS[step.kind][1](rng, x)
+    elif step.kind in ("residual", "concat"):
+        module = Residual(_sequence(step.parts[0], x), "cat" if step.kind == "concat" else how)
+    elif step.kind == "shared":
+        norm = _build(Step(rng.choice(NORMS), step.seed), x)
+        module = norm and Shared(norm, _sequence(step.parts[0], x if norm is None else _result(norm, x, [])))
+    else:
+        split = step.kind == "split" and x.shape[1] >= 2
+        a, b = x.split([x.shape[1] // 2, x.shape[1] - x.shape[1] // 2], 1) if split else (x, x)
+        first, second = (_sequence(part, value) for part, value in zip(step.parts, (a, b), strict=True))
+        module = Branches(first, second, how, split)
+    if module is None:
+        return None
+    module.eval()
+    if not step.parts:
+        train(module, x, rng)
+    y = _result(module, x, [])
+    fits = 0 < y.numel() <= GREATEST and y.dim() <= 6 and bool(y.isfinite().all()) and float(y.abs().max()) < LARGEST
+    return module if fits else None
+
+
+def _sequence(steps: tuple[Step, ...], x: Tensor) -> nn.Module:
+    modules = []
+    for step in steps:
+        module = None if step.kind == "input" else _build(step, x)
+        if module is not None:
+            x = _result(module, x, [])
+            modules.append(module)
+    return nn.Sequential(*modules) if modules else Function("x + 0.5", lambda x: x + 0.5)
+
+
+LMBDAS = (0.0, 1.0, 2.0, 1e-4, 2 - 1e-4, -0.4, 2.6)
+
+
+@torch.no_grad()
+def train(module: nn.Module, x: Tensor, rng: Random) -> None:
+    """Gives each layer random parameters, and statistics near those of the tensor that reaches it."""
+
+    def adapt(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        value = args[0] if args and isinstance(args[0], Tensor) and args[0].dim() > 1 else None
+        for name, tensor in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
+            if not tensor.is_floating_point():
+                continue
+            if name == "running_lmbda":
+                chosen = [rng.choice(LMBDAS) if rng.random() < 0.3 else rng.uniform(0.3, 1.8) for _ in tensor]
+                tensor.copy_(torch.tensor(chosen))
+            elif name in ("running_mean", "running_var") and value is not None:
+                rows = value.transpose(0, 1).flatten(1)
+                mean, var = rows.mean(1), rows.var(1, correction=0)
+                noise = torch.rand_like(tensor)
+                near = mean + 0.3 * (noise - 0.5) if name == "running_mean" else var * (0.5 + noise) + 0.1 * noise
+                tensor.copy_(near)
+            elif name in ("running_whitening", "running_covariance"):
+                root = torch.randn_like(tensor) / tensor.shape[-1] ** 0.5
+                tensor.copy_(root @ root.mT + 0.5 * torch.eye(tensor.shape[-1]))
+            elif name in ("weight", "bias") and tensor.dim() <= 1 and "Norm" in type(layer).__name__:
+                tensor.normal_(1.0 if name == "weight" else 0.0, 0.4)
+            elif name in ("weight", "in_proj_weight", "original0"):
+                tensor.mul_(rng.uniform(1.0, 1.8))
+            elif name in ("v", "tau", "mean_logits", "var_logits", "eps_learned"):
+                tensor.add_(0.5 * torch.randn_like(tensor))
+
+    hooks = [layer.register_forward_pre_hook(adapt) for layer in module.modules()]
+    try:
+        module(x.clone())
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,340 @@
+"""One random network, run in every way that there is, each result held against float64."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from fuzz.networks_spec import Spec, Unbuildable, build
+from fuzz.networks_truth import ALLOWED, Truth
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import nnorm_export
+from nnorm_export.exporting import onnx as onnx_exporter
+from nnorm_export.exporting import programs, torchscript
+from nnorm_export.exporting.trace import nodes_of
+from nnorm_export.operators import NORMALIZATIONS
+
+try:
+    import openvino
+except ImportError:  # the tests say that it is missing
+    openvino = None
+
+Array = np.ndarray[Any, Any]
+Feeds = list[list[Array]]
+
+WAYS = ("eager", "frozen", "kernel", "body", "primitives", "optimised", "reference", "openvino", "torchscript", "pt2")
+SELDOM = {"pt2": 10}  # way -> it runs for every n-th seed: a pt2 file costs as much as all others together
+PLAINLY_EVERY = 25  # seeds whose files are each written by an export of its own, which compares the file as users do
+
+# Refusals: (way, what the error says, reason). Every other exception is a failure.
+REFUSALS: tuple[tuple[str, str, str], ...] = (
+    (
+        "kernel|body|primitives|optimised",
+        r"cannot load it: .*NOT_IMPLEMENTED : Could not find an implementation for",
+        "ONNX Runtime has no operator for this dtype or opset",
+    ),
+    ("openvino", r"^Unfit: OpenVINO computes float64", "OpenVINO computes float64 files in float32"),
+    ("openvino", r"Model wasn't fully converted", "OpenVINO does not convert an operator"),
+    (
+        "kernel|body|primitives|optimised|reference|openvino|torchscript|pt2",
+        r"does not run on these inputs; .*: Expected more than 1 value per channel",
+        "PyTorch refuses a batch of one, and export() compares one",
+    ),
+    ("reference", r"^Unfit: ConvTranspose", "onnx's evaluator computes a ConvTranspose with groups wrongly"),
+    ("reference", r"^Unfit: pooling", "onnx's evaluator gives a pooling with ceil_mode another shape"),
+    (
+        "kernel|body|primitives|optimised|reference|openvino",
+        r"node_(max|avg)_pool\dd\): \[ShapeInferenceError\] Inferred shape and existing shape differ",
+        "ONNX's shape inference and PyTorch differ on a pooling with ceil_mode",
+    ),
+)
+
+
+@dataclass
+class Outcome:
+    """What became of one network.
+
+    Attributes:
+        uses: way -> the greatest distance from the truth, in yardsticks.
+        refused: way -> reason.
+        faults: way -> what went wrong.
+    """
+
+    seed: int
+    spec: str = ""
+    skipped: str = ""
+    uses: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    nodes: int = 0
+    seconds: float = 0.0
+
+
+class Unfit(Exception):
+    """A way that is known not to be able to run a file."""
+
+
+def run(spec: Spec, ways: tuple[str, ...] = WAYS, seldom: bool = True) -> Outcome:
+    """Runs the network of ``spec`` in ``ways``; those in ``SELDOM`` only for their seeds if ``seldom``."""
+    outcome, start = Outcome(spec.seed, str(spec)), time.perf_counter()
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        warnings.simplefilter("ignore")
+        try:
+            network = _Run(spec, Path(folder))
+        except Unbuildable:
+            outcome.skipped = "no step fits the input"
+            return outcome
+        if not network.truths:
+            outcome.skipped = "PyTorch does not run it"
+        elif any(truth.unstable for truth in network.truths):
+            outcome.skipped = "roundings decide the result"
+        else:
+            chosen = [way for way in ways if not seldom or spec.seed % SELDOM.get(way, 1) == 0]
+            with network.sharing():
+                for way in chosen:
+                    _try(network, way, outcome)
+            outcome.nodes = network.calls
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _try(network: _Run, way: str, outcome: Outcome) -> None:
+    try:
+        results = getattr(network, way)()
+        if results is None:
+            return
+        if not results:
+            raise AssertionError("nothing ran")
+        use = max(truth.use(result) for truth, result in zip(network.truths, results, strict=False))
+        outcome.uses[way] = round(use, 3)
+        if not use <= ALLOWED:
+            outcome.faults[way] = f"wrong: {use:.3g} yardsticks from float64"
+    except Exception as error:  # whatever a runtime or an exporter raises is the finding
+        reason = refusal(way, error)
+        if reason is None:
+            outcome.faults[way] = _text(error)[:1500]
+        else:
+            outcome.refused[way] = reason
+
+
+def refusal(way: str, error: Exception) -> str | None:
+    """The reason of a known refusal."""
+    text = _text(error)
+    for ways, pattern, reason in REFUSALS:
+        if re.fullmatch(ways, way) and re.search(pattern, text, re.DOTALL):
+            return reason
+    return None
+
+
+def _text(error: Exception) -> str:
+    """The error, the operator of onnx's evaluator that raised it, and its place."""
+    frames = [f"{Path(frame.filename).stem}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    evaluator = [frame for frame in frames if frame.startswith("op_") and not frame.startswith("op_run")][:1]
+    return f"{type(error).__name__}: {error} [{' '.join([*evaluator, frames[-1]])}]"
+
+
+class _Run:
+    """A network, its inputs, its truths and its files."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.plainly = spec.seed % PLAINLY_EVERY == 0
+        network, feeds = build(spec)
+        dtype = getattr(torch, spec.dtype)
+        self.model = network.to(dtype)
+        self.feeds = [[v.to(dtype) if v.is_floating_point() else v for v in feed] for feed in feeds]
+        if spec.axes == "fixed":
+            self.feeds = self.feeds[:1]
+        double = copy.deepcopy(self.model).double()
+        self.truths = [Truth(double, feed, spec.dtype) for feed in self.feeds]
+        self.calls = 0
+        self.options: dict[str, Any] = {"verify": self.plainly, "dynamic_shapes": self._axes()}
+
+    def _axes(self) -> Any:
+        if self.spec.axes == "fixed":
+            return {}
+        if self.spec.axes == "last":
+            batch, auto = torch.export.Dim("batch"), torch.export.Dim.AUTO
+            first = {0: batch, self.feeds[0][0].dim() - 1: auto}
+            names = zip(("x", "b", "c"), self.feeds[0], strict=False)
+            return {name: first if name == "x" else {0: batch} for name, _ in names}
+        return None
+
+    @property
+    def arrays(self) -> Feeds:
+        return [[value.numpy() for value in feed] for feed in self.feeds]
+
+    # Each way returns the results for each feed, or None where there is nothing to run.
+
+    def eager(self) -> Feeds:
+        return [_outputs(self.model, feed) for feed in self.feeds]
+
+    def frozen(self) -> Feeds:
+        frozen = nnorm_export.freeze(self.model)
+        return [_outputs(frozen, feed) for feed in self.feeds]
+
+    def kernel(self) -> Feeds:
+        return self._load(self._onnx("portable"), "kernel", kernels=True)
+
+    def body(self) -> Feeds:
+        return self._load(self._onnx("portable"), "body", kernels=False)
+
+    def primitives(self) -> Feeds:
+        return self._load(self._onnx("primitives"), "none", kernels=False)
+
+    def optimised(self) -> Feeds | None:
+        source = self._onnx("portable")
+        if not self.calls:
+            return None
+        target = self.folder / "optimised.onnx"
+        if not target.exists():
+            nnorm_export.optimize(source, target, verify=self.plainly, inputs=self.arrays[0])
+        return self._load(target, "kernel")
+
+    def reference(self) -> Feeds:
+        path = self._onnx("portable")
+        for node in onnx.load(path).graph.node:
+            attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+            if node.op_type == "ConvTranspose" and attributes.get("group", 1) > 1:
+                raise Unfit("ConvTranspose with groups")
+            if node.op_type in ("MaxPool", "AveragePool") and attributes.get("ceil_mode"):
+                raise Unfit("pooling with ceil_mode")
+        return self._load(path, "body", runtime="reference")
+
+    def openvino(self) -> Feeds | None:
+        if openvino is None:
+            return None
+        if self.spec.dtype == "float64":
+            raise Unfit("OpenVINO computes float64 in float32")
+        # Else it computes float16 files in float16 throughout, and bodies need the float32 that they cast to.
+        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+        compiled = _core().compile_model(self._onnx("primitives"), "CPU", options)
+        return [[np.asarray(array) for array in compiled(feed).to_tuple()] for feed in self.arrays]
+
+    def torchscript(self) -> Feeds:
+        return self._load(self._once("model.pt", nnorm_export.export_torchscript), "none")
+
+    def pt2(self) -> Feeds:
+        return self._load(self._once("model.pt2", nnorm_export.export_program), "none")
+
+    def _onnx(self, form: str) -> Path:
+        options = {"form": form, "opset_version": self.spec.opset}
+        return self._once(f"{form}.onnx", nnorm_export.export, **options)
+
+    def _once(self, name: str, export: Callable[..., Any], **options: Any) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            export(self.model, tuple(value.clone() for value in self.feeds[0]), path, **options, **self.options)
+        return path
+
+    def _load(self, path: Path, implementation: str, **options: Any) -> Feeds:
+        """The results of a file, if every normalization in it was run by ``implementation``."""
+        if options.get("runtime") is None and path.suffix == ".onnx":
+            options["intra_op_num_threads"] = 1
+        runner = nnorm_export.load(path, **options)
+        ran = list(runner.implementations.values())
+        expected = 0 if implementation == "none" else self.calls
+        if ran != [implementation] * expected:
+            raise AssertionError(f"{expected} normalizations were to be run by {implementation}, and these ran: {ran}")
+        return [runner(*feed) for feed in self.arrays]
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Within it, exports of this network share its frozen copy, its trace and its translation.
+
+        Every PLAINLY_EVERY-th seed shares nothing, so that the functions are run as users call them too.
+        """
+        kept: dict[str, Any] = {}
+
+        def freeze_source(request: Any) -> Any:
+            if "frozen" not in kept:
+                kept["frozen"] = onnx_exporter_freeze(request)
+            return replace(kept["frozen"], request=request)
+
+        def trace(frozen: Any) -> Any:
+            if self.plainly or "traced" not in kept:
+                kept["traced"] = onnx_exporter_trace(frozen)
+                operators = {operator.torch_op for operator in NORMALIZATIONS.values()}
+                self.calls = sum(node.target in operators for node in nodes_of(kept["traced"].program))
+            return kept["traced"] if self.plainly else replace(kept["traced"], frozen=frozen)
+
+        def translate(traced: Any, opset: int) -> Any:
+            if "onnx" not in kept:
+                kept["onnx"] = ir.serde.serialize_model(onnx_exporter_translate(traced, opset))
+            return ir.serde.deserialize_model(copy.deepcopy(kept["onnx"]))
+
+        with ExitStack() as stack:
+            for module in (onnx_exporter, torchscript, programs):
+                stack.enter_context(mock.patch.object(module, "trace", trace))
+                if not self.plainly:
+                    stack.enter_context(mock.patch.object(module, "freeze_source", freeze_source))
+            if not self.plainly:
+                stack.enter_context(mock.patch.object(onnx_exporter, "translate", translate))
+                stack.enter_context(_read_once())
+            yield
+
+
+onnx_exporter_freeze, onnx_exporter_trace = onnx_exporter.freeze_source, onnx_exporter.trace
+onnx_exporter_translate = onnx_exporter.translate
+_KEPT: dict[str, Any] = {}
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Keeps what torch's exporter collects anew for each export, and what never changes: half of its time.
+
+    These are its 500 translations, whose source it reads, and the 800 operators that ATen composes of others.
+    """
+    from torch._export import utils  # noqa: PLC0415 - torch's own, and may move
+    from torch.onnx._internal.exporter import _registration  # noqa: PLC0415
+
+    if "registry" not in _KEPT:
+        _KEPT["registry"] = _registration.ONNXRegistry.from_torchlib()
+        _KEPT["composite"] = functools.cache(utils._collect_all_valid_cia_ops_for_namespace)
+
+    def from_torchlib(*_: Any, **__: Any) -> Any:
+        registry = copy.copy(_KEPT["registry"])
+        registry.functions = {key: list(value) for key, value in registry.functions.items()}
+        return registry
+
+    def composite(namespace: Any) -> Any:
+        return set(_KEPT["composite"](namespace))
+
+    with (
+        mock.patch.object(_registration.ONNXRegistry, "from_torchlib", from_torchlib),
+        mock.patch.object(utils, "_collect_all_valid_cia_ops_for_namespace", composite),
+    ):
+        yield
+
+
+def _core() -> Any:
+    if "core" not in _KEPT:
+        _KEPT["core"] = openvino.Core()
+    return _KEPT["core"]
+
+
+def _outputs(model: nn.Module, feed: list[Tensor]) -> list[Array]:
+    with torch.no_grad():
+        result = model(*(value.clone() for value in feed))
+    return [leaf.numpy() for leaf in pytree.tree_leaves(result)]
