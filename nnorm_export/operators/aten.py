@@ -46,7 +46,8 @@ def _mean_and_half_difference(exponent_pos: Tensor, exponent_neg: Tensor) -> tup
     mean = torch.where(mean == 0.0, torch.full_like(mean, epsilon), mean)
     difference = (exponent_pos - exponent_neg) * 0.5
     is_zero = (mean + difference == 0.0) | (mean - difference == 0.0)
-    return mean, torch.where(is_zero, difference * (1.0 - epsilon), difference)
+    # Not difference · (1 − ε): TorchScript takes a float64 constant for another that it equals in float32, here 1.
+    return mean, torch.where(is_zero, difference - difference * epsilon, difference)
 
 
 def _logarithm(h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -33,6 +33,7 @@ from fuzz.networks_ways import run
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 HANG = 300.0  # seconds without an answer
+WORKER = [sys.executable, __file__, "--worker"]
 RENEWED_EVERY = 150  # networks of one process: torch's exporter keeps some memory of each
 
 
@@ -103,8 +104,7 @@ def drive(args: argparse.Namespace) -> None:
 def serve(seeds: queue.SimpleQueue[int], keep: Callable[[dict[str, Any]], None]) -> None:
     """Gives seeds to a worker, one after another, and a new worker its seeds when it has crashed, hung or grown old."""
     while not seeds.empty():
-        command = [sys.executable, __file__, "--worker"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        with subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
             assert worker.stdin is not None
             assert worker.stderr is not None
             said: list[bytes] = []

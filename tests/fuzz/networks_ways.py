@@ -131,16 +131,16 @@ def _try(network: _Run, way: str, outcome: Outcome) -> None:
         if not use <= ALLOWED:
             outcome.faults[way] = f"wrong: {use:.3g} yardsticks from float64"
     except Exception as error:  # whatever a runtime or an exporter raises is the finding
-        reason = refusal(way, error)
+        text = _text(error)
+        reason = refusal(way, text)
         if reason is None:
-            outcome.faults[way] = _text(error)[:1500]
+            outcome.faults[way] = text[:1500]
         else:
             outcome.refused[way] = reason
 
 
-def refusal(way: str, error: Exception) -> str | None:
-    """The reason of a known refusal."""
-    text = _text(error)
+def refusal(way: str, text: str) -> str | None:
+    """The reason of a known refusal, from the text of the error."""
     for ways, pattern, reason in REFUSALS:
         if re.fullmatch(ways, way) and re.search(pattern, text, re.DOTALL):
             return reason
