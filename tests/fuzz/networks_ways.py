@@ -53,6 +53,11 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     ("openvino", r"^Unfit: OpenVINO computes float64", "OpenVINO computes float64 files in float32"),
     ("openvino", r"Model wasn't fully converted", "OpenVINO does not convert an operator"),
     (
+        "openvino",
+        r"Check .* failed at src/plugins/intel_cpu/src/dnnl_postops",
+        "OpenVINO's fusion fails on a linear map",
+    ),
+    (
         "kernel|body|primitives|optimised|reference|openvino|torchscript|pt2",
         r"does not run on these inputs; .*: Expected more than 1 value per channel",
         "PyTorch refuses a batch of one, and export() compares one",

@@ -183,6 +183,11 @@ class PreRegNorm(_Regularized, PreLayerNorm):
     def _with_regularizer(self, z: Tensor) -> Tensor:
         return self._regularize(z)
 
+    def frozen(self) -> nn.Module:
+        # The regularizer belongs to training. Declared here, because freeze() refuses a class that overrides methods of
+        # the class whose frozen() it has.
+        return super().frozen()
+
 
 def centred(x: Tensor, by_last_axis: bool) -> Tensor:
     return x - x.mean([-1] if by_last_axis else sample_axes(x), keepdim=True)
