@@ -209,7 +209,7 @@ def test_machine_code_is_described_and_not_opened(tmp_path: Path, monkeypatch: p
         archive.writestr("net/data/aotinductor/model/code.so", b"\x7fELF")
     monkeypatch.setattr("nnorm_export.runtimes._description.load", pytest.fail)
     described = describe_run(path)
-    assert (described.format, described.runtime) == ("aoti", None)
+    assert (described.format, described.runtime) == ("aoti", "aoti")
     assert "it is machine code" in (described.runtime_problem or "")
 
 

@@ -22,7 +22,11 @@ def describe_run(path: str | Path, *, trust_pickle: bool = False) -> ModelDescri
     """
     description = describe(path)
     if description.format == AOTI:
-        return replace(description, runtime_problem="it is machine code, which load and verify run, and this does not")
+        return replace(
+            description,
+            runtime=AOTI,
+            runtime_problem="it is machine code, which load and verify run, and this does not",
+        )
     try:
         runner = load(path, trust_pickle=trust_pickle)
         return description.ran_by(runner.runtime, runner.implementations)
