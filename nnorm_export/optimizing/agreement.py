@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError
 from nnorm_export.parity.judgement import (
     Array,
     Criterion,
@@ -66,9 +66,9 @@ def _criterion(expected: Array) -> Criterion:
 def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
     try:
         return original(**feed)
-    except NnormExportError:
-        raise
-    except Exception as error:  # ONNX Runtime's exceptions share no public base
+    except InputError as error:
+        if error.__cause__ is None:  # they do not fit what the file declares, and the message says how
+            raise
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
         remedy = "random inputs do not fit it; give inputs (--input)" if random else "give others (--input)"
         raise InputError(f"the file to optimise does not run on {shapes}: {remedy}. ({error})") from error
