@@ -3,11 +3,11 @@
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
-# make fuzz N=1000000 SEED=1  random nodes against the kernels, their values compared with the formulas
 # make test-cuda-on-host    the tests of the operators with the kernels for GPUs compiled for the processor
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
+# make fuzz N=100000    mutated files against every command; findings are kept in build/fuzz
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
@@ -45,7 +45,7 @@ endif
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
-.PHONY: help demo environments check test test-cpp test-sanitizers fuzz test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu
+.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu fuzz
 .PHONY: wheel clean
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -77,13 +77,6 @@ test-cpp: $(VENV)/installed
 
 test-sanitizers: $(VENV)/installed
 	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
-
-# ctest runs 20 000 cases, and some under the sanitizers.
-N ?= 1000000
-SEED ?= 1
-fuzz: $(VENV)/installed
-	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
-	build/cpp/fuzz_operators $(N) $(SEED)
 
 # The tests that run kernels: the others do not depend on the library, and `make test` runs them once.
 test-cuda-on-host: $(VENV)/installed test-cpp
@@ -131,6 +124,11 @@ bench-gpu: $(GPU_INSTALLED)
 
 test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
 	NNORM_TRITON_PYTHON=$(TRITON:%=$(CURDIR)/.venv-triton/bin/python) $(PYTEST) tests/test_serving.py
+
+# A long run: see tests/fuzz/RESULTS.md. `make test` replays the kept cases and draws a few new ones.
+N ?= 100000
+fuzz: $(VENV)/installed
+	$(BIN)/python tests/fuzz/files.py --cases $(N) --first $$(date +%s)000 --jobs 2 --keep build/fuzz
 
 test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON=$(CURDIR)/.venv-ray/bin/python $(PYTEST) tests/test_ray.py -rP

@@ -1,6 +1,7 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 
 namespace nnorm::ort {
@@ -8,9 +9,8 @@ namespace nnorm::ort {
 namespace {
 
 // The status's message, with the attribute's name taken out. Releases the status.
-std::string message_without(const OrtApi* api, OrtStatus* status, const char* attribute) {
-  const Owner<OrtStatus> owner(status, api->ReleaseStatus);
-  const std::string name = attribute;
+std::string message_without(const OrtApi* api, OrtStatus* status, const std::string& name) {
+  const std::unique_ptr<OrtStatus, decltype(api->ReleaseStatus)> owner(status, api->ReleaseStatus);
   std::string message = api->GetErrorMessage(status);
   for (size_t at = message.find(name); at != std::string::npos; at = message.find(name, at)) message.erase(at, name.size());
   return message;
@@ -51,11 +51,14 @@ const void* Run::input(size_t index, Shape& shape) const {
   if (value == nullptr) refuse("input " + std::to_string(index) + " is missing; every input must be given");
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api_, api_->GetTensorTypeAndShape(value, &info));
-  const Owner<OrtTensorTypeAndShapeInfo> owner(info, api_->ReleaseTensorTypeAndShapeInfo);
   size_t rank = 0;
-  check(api_, api_->GetDimensionsCount(info, &rank));
-  shape.resize(rank);
-  check(api_, api_->GetDimensions(info, shape.data(), rank));
+  OrtStatus* status = api_->GetDimensionsCount(info, &rank);
+  if (status == nullptr) {
+    shape.resize(rank);
+    status = api_->GetDimensions(info, shape.data(), rank);
+  }
+  api_->ReleaseTensorTypeAndShapeInfo(info);
+  check(api_, status);
   void* data = nullptr;
   check(api_, api_->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
   return data;

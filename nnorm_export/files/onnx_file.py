@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.locations import locate, locations
+from nnorm_export.files.text import find_undecoded
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
 from nnorm_export.reading import PROTOBUF_BYTES, parse_json, read_bytes, size_of
 
-_LARGE = 2**16  # bytes
 _REMEDY = "; nnorm_export.export writes one of a PyTorch model"
 
 
@@ -54,15 +54,6 @@ class ModelFile:
     def external_data(self) -> list[str]:
         """The files with weights that lie beside the model's, by name; :func:`.locate` has accepted each."""
         return locations(self.proto)
-
-    def without_weights(self) -> ModelFile:
-        """The same without large weights. The proto of this one is emptied, too: there is no room for a copy of it."""
-        for tensor in self.proto.graph.initializer:
-            if len(tensor.raw_data) > _LARGE:
-                tensor.ClearField("raw_data")
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)  # protobuf frees the memory of a field together with that of the whole message
-        return replace(self, proto=proto)
 
     def holds(self, *dtypes: int) -> bool:
         """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""
@@ -117,6 +108,8 @@ def read(path: str | Path) -> ModelFile:
         raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}") from None
     if not proto.opset_import or not proto.graph.output:
         raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}")
+    if undecoded := find_undecoded(proto):
+        raise ModelFileError(f"{path}: its {undecoded[0]} is {undecoded[1][:40]!r}, which is not UTF-8{_REMEDY}")
     metadata = {
         prop.key.removeprefix(METADATA_PREFIX): prop.value
         for prop in proto.metadata_props

@@ -8,8 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,7 +258,9 @@ def _read(path: Path) -> Any:
         raise NnormExportError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions, or copy it again"
         ) from error
-    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except NnormExportError:
+        raise
+    except Exception as error:  # NumPy reads a header as Python text, whose errors have no common base
         raise NnormExportError(
             f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
         ) from error

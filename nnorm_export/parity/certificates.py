@@ -216,19 +216,27 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
 
 
 def _read_set(folder: Path, index: int, runner: Runner) -> DataSet:
-    data, truth = folder / DATA.format(index), folder / TRUTH.format(index)
-    return DataSet(
-        _read_tensors(data, "input", len(runner.inputs)),
-        _read_tensors(data, "output", len(runner.outputs)),
-        _read_tensors(truth, "output", len(runner.outputs)) if truth.is_dir() else None,
-    )
+    data, exact = folder / DATA.format(index), folder / TRUTH.format(index)
+    outputs = _read_tensors(data, "output", len(runner.outputs))
+    truth = _read_tensors(exact, "output", len(runner.outputs)) if exact.is_dir() else None
+    for info, output, true in zip(runner.outputs, outputs, truth or outputs, strict=True):
+        if true.shape != output.shape or not {output.dtype.kind, true.dtype.kind} <= {*"fiubV"}:  # V: bfloat16
+            raise InputError(
+                f"{folder}: the certificate is damaged (its results of {info.name} in {data.name} are "
+                f"{output.dtype}{list(output.shape)}, in {exact.name} {true.dtype}{list(true.shape)}); record it again"
+            )
+    return DataSet(_read_tensors(data, "input", len(runner.inputs)), outputs, truth)
+
+
+_TOLERANCES: dict[str, tuple[int, ...]] = {"budget": (0,), "allclose": (0, 2)}  # how many a criterion may have
 
 
 def _criterion(certificate: dict[str, Any], folder: Path) -> Criterion:
     try:
         criterion = Criterion(**certificate["criterion"])
         tolerances = [value for value in (criterion.rtol, criterion.atol) if value is not None]
-        if criterion.kind not in CRITERIA or not all(0 <= value < math.inf for value in tolerances):
+        are_valid = all(0 <= value < math.inf for value in tolerances)
+        if criterion.kind not in CRITERIA or not are_valid or len(tolerances) not in _TOLERANCES[criterion.kind]:
             raise ValueError(f"{criterion} is no criterion")
     except (TypeError, ValueError) as error:
         raise InputError(f"{folder}: the certificate is damaged ({error}); record it again") from error

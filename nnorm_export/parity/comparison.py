@@ -135,8 +135,6 @@ def _compare(
 
     If the results of PyTorch are constant over the rows, changed inputs are compared too.
     """
-    # First: it takes a session of its own, for whose weights there is room before PyTorch's copies of the model.
-    implementations = runner.implementations
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
     judged: list[list[OutputParity]] = []
     compared: list[DataSet] = []
@@ -160,4 +158,4 @@ def _compare(
     if defect := pytorch.defect(taken[0], expected, truth):
         outputs = [output.failed(defect) for output in outputs]
     text = criterion_text(outputs, criterion, is_double=pytorch.dtype == torch.float64)
-    return ParityReport(runner.runtime, text, outputs, implementations), compared
+    return ParityReport(runner.runtime, text, outputs, runner.implementations), compared

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files import pytorch_archive as archive
+from nnorm_export.files.storages import check_storages
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import to_numpy, to_tensor
 from nnorm_export.models.exported_programs import load_program
@@ -99,6 +100,7 @@ class TorchScriptRunner(_PyTorchRunner):
     loader = "torch.jit.load"
 
     def _open(self) -> None:
+        check_storages(self._path)
         self._module = torch.jit.load(str(self._path), map_location=self._device)
 
     def _call(self, tensors: list[Tensor]) -> Any:
