@@ -111,6 +111,7 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
         "test_data_set_0/input_0.pb",
         *(f"test_data_set_0/output_{index}.pb" for index in range(3)),
         *(f"truth_0/output_{index}.pb" for index in range(3)),
+        *(f"yardstick_0/output_{index}.pb" for index in range(3)),
     ]
     tensor = onnx.TensorProto.FromString((folder / "test_data_set_0" / "input_0.pb").read_bytes())
     assert tensor.name == "image"
@@ -154,7 +155,7 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
         assert (tmp_path / "own" / name).read_text() == content
         (tmp_path / "own" / "NOTES.md").unlink(missing_ok=True)
         (tmp_path / "own" / "certificate.json").write_text(before)
-    for content, words in (("[]", "another format"), ('{"format": 2}', "the certificate lacks criterion, data_sets")):
+    for content, words in (("[]", "another format"), ('{"format": 2}', "the certificate lacks criteria, data_sets")):
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):
             replay(path, tmp_path / "own")

@@ -243,11 +243,11 @@ def test_a_tensor_of_a_certificate_in_another_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"criterion": {"kind": "budget", "more": 1}},
-        {"criterion": 5},
-        {"criterion": {"kind": "none"}},
-        {"criterion": {"kind": "allclose", "rtol": "a"}},
-        {"criterion": {"kind": "allclose", "rtol": -1.0, "atol": float("nan")}},
+        {"criteria": [{"kind": "budget", "more": 1}]},
+        {"criteria": 5},
+        {"criteria": [{"kind": "none"}]},
+        {"criteria": [{"kind": "allclose", "rtol": "a"}]},
+        {"criteria": [{"kind": "allclose", "rtol": -1.0, "atol": float("nan")}]},
     ],
 )
 def test_a_damaged_certificate(change: dict[str, Any], folder: Path) -> None:

@@ -252,14 +252,25 @@ class VerifyOptions:
         _comparison(
             "--criterion NAME",
             "budget (default), or allclose: torch.testing's tolerances for the dtype, or --rtol and --atol.",
-            **_one_of("nnorm_export.parity.judgement:CRITERIA"),
+            **_one_of("nnorm_export.parity.criteria:CRITERIA"),
         ),
     ] = None
     rtol: Annotated[
-        float | None, _comparison("--rtol X", "Relative tolerance, in place of the error budget.", min=0)
+        list[str] | None,
+        _comparison(
+            "--rtol [OUTPUT:]X",
+            "Relative tolerance, in place of the error budget, of one output or of all. Repeatable.",
+        ),
     ] = None
     atol: Annotated[
-        float | None, _comparison("--atol X", "Absolute tolerance, in place of the error budget.", min=0)
+        list[str] | None, _comparison("--atol [OUTPUT:]X", "Absolute tolerance, as --rtol. Repeatable.")
+    ] = None
+    statistic: Annotated[
+        list[str] | None,
+        _comparison(
+            "--statistic [OUTPUT:]NAME",
+            "What decides over the elements' errors: max (default), mean, median, or a percentile: p99. Repeatable.",
+        ),
     ] = None
     float16: Annotated[
         bool, _comparison("--float16", "List the normalizations that float16 puts at risk on these inputs, and why.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from nnorm_export.parity.judgement import ParityReport
     from nnorm_export.parity.probing import ProbeReport
 
+_T = TypeVar("_T")
+
 
 def verify(
     file: Annotated[
@@ -32,9 +35,9 @@ def verify(
 ) -> None:
     """Compare a file with the PyTorch model that it was made from.
 
-    The model run in float64 is the truth. The file passes if its error is at
-    most ten times that of PyTorch in the file's own precision, or, if they are
-    given, within --rtol and --atol. The exit code is 1 if it does not.
+    The model run in float64 is the truth. The file passes if its error in every
+    element is at most ten times what roundings cause in PyTorch, in the file's
+    own precision, or, if they are given, within --rtol and --atol. The exit code is 1 if it does not.
     Without --input, the inputs are random and have the file's shapes; real
     data is a better test. Verifying TorchScript or a package of AOTInductor runs
     its code: verify only those that you trust. A .pt2 program that would run
@@ -45,7 +48,7 @@ def verify(
       nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz
 
       nnorm-export verify net.onnx -m nets:build -c best.pth \\
-        -i 64,3,32,32 --rtol 1e-3 --atol 1e-5
+        -i 64,3,32,32 --rtol 1e-3 --atol 1e-5 --rtol boxes:1e-2
 
       nnorm-export verify net.onnx -m program.pt2 --runtime reference --json
 
@@ -77,7 +80,12 @@ def verify(
         inputs, notices = inputs_for(source, model.input_specs, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
     output.notices(notices)
-    judged: dict[str, Any] = {"criterion": options.criterion, "rtol": options.rtol, "atol": options.atol}
+    judged: dict[str, Any] = {
+        "criterion": options.criterion,
+        "rtol": _by_output("--rtol", options.rtol, float),
+        "atol": _by_output("--atol", options.atol, float),
+        "statistic": _by_output("--statistic", options.statistic, str),
+    }
     shared: dict[str, Any] = {"runtime": options.runtime, "passthrough": model.passthrough or ()}
     probed = risks = None
     with output.working(f"Comparing {path} with PyTorch"):
@@ -142,6 +150,22 @@ def _check_outputs(options: VerifyOptions) -> None:
         check_folder(Path(options.record))
 
 
+def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
+    return options.criterion, options.rtol, options.atol, options.statistic
+
+
+def _by_output(option: str, values: list[str] | None, parse: Callable[[str], _T]) -> dict[str, _T] | None:
+    """``boxes:1e-3`` -> ``{"boxes": 1e-3}``; a value without a name has the key ``""``."""
+    found: dict[str, _T] = {}
+    for value in values or ():
+        name, _, text = value.rpartition(":")
+        try:
+            found[name] = parse(text)
+        except ValueError as error:
+            raise NnormExportError(f"{option} {value}: {text!r} is not a number; give X or OUTPUT:X") from error
+    return found or None
+
+
 def _path(file: str | None, options: VerifyOptions) -> str:
     if (file is None) == (options.url is None):
         raise NnormExportError("give either a file or, with --url, a server")
@@ -181,7 +205,7 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
 
 def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
     fixed = (model.model, model.input_specs, options.record, options.float16, options.probes, options.page)
-    if any(fixed) or any(given is not None for given in (options.criterion, options.rtol, options.atol)):
+    if any(fixed) or any(given is not None for given in _tolerances(options)):
         raise NnormExportError(
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )

@@ -27,9 +27,10 @@ from nnorm_export.models.modules import named_layers
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.isolation import opened, with_epilogue
-from nnorm_export.parity.judgement import Array, OutputParity, dependence, judge, judge_outputs, require_dependence
+from nnorm_export.parity.judgement import OutputParity, dependence, judge, judge_outputs, require_dependence
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.weights import other_weights
+from nnorm_export.parity.yardstick import Array, yardsticks_of
 from nnorm_export.runtimes import load
 
 
@@ -170,8 +171,11 @@ def bisect(
     feed = [to_numpy(tensor) for tensor in tensors_in(example)]
     paths = {part.path for part in parts}
     expected, seen = reference.run_with_taps(example, paths)
+    sampled = reference.samples_with_taps(example, expected, paths)
     truth, exact = reference.run_with_taps_in_float64(example, paths)
-    outputs = judge_outputs(str(path), type(model).__name__, runner.outputs, runner(*feed), expected, truth)
+    yardsticks = yardsticks_of(expected, [outputs for outputs, _ in sampled], truth)
+    results = runner(*feed)
+    outputs = judge_outputs(str(path), type(model).__name__, runner.outputs, results, expected, truth, yardsticks)
     changed = change_of_input(reference, example, expected)
     outputs = require_dependence(outputs, dependence(expected, None if changed is None else changed[1]))
     parts, notes = _matched(parts, seen, modules)
@@ -182,7 +186,8 @@ def bisect(
     for part in parts:
         x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
         true_x = _with_rank(exact[part.path][part.call - 1].x, x.ndim) if truth is not None else None
-        inherited = judge(part.name, inside.get(part.x, x), x, true_x)
+        samples = [_with_rank(taps[part.path][part.call - 1].x, x.ndim) for _, taps in sampled]
+        inherited = judge(part.name, inside.get(part.x, x), x, true_x, yardstick=_yardstick(x, samples, true_x))
         implementation = implementations.get(part.name, "")
         found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
     result = Bisection(runner.runtime, found, outputs, notes)
@@ -253,6 +258,11 @@ def _with_rank(array: Array, rank: int | None) -> Array:
     return array[None] if rank == array.ndim + 1 else array
 
 
+def _yardstick(result: Array, samples: Sequence[Array], truth: Array | None) -> Array | None:
+    (yardstick,) = yardsticks_of([result], [[sample] for sample in samples], None if truth is None else [truth])
+    return yardstick
+
+
 def _own(
     proto: onnx.ModelProto,
     parts: Sequence[tuple[Part, Tap]],
@@ -264,18 +274,25 @@ def _own(
         return {}, {}
     feeds, wanted = [], []
     ranks = _ranks(proto)
-    for part, tap in parts:
+    # All samples before the first float64 result: of a large model there is one copy at a time.
+    sampled = [reference.layer_samples(part.path, tap) for part, tap in parts]
+    for (part, tap), each in zip(parts, sampled, strict=True):
         rank = ranks.get(part.x)
         x, y = _with_rank(tap.x, rank), _with_rank(tap.y, rank)
         wide = reference.layer_in_float64(part.path, tap.x)
         truth = None if wide is None else _with_rank(wide, rank)
         operands: list[Array] = []
+        samples = [_with_rank(sample, rank) for sample in each]
         if part.operator is not None:
             operands, y, truth = with_epilogue(part.operator, y, truth)
+            samples = [part.operator.apply_epilogue(sample, *operands) for sample in samples]
         feeds.append([x, *operands])
-        wanted.append((y, truth))
+        wanted.append((y, truth, _yardstick(y, samples, truth)))
     with opened(alone(proto, [part for part, _ in parts], feeds), runtime) as runner:
         results = runner(*(array for feed in feeds for array in feed))
         compared = zip(parts, results, wanted, strict=True)
-        own = {part.name: judge(part.name, actual, y, truth) for (part, _), actual, (y, truth) in compared}
+        own = {
+            part.name: judge(part.name, actual, y, truth, yardstick=yardstick)
+            for (part, _), actual, (y, truth, yardstick) in compared
+        }
         return own, runner.implementations

@@ -1,15 +1,14 @@
 """Certificates of parity: inputs, PyTorch's outputs and the float64 truth beside a file, checked later without PyTorch.
 
 A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and
-PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any. Further inputs that were
-compared follow as ``test_data_set_1``.
+PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any, and ``yardstick_0`` the
+error that roundings cause in each element. Further inputs that were compared follow as ``test_data_set_1``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -22,14 +21,12 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export._version import __version__
-from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
+from nnorm_export.errors import ExportError, InputError, ModelFileError, NnormExportError, ParityError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import staged_folder
+from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import (
-    CRITERIA,
-    Array,
-    Criterion,
     ParityReport,
     criterion_text,
     dependence,
@@ -37,21 +34,23 @@ from nnorm_export.parity.judgement import (
     require_dependence,
     worst,
 )
+from nnorm_export.parity.yardstick import Array
 from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 
-CERTIFICATE, DATA, TRUTH = "certificate.json", "test_data_set_{}", "truth_{}"
+CERTIFICATE, DATA, TRUTH, YARDSTICK = "certificate.json", "test_data_set_{}", "truth_{}", "yardstick_{}"
 _FORMAT = 2
 _SETS = 2  # the inputs of the user, and changed ones
-_FOLDERS = {name.format(index) for name in (DATA, TRUTH) for index in range(_SETS)}
+_FOLDERS = {name.format(index) for name in (DATA, TRUTH, YARDSTICK) for index in range(_SETS)}
 
 
 class DataSet(NamedTuple):
-    """Inputs that were compared, PyTorch's outputs for them, and those in float64 if there are any."""
+    """Inputs that were compared, PyTorch's outputs for them, those in float64 if there are any, and the yardsticks."""
 
     inputs: Sequence[Array]
     outputs: Sequence[Array]
     truth: Sequence[Array] | None
+    yardsticks: Sequence[Array | None]
 
 
 def file_sha256(path: Path) -> str:
@@ -94,7 +93,7 @@ def write(
     runner: Runner,
     report: ParityReport,
     compared: Sequence[DataSet],
-    criterion: Criterion,
+    criteria: Sequence[Criterion],
 ) -> None:
     """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
 
@@ -107,7 +106,7 @@ def write(
         "file": path.name,
         "sha256": file_sha256(path),
         "runtime": report.runtime,
-        "criterion": asdict(criterion),
+        "criteria": [asdict(criterion) for criterion in criteria],
         "decided_by": report.criterion,
         "outputs": [asdict(output) for output in report.outputs],
         "implementations": report.implementations,
@@ -124,6 +123,7 @@ def write(
                 _write_tensors(staged / DATA.format(index), "output", names[1], each.outputs)
                 if each.truth is not None:
                     _write_tensors(staged / TRUTH.format(index), "output", names[1], each.truth)
+                _write_tensors(staged / YARDSTICK.format(index), "output", names[1], each.yardsticks)
     except (OSError, ExportError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         reason = getattr(cause, "strerror", None) or error
@@ -154,7 +154,7 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
             f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
         )
     runner = load(path, runtime, trust_pickle=trust_pickle)
-    criterion = _criterion(certificate, folder)
+    criteria = _criteria(folder, certificate["criteria"], len(runner.outputs))
     compared = [_read_set(folder, index, runner) for index in range(certificate["data_sets"])]
     judged = [
         judge_outputs(
@@ -162,9 +162,8 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
             f"certificate {folder}",
             runner.outputs,
             runner(*each.inputs),
-            each.outputs,
-            each.truth,
-            criterion,
+            *each[1:],
+            criteria=criteria,
         )
         for each in compared
     ]
@@ -173,7 +172,7 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
         [worst(parts) for parts in zip(*judged, strict=True)], dependence(compared[0].outputs, others)
     )
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
-    text = criterion_text(outputs, criterion, is_double=is_double)
+    text = criterion_text(outputs, criteria, is_double=is_double, has_truth=compared[0].truth is not None)
     return ParityReport(runner.runtime, text, outputs, runner.implementations)
 
 
@@ -205,7 +204,7 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
     if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
-    if missing := {"sha256", "criterion", "data_sets"} - certificate.keys():
+    if missing := {"sha256", "criteria", "data_sets"} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
     if type(certificate["data_sets"]) is not int or certificate["data_sets"] not in range(1, _SETS + 1):
         raise InputError(
@@ -215,44 +214,55 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
     return certificate
 
 
+def _criteria(folder: Path, recorded: Any, count: int) -> list[Criterion]:
+    try:
+        criteria = [Criterion.of(each["kind"], each["rtol"], each["atol"], each["statistic"]) for each in recorded]
+    except (TypeError, KeyError, NnormExportError) as error:
+        raise InputError(f"{folder}: the certificate is damaged (criteria: {error}); record it again") from error
+    if len(criteria) != count:
+        raise InputError(f"{folder}: the certificate has {len(criteria)} criteria for {count} outputs; record it again")
+    return criteria
+
+
 def _read_set(folder: Path, index: int, runner: Runner) -> DataSet:
     data, exact = folder / DATA.format(index), folder / TRUTH.format(index)
-    outputs = _read_tensors(data, "output", len(runner.outputs))
-    truth = _read_tensors(exact, "output", len(runner.outputs)) if exact.is_dir() else None
+    indices = range(len(runner.outputs))
+    outputs = _read_tensors(data, "output", indices)
+    truth = _read_tensors(exact, "output", indices) if exact.is_dir() else None
     for info, output, true in zip(runner.outputs, outputs, truth or outputs, strict=True):
         if true.shape != output.shape or not {output.dtype.kind, true.dtype.kind} <= {*"fiubV"}:  # V: bfloat16
             raise InputError(
                 f"{folder}: the certificate is damaged (its results of {info.name} in {data.name} are "
                 f"{output.dtype}{list(output.shape)}, in {exact.name} {true.dtype}{list(true.shape)}); record it again"
             )
-    return DataSet(_read_tensors(data, "input", len(runner.inputs)), outputs, truth)
+    inputs = _read_tensors(data, "input", range(len(runner.inputs)))
+    return DataSet(inputs, outputs, truth, _read_yardsticks(folder / YARDSTICK.format(index), outputs))
 
 
-_TOLERANCES: dict[str, tuple[int, ...]] = {"budget": (0,), "allclose": (0, 2)}  # how many a criterion may have
+def _read_yardsticks(folder: Path, results: Sequence[Array]) -> list[Array | None]:
+    """The yardsticks; None for an output that has none, as those that are not floating-point."""
+    found: list[Array | None] = [None] * len(results)
+    for index, result in enumerate(results):
+        if (folder / f"output_{index}.pb").exists():
+            (yardstick,) = _read_tensors(folder, "output", [index])
+            if yardstick.shape != result.shape or not bool((yardstick > 0).all()):
+                raise InputError(f"{folder}: the certificate is damaged (output_{index}); record it again")
+            found[index] = yardstick
+    return found
 
 
-def _criterion(certificate: dict[str, Any], folder: Path) -> Criterion:
-    try:
-        criterion = Criterion(**certificate["criterion"])
-        tolerances = [value for value in (criterion.rtol, criterion.atol) if value is not None]
-        are_valid = all(0 <= value < math.inf for value in tolerances)
-        if criterion.kind not in CRITERIA or not are_valid or len(tolerances) not in _TOLERANCES[criterion.kind]:
-            raise ValueError(f"{criterion} is no criterion")
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{folder}: the certificate is damaged ({error}); record it again") from error
-    return criterion
-
-
-def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array]) -> None:
+def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array | None]) -> None:
     folder.mkdir(exist_ok=True)
     for index, (name, array) in enumerate(zip(names, arrays, strict=True)):
+        if array is None:
+            continue
         tensor = onnx.numpy_helper.from_array(array, name)
         (folder / f"{kind}_{index}.pb").write_bytes(tensor.SerializeToString())
 
 
-def _read_tensors(folder: Path, kind: str, count: int) -> list[Array]:
+def _read_tensors(folder: Path, kind: str, indices: Iterable[int]) -> list[Array]:
     arrays = []
-    for index in range(count):
+    for index in indices:
         file = folder / f"{kind}_{index}.pb"
         try:
             tensor = onnx.TensorProto.FromString(read_bytes(file, PROTOBUF_BYTES, InputError))

@@ -18,11 +18,9 @@ from nnorm_export.models.arguments import tensors_in, to_numpy
 from nnorm_export.parity import certificates
 from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates import DataSet
+from nnorm_export.parity.criteria import Criteria, PerOutput
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.judgement import (
-    Array,
-    Criterion,
-    OutputParity,
     ParityReport,
     constant_over_rows,
     criterion_text,
@@ -33,6 +31,7 @@ from nnorm_export.parity.judgement import (
 )
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.weights import other_weights
+from nnorm_export.parity.yardstick import Array, yardsticks_of
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 
@@ -45,8 +44,9 @@ def verify(
     *,
     runtime: str | None = None,
     criterion: str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: PerOutput[float] = None,
+    atol: PerOutput[float] = None,
+    statistic: PerOutput[str] = None,
     certificate: str | Path | None = None,
     passthrough: Passthrough = (),
     trust_pickle: bool = False,
@@ -63,7 +63,11 @@ def verify(
         runtime: see :func:`nnorm_export.load`.
         criterion: ``budget``, the default, or ``allclose``, at torch.testing's tolerances for the dtype unless others
             are given.
-        rtol, atol: tolerances instead of the error budget; if only one is given, the other is 0.
+        rtol, atol: tolerances instead of the error budget; if only one is given, the other is 0. A number for all
+            outputs, or numbers by the names of outputs, ``""`` for the others: ``{"boxes": 1e-3, "": 1e-5}``. An output
+            without tolerances keeps the budget.
+        statistic: of the elements' errors, each divided by what it may be: ``max``, the default, ``mean``, ``median``
+            or a percentile, ``p99`` for example. For all outputs, or by their names.
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
         trust_pickle: as for :func:`nnorm_export.load`.
@@ -72,25 +76,29 @@ def verify(
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
         InputError: the inputs do not fit the model or the file.
-        NnormExportError: the file's outputs differ from the model's in number or shape.
+        NnormExportError: the file's outputs differ from the model's in number or shape, or a tolerance names an output
+            that the file has not.
     """
-    chosen = Criterion.of(criterion, rtol, atol)
+    chosen = Criteria.of(criterion, rtol, atol, statistic)
     if certificate is not None:
         certificates.check_folder(Path(certificate))
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
+    of_outputs = chosen.for_outputs([info.name for info in runner.outputs])
     if (bodies := run_by_bodies(path, runner)) is not None:
         by_bodies = [
-            judge_outputs(str(path), type(model).__name__, bodies.outputs, bodies(*each[0]), *each[1:], criteria=chosen)
+            judge_outputs(
+                str(path), type(model).__name__, bodies.outputs, bodies(*each[0]), *each[1:], criteria=of_outputs
+            )
             for each in compared
         ]
         report = replace(report, by_bodies=[worst(parts) for parts in zip(*by_bodies, strict=True)])
     if not report:
         report = replace(report, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
     if certificate is not None and report:
-        certificates.write(Path(certificate), Path(path), runner, report, compared, chosen)
+        certificates.write(Path(certificate), Path(path), runner, report, compared, of_outputs)
     return report
 
 
@@ -105,7 +113,7 @@ def compare_with_pytorch(
     """As :func:`verify`, on several sets of bound inputs; the report has the worst of them."""
     # The callers have written the file themselves.
     runner = load(path, runtime or runtime_for(path), trust_pickle=True)
-    return _compare(path.name, runner, model, examples, Criterion(), passthrough)[0]
+    return _compare(path.name, runner, model, examples, Criteria.of(), passthrough)[0]
 
 
 def runtime_for(path: Path) -> str:
@@ -128,34 +136,42 @@ def _compare(
     runner: Runner,
     model: nn.Module,
     examples: Sequence[Mapping[str, Any]],
-    criterion: Criterion,
+    criteria: Criteria,
     passthrough: Passthrough,
 ) -> tuple[ParityReport, list[DataSet]]:
     """Returns the report over ``examples``, at least one, and what was compared.
 
     If the results of PyTorch are constant over the rows, changed inputs are compared too.
     """
+    chosen = criteria.for_outputs([info.name for info in runner.outputs])
+    # First: it takes a session of its own, for whose weights there is room before PyTorch's copies of the model.
+    implementations = runner.implementations
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
-    judged: list[list[OutputParity]] = []
-    compared: list[DataSet] = []
-
-    def compare(example: Mapping[str, Any], expected: list[Array]) -> None:
-        feed = [to_numpy(tensor) for tensor in tensors_in(example)]
-        truth = pytorch.run_in_float64(example)
-        name = type(model).__name__
-        judged.append(judge_outputs(file, name, runner.outputs, runner(*feed), expected, truth, criterion))
-        compared.append(DataSet(feed, expected, truth))
-
-    taken = [as_taken(runner, example) for example in examples]
-    for example in taken:
-        compare(example, pytorch.run(example))
-    _, expected, truth = compared[0]
-    changed = change_of_input(pytorch, taken[0], expected)
-    if changed is not None and constant_over_rows(expected):
-        compare(*changed)
+    taken: list[Mapping[str, Any]] = [as_taken(runner, example) for example in examples]
+    actual = [_run_file(runner, example) for example in taken]
+    expected = [pytorch.run(example) for example in taken]
+    unsteady = pytorch.unsteadiness(taken[0], expected[0])
+    changed = change_of_input(pytorch, taken[0], expected[0])
+    if changed is not None and constant_over_rows(expected[0]):
+        taken.append(changed[0])
+        actual.append(_run_file(runner, changed[0]))
+        expected.append(changed[1])
+    samples = [pytorch.samples(example, result) for example, result in zip(taken, expected, strict=True)]
+    truths = [pytorch.run_in_float64(example) for example in taken]
+    yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
+    feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]
+    compared = [DataSet(*each) for each in zip(feeds, expected, truths, yardsticks, strict=True)]
+    judged = [
+        judge_outputs(file, type(model).__name__, runner.outputs, results, *each[1:], criteria=chosen)
+        for results, each in zip(actual, compared, strict=True)
+    ]
     outputs = [worst(parts) for parts in zip(*judged, strict=True)]
-    outputs = require_dependence(outputs, dependence(expected, None if changed is None else changed[1]))
-    if defect := pytorch.defect(taken[0], expected, truth):
+    outputs = require_dependence(outputs, dependence(expected[0], None if changed is None else changed[1]))
+    if defect := unsteady or pytorch.defect_of_freezing(taken[0], truths[0]):
         outputs = [output.failed(defect) for output in outputs]
-    text = criterion_text(outputs, criterion, is_double=pytorch.dtype == torch.float64)
-    return ParityReport(runner.runtime, text, outputs, runner.implementations), compared
+    text = criterion_text(outputs, chosen, is_double=pytorch.dtype == torch.float64, has_truth=truths[0] is not None)
+    return ParityReport(runner.runtime, text, outputs, implementations), compared
+
+
+def _run_file(runner: Runner, example: Mapping[str, Any]) -> list[Array]:
+    return runner(*[to_numpy(tensor) for tensor in tensors_in(example)])

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from nnorm_export.errors import InputError
 from nnorm_export.models.arguments import tensors_in, with_tensors
-from nnorm_export.parity.judgement import Array, decisive, dependence, is_float
+from nnorm_export.parity.judgement import decisive, dependence
 from nnorm_export.parity.pytorch_model import PyTorchModel
+from nnorm_export.parity.yardstick import Array, is_float
 
 SEED = 0
 

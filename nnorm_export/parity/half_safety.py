@@ -17,8 +17,8 @@ from nnorm_export.freezing.samples import SampleSize, of_group, of_normalized_sh
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import unwrapped
-from nnorm_export.parity.judgement import Array
 from nnorm_export.parity.pytorch_model import Passthrough, observe
+from nnorm_export.parity.yardstick import Array
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504
 LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; smaller numbers lose digits, those below 6e-8 are 0

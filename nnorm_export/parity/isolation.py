@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from nnorm_export.domain import Operator
-from nnorm_export.parity.judgement import Array
+from nnorm_export.parity.yardstick import Array
 from nnorm_export.runtimes import Runner, load
 
 

@@ -1,8 +1,9 @@
 """Metrics of a comparison, and whether it passes: by an error budget, or by tolerances that the user gives.
 
-The truth is the user's own model run in float64. PyTorch's own error against it, in the file's dtype, is the yardstick
-of what that dtype can do on this model and these inputs: a file passes if its error is at most :data:`BUDGET` times
-that. If PyTorch's own error is a large part of the result, it measures nothing, and the comparison fails with that
+The truth is the user's own model run in float64. How far roundings move each element of PyTorch's result from it, in
+the file's dtype, is the yardstick of what that dtype can do on this model and these inputs
+(:mod:`nnorm_export.parity.yardstick`): a file passes if its error is at most :data:`BUDGET` times that, in every
+element. If PyTorch's own error is a large part of the result, it measures nothing, and the comparison fails with that
 reason. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
 
 Equal results show something only if there is something to compare. Whatever the criterion, an output fails that has no
@@ -15,87 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.tensors import TensorInfo
-
-Array = NDArray[Any]
+from nnorm_export.parity.criteria import Criterion
+from nnorm_export.parity.yardstick import (
+    FLOAT_TYPES,
+    Array,
+    distance,
+    is_float,
+    unstable_result,
+    yardstick_of,
+)
 
 BUDGET = 10.0
-CRITERIA = ("budget", "allclose")
-
-
-@dataclass(frozen=True)
-class FloatType:
-    """What a comparison needs to know of a floating-point dtype.
-
-    Attributes:
-        rtol, atol: the tolerances of torch.testing.assert_close.
-        stable: the largest error that PyTorch itself may have against float64, as a share of the greatest entry.
-            Trained networks stay below a tenth of it; random or unstable models and overflow exceed it.
-    """
-
-    rtol: float
-    atol: float
-    stable: float
-
-
-FLOAT_TYPES = {
-    "float64": FloatType(rtol=1e-7, atol=1e-7, stable=1e-10),
-    "float32": FloatType(rtol=1.3e-6, atol=1e-5, stable=2e-4),
-    "float16": FloatType(rtol=1e-3, atol=1e-5, stable=0.1),
-    "bfloat16": FloatType(rtol=1.6e-2, atol=1e-5, stable=0.3),
-}
-
-
-def is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in FLOAT_TYPES
-
-
-def machine_epsilon(dtype: str) -> float:
-    """The distance from 1 to the next greater number; 0 for a dtype that is not floating-point."""
-    return float(ml_dtypes.finfo(dtype).eps) if dtype in FLOAT_TYPES else 0.0
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """What decides: the error budget, or |file − PyTorch| ≤ atol + rtol·|PyTorch|.
-
-    Attributes:
-        rtol, atol: tolerances of ``allclose``; None takes those of torch.testing for the output's dtype.
-    """
-
-    kind: Literal["budget", "allclose"] = "budget"
-    rtol: float | None = None
-    atol: float | None = None
-
-    @classmethod
-    def of(cls, kind: str | None, rtol: float | None, atol: float | None) -> Criterion:
-        """Returns the criterion that a user asks for. Tolerances imply ``allclose``; if one is given, the other is 0.
-
-        Raises:
-            NnormExportError: an unknown kind, or tolerances for the budget.
-        """
-        if kind not in (None, *CRITERIA):
-            raise NnormExportError(f"unknown criterion {kind!r}; choose {' or '.join(CRITERIA)}")
-        if rtol is None and atol is None:
-            return cls("allclose") if kind == "allclose" else cls()
-        if kind == "budget":
-            raise NnormExportError(
-                "rtol and atol go with the criterion allclose; leave them out for the budget, which is measured"
-            )
-        return cls("allclose", rtol or 0.0, atol or 0.0)
-
-    def tolerances(self, dtype: str) -> tuple[float, float]:
-        """(rtol, atol) for an output of ``dtype``."""
-        if self.rtol is None or self.atol is None:
-            return FLOAT_TYPES[dtype].rtol, FLOAT_TYPES[dtype].atol
-        return self.rtol, self.atol
 
 
 @dataclass(frozen=True)
@@ -105,8 +42,8 @@ class OutputParity:
     Attributes:
         max_abs_diff: max |file − PyTorch|.
         max_rel_diff: max |file − PyTorch| / |PyTorch|, over finite elements that are not 0.
-        budget_share: the file's error against float64, divided by the error that it may have; at most 1 passes. None
-            if the model does not run in float64.
+        budget_share: an element's error, divided by the error that it may have, the greatest over all elements; at most
+            1 passes. None for a float64 output, or if the model runs neither in float64 nor with random last bits.
         top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
         rows: the number of rows that were compared.
         note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
@@ -197,6 +134,7 @@ def judge_outputs(
     actual: Sequence[Array],
     expected: Sequence[Array],
     truth: Sequence[Array] | None = None,
+    yardsticks: Sequence[Array | None] | None = None,
     criteria: Criterion | Sequence[Criterion] | None = None,
 ) -> list[OutputParity]:
     """:func:`judge` for every output of a file.
@@ -204,7 +142,7 @@ def judge_outputs(
     Args:
         file, reference: what is compared with what, for the error's text.
         infos: the outputs of the file.
-        actual, expected, truth: the results of the file, of the reference, and those in float64 if there are any.
+        actual, expected, truth, yardsticks: as for :func:`judge`, for each output.
         criteria: one criterion for all outputs, or one for each; None for the error budget.
 
     Raises:
@@ -217,11 +155,12 @@ def judge_outputs(
             f"shapes {expected_shapes}: the file was made from another model. Compare it with its own model, or export "
             "this model again"
         )
-    truths: Sequence[Array | None] = truth or [None] * len(expected)
+    none: list[None] = [None] * len(expected)
     each = criteria if isinstance(criteria, Sequence) else [criteria] * len(expected)
-    rows = zip(infos, actual, expected, truths, each, strict=True)
+    rows = zip(infos, actual, expected, truth or none, yardsticks or none, each, strict=True)
     return [
-        judge(info.name, result, wanted, true, criterion, reference) for info, result, wanted, true, criterion in rows
+        judge(info.name, result, wanted, true, criterion, yardstick=yardstick, reference=reference)
+        for info, result, wanted, true, yardstick, criterion in rows
     ]
 
 
@@ -231,11 +170,18 @@ def judge(
     expected: Array,
     truth: Array | None,
     criterion: Criterion | None = None,
+    *,
+    yardstick: Array | None = None,
     reference: str = "PyTorch",
 ) -> OutputParity:
     """Compares ``actual`` of the file with PyTorch's ``expected`` in the same dtype and the ``truth`` in float64.
 
     An output without elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
+
+    Args:
+        truth: None if there is none; ``expected`` takes its place.
+        yardstick: of each element, see :mod:`nnorm_export.parity.yardstick`; None takes that of ``expected`` alone.
+        reference: what computed ``expected``, for the reasons.
     """
     if actual.shape != expected.shape:
         raise NnormExportError(
@@ -249,29 +195,31 @@ def judge(
     if not is_float(actual.dtype):
         differing = float((actual != expected).sum())
         return OutputParity(name, differing == 0, differing, differing, None, None, rows, dtype)
+    criterion = criterion or Criterion()
     wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
-    difference = _distance(wide, expected_wide)
+    difference = distance(wide, expected_wide)
     nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
+    if yardstick is None and truth is not None:
+        yardstick = yardstick_of([expected], truth, dtype)
+    shares = None if yardstick is None else _budget_shares(wide, expected_wide if truth is None else truth, yardstick)
     parity = OutputParity(
         name,
         passed=True,
         max_abs_diff=float(difference.max(initial=0.0)),
         max_rel_diff=float((difference[nonzero] / np.abs(expected_wide[nonzero])).max(initial=0.0)),
-        budget_share=None if truth is None else _budget_share(wide, expected_wide, truth, dtype),
+        budget_share=None if shares is None else criterion.of_elements(shares),
         top1_agreement=_top1_agreement(wide, expected_wide),
         rows=rows,
         dtype=dtype,
         note=_infinite_entries(expected_wide),
     )
-    if criterion is not None and criterion.kind == "allclose":
-        return replace(parity, passed=_all_close(difference, expected_wide, *criterion.tolerances(dtype)))
-    if truth is None:
-        dtype_rtol, dtype_atol = (BUDGET * tolerance for tolerance in Criterion().tolerances(dtype))
-        return replace(parity, passed=_all_close(difference, expected_wide, dtype_rtol, dtype_atol))
-    if unstable := _unstable(expected_wide, truth, dtype):
+    if criterion.kind == "allclose" or shares is None:
+        factor = 1.0 if criterion.kind == "allclose" else BUDGET
+        rtol, atol = (factor * tolerance for tolerance in criterion.tolerances(dtype))
+        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, atol)) <= 1.0)
+    if truth is not None and (unstable := unstable_result(expected_wide, truth, dtype)):
         return parity.failed(unstable)
-    assert parity.budget_share is not None
-    return replace(parity, passed=parity.budget_share <= 1.0)
+    return replace(parity, passed=criterion.of_elements(shares) <= 1.0)
 
 
 def rows_differ(result: Array) -> bool | None:
@@ -348,16 +296,26 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
     )
 
 
-def criterion_text(outputs: Sequence[OutputParity], criterion: Criterion, *, is_double: bool) -> str:
-    """Describes what decided over ``outputs``."""
-    if criterion.rtol is not None:
-        return f"allclose, rtol {criterion.rtol:g}, atol {criterion.atol:g}"
-    if criterion.kind == "allclose":
-        return "allclose at torch.testing's tolerances"
-    if all(output.budget_share is not None for output in outputs):
-        return f"budget: at most {BUDGET:g} times PyTorch's own error against float64"
+def criterion_text(
+    outputs: Sequence[OutputParity], criteria: Sequence[Criterion], *, is_double: bool, has_truth: bool
+) -> str:
+    """Describes what decided over ``outputs``, whose criteria are ``criteria``."""
     reason = "the file is in float64" if is_double else "the model does not run in float64"
-    return f"allclose at {BUDGET:g} times torch.testing's tolerances, because {reason}"
+    has_budget = has_truth or any(output.budget_share is not None for output in outputs)
+
+    def text(criterion: Criterion) -> str:
+        if criterion.kind == "allclose":
+            return str(criterion)
+        if not has_budget:
+            return f"allclose at {BUDGET:g} times torch.testing's tolerances{criterion.of_what}, because {reason}"
+        budget = f"budget: at most {BUDGET:g} times the error that roundings cause in PyTorch, in each element"
+        against = "against float64" if has_truth else f"against PyTorch in the same dtype, because {reason}"
+        return f"{budget}{criterion.of_what}, {against}"
+
+    if len(set(criteria)) == 1:
+        return text(criteria[0])
+    pairs = zip(outputs, criteria, strict=True)
+    return "; ".join(f"{output.name}: {text(criterion)}" for output, criterion in pairs)
 
 
 def share_text(share: float | None) -> str:
@@ -395,47 +353,19 @@ def _infinite_entries(expected: Array) -> str:
     return f"{count} of {expected.size} elements are infinite, and must be so in both" if count else ""
 
 
-def _budget_share(actual: Array, expected: Array, truth: Array, dtype: str) -> float:
-    """The file's error / (BUDGET · PyTorch's error), the latter at least one rounding of the greatest entry."""
-    error = float(_distance(actual, truth).max(initial=0.0))
-    if error == 0.0:
-        return 0.0
-    rounding = machine_epsilon(dtype) * _greatest(truth)
-    yardstick = max(float(_distance(expected, truth).max(initial=0.0)), rounding)
-    return error / (BUDGET * yardstick) if 0.0 < yardstick < np.inf else float("inf")
+def _budget_shares(actual: Array, truth: Array, yardstick: Array) -> Array:
+    """Of each element, the file's error / (BUDGET · yardstick)."""
+    shares: Array = distance(actual, truth) / (BUDGET * yardstick)
+    return shares
 
 
-def _unstable(expected: Array, truth: Array, dtype: str) -> str:
-    """Returns why PyTorch's own result cannot be the yardstick; empty if it can."""
-    lost = int((np.isfinite(truth) & ~np.isfinite(expected)).sum())
-    if lost:
-        return f"PyTorch itself overflows in {dtype}, in {lost} of {truth.size} entries; choose a dtype with more range"
-    off, greatest = float(_distance(expected, truth).max(initial=0.0)), _greatest(truth)
-    if off > FLOAT_TYPES[dtype].stable * greatest:
-        return (
-            f"PyTorch's own result in {dtype} is {off:.2e} off the float64 one, whose greatest entry is "
-            f"{greatest:.2e}: the model is random or unstable on these inputs. Train it, or give real inputs"
-        )
-    return ""
-
-
-def _greatest(values: Array) -> float:
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-
-
-def _distance(a: Array, b: Array) -> Array:
-    """|a − b|; 0 where both are NaN or the same infinity, infinite where one is NaN and the other is not."""
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(a - b)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    result: Array = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
-    return result
-
-
-def _all_close(difference: Array, expected: Array, rtol: float, atol: float) -> bool:
-    with np.errstate(invalid="ignore"):  # 0 · infinity is NaN: the difference decides there
+def _shares(difference: Array, expected: Array, rtol: float, atol: float) -> Array:
+    """Of each element, |file − PyTorch| / (atol + rtol·|PyTorch|); at most 1 where that is allowed."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # 0 · infinity and 0 / 0 are NaN: the difference decides there
         allowed = np.nan_to_num(atol + rtol * np.abs(expected), nan=atol, posinf=atol)
-    return bool((difference <= allowed).all())
+        shares = difference / allowed
+    result: Array = np.where(difference <= allowed, np.fmin(shares, 1.0), np.fmax(shares, np.nextafter(1.0, 2.0)))
+    return np.where(difference == 0, 0.0, result)
 
 
 def _top1_agreement(actual: Array, expected: Array) -> float | None:

@@ -20,7 +20,7 @@ from nnorm_export.mathematics import estimate_lmbda, resolve_exponents, standard
 from nnorm_export.models.arguments import to_numpy, to_tensor
 from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.parity.isolation import with_epilogue
-from nnorm_export.parity.judgement import Array
+from nnorm_export.parity.yardstick import Array
 
 LMBDAS = (0.0, 1.0, 2.0, 0.5, 1.5, -3.0, 5.0)
 DELTA = math.sqrt(1e-5)  # the exponent shift of the reference form, for those λ

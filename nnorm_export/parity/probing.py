@@ -23,8 +23,9 @@ from nnorm_export.files.bodies import refuse_invalid
 from nnorm_export.files.parts import Part, alone, parts_of
 from nnorm_export.files.tensors import inputs_of
 from nnorm_export.parity.isolation import opened
-from nnorm_export.parity.judgement import Array, OutputParity, is_float, judge, worst
+from nnorm_export.parity.judgement import OutputParity, judge, worst
 from nnorm_export.parity.probes import Norm, Probe, branches_of, great_sizes, probes_of, signed_sizes
+from nnorm_export.parity.yardstick import Array, common_yardstick, is_float
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,16 @@ def _judged(name: str, operator: Operator, made: Probe, result: Array) -> Iterat
         # Rows of one value are only the bias. Together with others, PyTorch's luck on one row would be the yardstick.
         constant = np.array([bool((row == row.flat[0]).all()) for row in made.feed[0]])
         for chosen in filter(np.any, (constant, ~constant)):
-            yield judge(name, *(array[chosen] for array in triple))
+            yield _judged_together(name, *(array[chosen] for array in triple))
         return
     sizes = np.abs(signed_sizes(result.dtype))
     for chosen in (sizes <= 1, *(sizes == great for great in great_sizes(result.dtype))):
         for channel in range(result.shape[1]):
-            yield judge(name, *(array[chosen, channel] for array in triple))
+            yield _judged_together(name, *(array[chosen, channel] for array in triple))
+
+
+def _judged_together(name: str, result: Array, expected: Array, truth: Array) -> OutputParity:
+    return judge(name, result, expected, truth, yardstick=common_yardstick(expected, truth))
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,11 +14,16 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import freeze
-from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, unbind
+from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
-from nnorm_export.parity.judgement import Array, is_float, judge
+from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.perturbation import flip_last_bits, random_last_bits
+from nnorm_export.parity.yardstick import Array, is_float
 from nnorm_export.runtimes import Runner
 
+_LARGE = 2**24  # bytes of weights
+SAMPLES, SAMPLES_OF_FEW_ROWS = 3, 7  # runs with random last bits; rows of one output share their luck
+_FEW = 4
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
 
@@ -53,7 +59,7 @@ class PyTorchModel:
     """The user's model, which can be run in the file's dtype and in float64.
 
     In half precision the frozen model runs in its place, because training-time code promotes half inputs to float32.
-    :meth:`defect` then checks in float32 that the frozen model computes what the user's model computes.
+    :meth:`defect_of_freezing` then checks in float32 that the frozen model computes what the user's model computes.
 
     Args:
         model: the user's model, which is copied.
@@ -63,14 +69,48 @@ class PyTorchModel:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> None:
         self.dtype = dtype
-        self._original = eval_copy(model)
-        self._frozen = freeze(model, passthrough=passthrough) if dtype in HALVES else None
-        self._in_dtype = eval_copy(self._original if self._frozen is None else self._frozen)
-        # A model of several dtypes is unchanged if the file's dtype is one of them.
-        if dtype is not None and dtype not in {p.dtype for p in self._in_dtype.parameters()}:
-            self._in_dtype.to(dtype)
-        # PyTorch computes nothing more exactly than float64, so a float64 file has no budget.
-        self._double = None if dtype == torch.float64 else eval_copy(model).to(torch.float64)
+        self._model = model
+        self._passthrough = tuple(passthrough)
+        self._copies: dict[str, nn.Module] = {}
+        self._is_large = sum(t.nbytes for t in (*model.parameters(), *model.buffers())) > _LARGE
+
+    @property
+    def _original(self) -> nn.Module:
+        return self._copy("original", lambda: eval_copy(self._model))
+
+    @property
+    def _frozen(self) -> nn.Module | None:
+        if self.dtype not in HALVES:
+            return None
+        return self._copy("frozen", lambda: freeze(self._model, passthrough=self._passthrough))
+
+    @property
+    def _in_dtype(self) -> nn.Module:
+        def make() -> nn.Module:
+            is_half = self.dtype in HALVES
+            module = freeze(self._model, passthrough=self._passthrough) if is_half else eval_copy(self._model)
+            # A model of several dtypes is unchanged if the file's dtype is one of them.
+            if self.dtype is not None and self.dtype not in {p.dtype for p in module.parameters()}:
+                module.to(self.dtype)
+            return module
+
+        return self._copy("in_dtype", make)
+
+    @property
+    def _double(self) -> nn.Module | None:
+        """None for a float64 file: PyTorch computes nothing more exactly, so it has no budget."""
+        if self.dtype == torch.float64:
+            return None
+        return self._copy("double", lambda: eval_copy(self._model).to(torch.float64))
+
+    def _copy(self, name: str, make: Callable[[], nn.Module]) -> nn.Module:
+        """The copy ``name``, made when it is needed; of a large model there is one copy at a time."""
+        if name not in self._copies:
+            if self._is_large:
+                self._copies.clear()
+                gc.collect()
+            self._copies[name] = make()
+        return self._copies[name]
 
     def run(self, example: Mapping[str, Any]) -> list[Array]:
         """Returns the outputs in the file's dtype.
@@ -78,12 +118,13 @@ class PyTorchModel:
         Raises:
             InputError: the model does not run on the example.
         """
+        model = self._in_dtype
         try:
-            return _run(self._in_dtype, example)
+            return _run(model, example)
         except (NnormExportError, OSError):  # an OSError says itself which file is missing
             raise
         except Exception as error:  # the user's code may raise anything
-            name = type(self._original).__name__
+            name = type(self._model).__name__
             raise InputError(
                 f"{name} does not run on these inputs; give others, as its forward takes them: "
                 f"{type(error).__name__}: {error}"
@@ -91,8 +132,9 @@ class PyTorchModel:
 
     def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
         """Returns the outputs in float64; None for a float64 file, or if the model does not run in float64."""
+        model = self._double
         try:
-            return None if self._double is None else _run(self._double, cast(example, torch.float64))
+            return None if model is None else _run(model, cast(example, torch.float64))
         except NnormExportError:
             raise
         except Exception:  # the user's code may raise anything in float64: it casts to float32, or asserts a dtype
@@ -112,31 +154,76 @@ class PyTorchModel:
     def run_with_taps_in_float64(
         self, example: Mapping[str, Any], paths: Iterable[str]
     ) -> tuple[list[Array] | None, dict[str, list[Tap]]]:
-        if self._double is None:
+        model = self._double
+        if model is None:
             return None, {}
-        with _taps(self._double, paths) as taps:
+        with _taps(model, paths) as taps:
             return self.run_in_float64(example), taps
 
     def layer_in_float64(self, path: str, x: Array) -> Array | None:
         """Returns what the layer computes from ``x`` in float64; None for a float64 file."""
-        if self._double is None:
+        model = self._double
+        if model is None:
             return None
         wide = torch.from_numpy(x.astype(np.float64))
         with torch.no_grad(), without_fused_attention():
-            return to_numpy(self._double.get_submodule(path)(wide))
+            return to_numpy(model.get_submodule(path)(wide))
 
-    def defect(self, example: Mapping[str, Any], result: Sequence[Array], truth: Sequence[Array] | None) -> str:
-        """Returns why a comparison with this model is meaningless, empty if it is not.
+    def samples(self, example: Mapping[str, Any], result: Sequence[Array]) -> list[list[Array]]:
+        """Returns the outputs for inputs and weights with random last bits, a few times.
 
         Args:
-            example, result, truth: inputs, and what :meth:`run` and :meth:`run_in_float64` returned for them.
+            example, result: inputs, and what :meth:`run` returned for them.
         """
+        return [outputs for outputs, _ in self.samples_with_taps(example, result, ())]
+
+    def samples_with_taps(
+        self, example: Mapping[str, Any], result: Sequence[Array], paths: Iterable[str]
+    ) -> list[tuple[list[Array], dict[str, list[Tap]]]]:
+        """As :meth:`samples`, with the input and output of each layer in ``paths``."""
+        shapes = [array.shape for array in result]
+        found = []
+        for seed in _seeds(result):
+            moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+            flip_last_bits(tensors_in(moved), seed)
+            with random_last_bits(self._in_dtype, seed):
+                try:
+                    outputs, taps = self.run_with_taps(moved, paths)
+                except InputError:  # the model refuses such inputs, above 1 for example
+                    continue
+            if [array.shape for array in outputs] == shapes:
+                found.append((outputs, taps))
+        return found
+
+    def layer_samples(self, path: str, tap: Tap) -> list[Array]:
+        """Returns what the layer computes from the input in ``tap`` with random last bits, a few times."""
+        layer, found = self._in_dtype.get_submodule(path), []
+        for seed in _seeds([tap.y]):
+            x = to_tensor(tap.x)
+            flip_last_bits([x], seed)
+            with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed):
+                found.append(to_numpy(layer(x)))
+        return found
+
+    def unsteadiness(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
+        """Returns that PyTorch does not return ``result`` again, if so; empty otherwise."""
         if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(result, self.run(example))):
             return "PyTorch returns another result each time; look for F.dropout without training=self.training"
-        if self._frozen is None:
+        return ""
+
+    def defect_of_freezing(self, example: Mapping[str, Any], truth: Sequence[Array] | None) -> str:
+        """Returns where the frozen model, which runs for half precision, computes something else in float32.
+
+        Args:
+            example, truth: inputs, and what :meth:`run_in_float64` returned for them.
+        """
+        frozen_model = self._frozen
+        if frozen_model is None:
             return ""
         single = cast(example, torch.float32)
-        frozen, original = (_run(model.float(), single) for model in (self._frozen, self._original))
+        frozen = _run(frozen_model.float(), single)
+        del frozen_model  # before the next copy is made
+        original = _run(self._original.float(), single)
         truths: Sequence[Array | None] = truth or [None] * len(frozen)
         for number, (f, o, t) in enumerate(zip(frozen, original, truths, strict=True)):
             parity = judge(str(number), f, o, t)
@@ -194,6 +281,11 @@ def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
     args, kwargs = unbind(model, copies)
     with torch.no_grad(), without_fused_attention():
         return [to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
+
+
+def _seeds(result: Sequence[Array]) -> range:
+    has_rows = all(array.ndim > 0 and len(array) >= _FEW for array in result)
+    return range(1, 1 + (SAMPLES if has_rows else SAMPLES_OF_FEW_ROWS))
 
 
 def _floats(left: Sequence[Array], right: Sequence[Array]) -> list[tuple[Array, Array]]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nnorm_export.parity.comparison import verify
+from nnorm_export.parity.criteria import PerOutput
 from nnorm_export.parity.judgement import ParityReport
 from nnorm_export.parity.pytorch_model import Passthrough
 
@@ -20,15 +21,16 @@ def assert_parity(
     *,
     runtime: str | None = None,
     criterion: str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: PerOutput[float] = None,
+    atol: PerOutput[float] = None,
+    statistic: PerOutput[str] = None,
     ran_by: str | None = None,
     passthrough: Passthrough = (),
 ) -> ParityReport:
     """:func:`nnorm_export.verify`, as an assertion.
 
     Args:
-        path, model, inputs, runtime, criterion, rtol, atol, passthrough: as for :func:`nnorm_export.verify`.
+        path, model, inputs, runtime, criterion, rtol, atol, statistic, passthrough: as for :func:`nnorm_export.verify`.
         ran_by: what must have run every normalization that is a node: ``kernel``, ``body`` or ``plugin``.
 
     Raises:
@@ -36,7 +38,15 @@ def assert_parity(
             each output.
     """
     report = verify(
-        path, model, inputs, runtime=runtime, criterion=criterion, rtol=rtol, atol=atol, passthrough=passthrough
+        path,
+        model,
+        inputs,
+        runtime=runtime,
+        criterion=criterion,
+        rtol=rtol,
+        atol=atol,
+        statistic=statistic,
+        passthrough=passthrough,
     )
     require(report, path, model, ran_by)
     return report

@@ -115,7 +115,7 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     config = request.config
     if not config.getoption("--nnorm-baseline"):
         return
-    from nnorm_export.parity.judgement import machine_epsilon  # noqa: PLC0415 - it takes a second
+    from nnorm_export.parity.yardstick import machine_epsilon  # noqa: PLC0415 - it takes a second
     from nnorm_export.runtimes import RUNTIMES  # noqa: PLC0415 - the same, and pytest loads this module in every run
 
     version = f"{report.runtime}, {RUNTIMES[report.runtime].version}"

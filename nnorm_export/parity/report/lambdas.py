@@ -15,8 +15,8 @@ from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.models.arguments import to_numpy
 from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.half_safety import sample_sets
-from nnorm_export.parity.judgement import Array
 from nnorm_export.parity.pytorch_model import Passthrough, Tap, observe
+from nnorm_export.parity.yardstick import Array
 
 
 def lambdas(

@@ -12,7 +12,7 @@ from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.names import layer_name
 from nnorm_export.parity.bisection import Bisection
-from nnorm_export.parity.judgement import Array
+from nnorm_export.parity.yardstick import Array
 
 FORMATS = (".png", ".svg", ".pdf")
 _LEAST = 1e-4  # smaller shares of the budget are drawn here: all of them are negligible

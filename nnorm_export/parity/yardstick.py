@@ -1,0 +1,156 @@
+"""How large an error each element of a result may have: its own sensitivity to roundings.
+
+    sensitivity = max over samples |sample − truth|
+
+The samples are PyTorch's result in the file's dtype, and its results when weights and inputs move by one unit in the
+last place (:mod:`nnorm_export.parity.perturbation`). They are few, and an element's may all be small by luck. The
+yardstick of an element therefore is the greatest of
+
+- its own sensitivity,
+- the root mean square of the sensitivities along an axis, for the axis where that is least: rows, channels or
+  positions of one scale share their luck, and those of another scale, along another axis, do not enter,
+  (where rows and channels both mix scales, the least of the two is that of the greater ones),
+- one rounding of the element's magnitude, or of the magnitude along the axis where that is least: elements near 0 in a
+  channel of scale 1,
+- the least positive normal number, below which runtimes may return 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FloatType:
+    """What a comparison needs to know of a floating-point dtype.
+
+    Attributes:
+        rtol, atol: the tolerances of torch.testing.assert_close.
+        stable: the largest error that PyTorch itself may have against float64, as a share of the greatest entry.
+            Trained networks stay below a tenth of it; random or unstable models and overflow exceed it.
+    """
+
+    rtol: float
+    atol: float
+    stable: float
+
+
+FLOAT_TYPES = {
+    "float64": FloatType(rtol=1e-7, atol=1e-7, stable=1e-10),
+    "float32": FloatType(rtol=1.3e-6, atol=1e-5, stable=2e-4),
+    "float16": FloatType(rtol=1e-3, atol=1e-5, stable=0.1),
+    "bfloat16": FloatType(rtol=1.6e-2, atol=1e-5, stable=0.3),
+}
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in FLOAT_TYPES
+
+
+def machine_epsilon(dtype: str) -> float:
+    """The distance from 1 to the next greater number; 0 for a dtype that is not floating-point."""
+    return float(ml_dtypes.finfo(dtype).eps) if dtype in FLOAT_TYPES else 0.0
+
+
+def yardsticks_of(
+    expected: Sequence[Array], samples: Sequence[Sequence[Array]], truth: Sequence[Array] | None
+) -> list[Array | None]:
+    """The yardstick of each output; None for one that is not floating-point, or if there is nothing to measure it by.
+
+    A float64 output has none: ONNX's attributes are float32, so that ε and δ in such a file are rounded to it.
+
+    A sample that a branch of the model throws far away, further than a stable result may be off, is left out: it would
+    hide any error.
+
+    Args:
+        expected: PyTorch's results in the file's dtype.
+        samples: those with random last bits.
+        truth: those in float64, if there are any.
+    """
+    yardsticks: list[Array | None] = []
+    for number, result in enumerate(expected):
+        dtype = result.dtype.name
+        if not is_float(result.dtype) or dtype == "float64" or not (samples or truth) or result.size == 0:
+            yardsticks.append(None)
+            continue
+        centre = result.astype(np.float64) if truth is None else truth[number]
+        others = [sample[number] for sample in samples]
+        stable = [other for other in others if not unstable_result(other.astype(np.float64), centre, dtype)]
+        yardsticks.append(yardstick_of([result, *stable], centre, dtype))
+    return yardsticks
+
+
+def yardstick_of(samples: Sequence[Array], truth: Array, dtype: str) -> Array:
+    """The yardstick of each element, in float64.
+
+    Args:
+        samples: results of PyTorch in the file's dtype.
+        truth: the result in float64, or, where there is none, that of PyTorch in ``dtype``.
+        dtype: the name of the file's dtype.
+    """
+    limits = ml_dtypes.finfo(dtype)
+    finite = np.isfinite(truth)
+    sensitivity = np.zeros(truth.shape)
+    for sample in samples:
+        error = distance(sample.astype(np.float64), truth)
+        sensitivity = np.maximum(sensitivity, np.where(finite & np.isfinite(error), error, 0.0))
+    magnitude = np.where(finite, np.abs(truth), 0.0)
+    floor = float(limits.eps) * np.maximum(magnitude, along_least_axis(magnitude))
+    # float16 is computed in float32 and rounded, so that no runtime flushes it to 0 before its least number.
+    least = float(limits.smallest_subnormal if dtype == "float16" else limits.smallest_normal)
+    greatest: Array = np.maximum.reduce(
+        [sensitivity, along_least_axis(sensitivity), floor, np.full(truth.shape, least)]
+    )
+    return greatest
+
+
+def common_yardstick(result: Array, truth: Array) -> Array:
+    """One yardstick for elements of one scale: the greatest error of ``result``, or a rounding of the greatest."""
+    greatest = np.abs(truth[np.isfinite(truth)]).max(initial=0.0)
+    error = distance(result.astype(np.float64), truth).max(initial=0.0)
+    least = float(ml_dtypes.finfo(result.dtype.name).smallest_subnormal)
+    return np.full(truth.shape, max(error, machine_epsilon(result.dtype.name) * greatest, least))
+
+
+def along_least_axis(values: Array) -> Array:
+    """For each element, the least of the root mean squares along each axis of two elements or more."""
+    axes = [axis for axis, length in enumerate(values.shape) if length > 1]
+    if not axes:
+        return values
+    means = [np.sqrt(np.mean(np.square(values), axis=axis, keepdims=True)) for axis in axes]
+    least = means[0]
+    for mean in means[1:]:
+        least = np.minimum(least, mean)
+    return np.broadcast_to(least, values.shape)
+
+
+def unstable_result(expected: Array, truth: Array, dtype: str) -> str:
+    """Returns why PyTorch's own result cannot be the yardstick; empty if it can."""
+    lost = int((np.isfinite(truth) & ~np.isfinite(expected)).sum())
+    if lost:
+        return f"PyTorch itself overflows in {dtype}, in {lost} of {truth.size} entries; choose a dtype with more range"
+    off = float(distance(expected, truth).max(initial=0.0))
+    greatest = float(np.abs(truth[np.isfinite(truth)]).max(initial=0.0))
+    if off > FLOAT_TYPES[dtype].stable * greatest:
+        return (
+            f"PyTorch's own result in {dtype} is {off:.2e} off the float64 one, whose greatest entry is "
+            f"{greatest:.2e}: the model is random or unstable on these inputs. Train it, or give real inputs"
+        )
+    return ""
+
+
+def distance(a: Array, b: Array) -> Array:
+    """|a − b|; 0 where both are NaN or the same infinity, infinite where one is NaN and the other is not."""
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    result: Array = np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))
+    return result

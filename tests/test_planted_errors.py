@@ -1,0 +1,104 @@
+"""Planted errors are found in every layout of outputs, by verify and replay; honest files stay within the budget."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from planted_errors import ERRORS, LAYOUTS, Boxes, found, honest, trained
+from torch import nn
+
+from nnorm_export import bisect, export, replay, verify
+from nnorm_export.parity.judgement import BUDGET, judge
+from nnorm_export.parity.perturbation import random_last_bits
+from nnorm_export.parity.yardstick import yardstick_of, yardsticks_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_error_is_found(layout: str) -> None:
+    ((_, clean, shares),) = found({layout: LAYOUTS[layout]})
+    assert clean < 0.5
+    assert [error.name for error in ERRORS if shares[error.name] <= 1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer_zoo group", "family ProxyNorm"])
+def test_honest_files_stay_within_the_budget(name: str) -> None:
+    shares = {way: share for _, way, share in honest([name])}
+    assert len(shares) == 8
+    assert {way: share for way, share in shares.items() if share >= 0.7} == {}
+
+
+@pytest.mark.slow
+def test_a_small_output_beside_a_great_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, folder = trained(Boxes()), torch.randn(32, 8), tmp_path / "c"
+    path = export(model, x, tmp_path / "m.onnx").path
+    assert verify(path, model, x, certificate=folder)
+    assert replay(path, folder)
+    assert bisect(path, model, x)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.score.bias += 3e-3  # type: ignore[operator]
+    assert not verify(path, other, x)
+    assert not bisect(path, other, x)
+    for name in ("test_data_set_0", "truth_0"):
+        file = folder / name / "output_0.pb"
+        tensor = onnx.TensorProto.FromString(file.read_bytes())
+        values = numpy_helper.to_array(tensor).copy()
+        values[5, 4] *= 1 + 1e-4
+        file.write_bytes(numpy_helper.from_array(values, tensor.name).SerializeToString())
+    assert not replay(path, folder)
+
+
+def test_weights_are_bit_for_bit_what_they_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(4, 4).half(), nn.Linear(4, 4).bfloat16())
+    model[1].register_buffer("expanded", torch.ones(1).expand(7))
+    model[1].register_buffer("odd", torch.tensor([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3.0]))
+    model[0].weight.data = model[0].weight.data.to(memory_format=torch.channels_last)
+    before = copy.deepcopy(model.state_dict())
+    with random_last_bits(model, 1):
+        for name, values in model.state_dict().items():
+            if name.endswith("weight") and values.numel() > 8:
+                moved = (values != before[name]).double().mean()
+                assert 0.2 < moved < 0.8, name
+                torch.testing.assert_close(values, before[name], rtol=2 * torch.finfo(values.dtype).eps, atol=0)
+        assert torch.equal(model[1].odd[:2], before["1.odd"][:2])
+    for name, values in model.state_dict().items():
+        assert torch.equal(values.nan_to_num(7.0), before[name].nan_to_num(7.0)), name
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [np.array([[1000.0, 1000.0, 1.0, 1.0]]), np.logspace(-3, 3, 16)[:, None], np.ones((1, 1))],
+    ids=["columns of scale 1000 and 1", "rows of scale 1e-3 to 1e3", "one scale"],
+)
+def test_the_yardstick(scale: np.ndarray) -> None:
+    generator = np.random.default_rng(0)
+    truth = generator.choice([-1.0, 1.0], (16, 4)) * scale
+    truth[8, 3] = 0.0
+    samples = [(truth * (1 + 1e-7 * generator.standard_normal(truth.shape))).astype(np.float32) for _ in range(4)]
+    yardstick = yardstick_of(samples, truth, "float32")
+    of_element = np.abs(truth) * 2.0**-23
+    assert (yardstick >= of_element).all()
+    assert (BUDGET * yardstick < 100 * of_element)[truth != 0].all()
+    assert 0 < yardstick[8, 3] < 10 * np.broadcast_to(scale, truth.shape)[8, 3] * 2.0**-23
+    wrong = samples[0].copy()
+    wrong[4, 2] *= 1 + np.float32(100 * 2.0**-23)
+    assert judge("y", samples[0], samples[0], truth, yardstick=yardstick).passed
+    assert not judge("y", wrong, samples[0], truth, yardstick=yardstick).passed
+
+
+def test_a_sample_that_a_branch_threw_away_hides_nothing() -> None:
+    truth = np.linspace(1.0, 2.0, 12).reshape(4, 3)
+    result = truth.astype(np.float32)
+    (kept,) = yardsticks_of([result], [[result], [result + np.float32(0.5)]], [truth])
+    assert kept is not None
+    assert kept.max() < 1e-6
