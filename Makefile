@@ -7,7 +7,10 @@
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
-# make fuzz N=100000    mutated files against every command; findings are kept in build/fuzz
+# make fuzz-kernels N=1000000 SEED=1    random nodes against the kernels, their values compared with the formulas
+# make fuzz-files N=100000    mutated files against every command; findings are kept in build/fuzz
+# make fuzz-networks N=3000    random networks, run in every way and held against float64; resumes where it was stopped
+# make fuzz N=…    these three, N cases each
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
@@ -45,7 +48,8 @@ endif
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
-.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu fuzz
+.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu
+.PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks
 .PHONY: wheel clean
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -125,10 +129,23 @@ bench-gpu: $(GPU_INSTALLED)
 test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
 	NNORM_TRITON_PYTHON=$(TRITON:%=$(CURDIR)/.venv-triton/bin/python) $(PYTEST) tests/test_serving.py
 
-# A long run: see tests/fuzz/RESULTS.md. `make test` replays the kept cases and draws a few new ones.
-N ?= 100000
-fuzz: $(VENV)/installed
+# Long runs, see tests/fuzz/RESULTS.md. `make test` runs a few cases of each: ctest runs 20 000 nodes, and some under the
+# sanitizers; pytest replays the kept files and draws new ones, and runs 50 networks.
+fuzz: fuzz-kernels fuzz-files fuzz-networks
+
+SEED ?= 1
+fuzz-kernels: N ?= 1000000
+fuzz-kernels: $(VENV)/installed
+	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+	build/cpp/fuzz_operators $(N) $(SEED)
+
+fuzz-files: N ?= 100000
+fuzz-files: $(VENV)/installed
 	$(BIN)/python tests/fuzz/files.py --cases $(N) --first $$(date +%s)000 --jobs 2 --keep build/fuzz
+
+fuzz-networks: N ?= 3000
+fuzz-networks: $(VENV)/installed
+	$(BIN)/python tests/fuzz/networks.py --count $(N) --jobs 2
 
 test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON=$(CURDIR)/.venv-ray/bin/python $(PYTEST) tests/test_ray.py -rP

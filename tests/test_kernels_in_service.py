@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from fuzz.soak import soak
 from onnx import TensorProto, helper
 from test_operators import ATTRIBUTES, ELEMENTS, make_values
 
@@ -170,6 +171,15 @@ def test_sessions_that_are_closed_leave_no_memory() -> None:
 
     before = resident_kilobytes(50)
     assert resident_kilobytes(300) - before < 300 * 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_threads_and_sessions_for_five_seconds() -> None:
+    """``python tests/fuzz/soak.py --minutes 30`` is the same for longer."""
+    result = soak(5)
+    assert result["sessions"] > 0
+    assert (result["wrong"], result["failures"], result["flat"]) == (0, [], True), result
 
 
 def test_a_session_outlives_a_refusal() -> None:

@@ -52,6 +52,14 @@ foreach(source IN LISTS test_sources)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
 
+# The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
+# ctest runs a short time; `make fuzz` runs it for long.
+file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
+add_executable(fuzz_operators tests/onnxruntime/fuzz_operators.cpp tests/onnxruntime/allocations.cpp ${provider_sources})
+target_link_libraries(fuzz_operators PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
+target_compile_definitions(fuzz_operators PRIVATE $<$<BOOL:${NNORM_SANITIZE}>:NNORM_SANITIZED>)
+add_test(NAME fuzz_operators COMMAND fuzz_operators $<IF:$<BOOL:${NNORM_SANITIZE}>,4000,20000> 1)
+
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")

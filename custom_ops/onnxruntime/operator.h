@@ -10,8 +10,8 @@
 // The output Y has the type and shape of X, and may use the memory of X or of an operand.
 #pragma once
 
-#include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "runtime.h"
 
@@ -62,16 +62,20 @@ struct Callbacks {
 
   static size_t ORT_API_CALL may_inplace(int** inputs, int** outputs) noexcept {
     constexpr size_t choices = 1 + Kernel::operands;
-    *inputs = static_cast<int*>(std::calloc(choices, sizeof(int)));
-    *outputs = static_cast<int*>(std::calloc(choices, sizeof(int)));  // output 0 for each
-    if (*inputs == nullptr || *outputs == nullptr) return 0;
+    *inputs = new (std::nothrow) int[choices]();
+    *outputs = new (std::nothrow) int[choices]();  // output 0 for each
+    if (*inputs == nullptr || *outputs == nullptr) {
+      release_inplace(*inputs, *outputs);
+      *inputs = *outputs = nullptr;
+      return 0;
+    }
     for (size_t i = 0; i < Kernel::operands; ++i) (*inputs)[1 + i] = int(1 + Kernel::parameters + i);
     return choices;
   }
 
   static void ORT_API_CALL release_inplace(int* inputs, int* outputs) noexcept {
-    std::free(inputs);
-    std::free(outputs);
+    delete[] inputs;
+    delete[] outputs;
   }
 };
 

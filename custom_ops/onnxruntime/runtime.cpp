@@ -1,7 +1,6 @@
 #include "runtime.h"
 
 #include <algorithm>
-#include <memory>
 #include <thread>
 
 namespace nnorm::ort {
@@ -9,8 +8,9 @@ namespace nnorm::ort {
 namespace {
 
 // The status's message, with the attribute's name taken out. Releases the status.
-std::string message_without(const OrtApi* api, OrtStatus* status, const std::string& name) {
-  const std::unique_ptr<OrtStatus, decltype(api->ReleaseStatus)> owner(status, api->ReleaseStatus);
+std::string message_without(const OrtApi* api, OrtStatus* status, const char* attribute) {
+  const Owner<OrtStatus> owner(status, api->ReleaseStatus);
+  const std::string name = attribute;
   std::string message = api->GetErrorMessage(status);
   for (size_t at = message.find(name); at != std::string::npos; at = message.find(name, at)) message.erase(at, name.size());
   return message;
@@ -51,14 +51,11 @@ const void* Run::input(size_t index, Shape& shape) const {
   if (value == nullptr) refuse("input " + std::to_string(index) + " is missing; every input must be given");
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api_, api_->GetTensorTypeAndShape(value, &info));
+  const Owner<OrtTensorTypeAndShapeInfo> owner(info, api_->ReleaseTensorTypeAndShapeInfo);
   size_t rank = 0;
-  OrtStatus* status = api_->GetDimensionsCount(info, &rank);
-  if (status == nullptr) {
-    shape.resize(rank);
-    status = api_->GetDimensions(info, shape.data(), rank);
-  }
-  api_->ReleaseTensorTypeAndShapeInfo(info);
-  check(api_, status);
+  check(api_, api_->GetDimensionsCount(info, &rank));
+  shape.resize(rank);
+  check(api_, api_->GetDimensions(info, shape.data(), rank));
   void* data = nullptr;
   check(api_, api_->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
   return data;

@@ -7,6 +7,7 @@
 #include <onnxruntime_c_api.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,11 +26,14 @@ inline void refuse(const std::string& reason) {
   if (!reason.empty()) throw Error{ORT_INVALID_ARGUMENT, reason};
 }
 
+// Releases an object of ONNX Runtime at the end of the scope, whatever throws in between.
+template <class T>
+using Owner = std::unique_ptr<T, void(ORT_API_CALL*)(T*)>;
+
 inline void check(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return;
-  Error error{api->GetErrorCode(status), api->GetErrorMessage(status)};
-  api->ReleaseStatus(status);
-  throw error;
+  const Owner<OrtStatus> owner(status, api->ReleaseStatus);
+  throw Error{api->GetErrorCode(status), api->GetErrorMessage(status)};
 }
 
 // Runs f; an exception becomes a status whose message starts with `where`.

@@ -75,7 +75,7 @@ Truth<Wider<T>> true_row(const Rows<T>& problem, size_t row) {
 template <class T>
 double last_rounding(double value) {
   const bool half = std::is_same_v<T, nnorm::Float16>, brain = std::is_same_v<T, nnorm::BFloat16>;
-  return half ? std::fabs(value) * 0x1p-11 + 0x1p-25 : brain ? std::fabs(value) * 0x1p-8 : 0;
+  return half ? std::fabs(value) * 0x1p-11 + 0x1p-25 : brain ? std::fabs(value) * 0x1p-8 + 0x1p-134 : 0;
 }
 
 inline std::vector<double> normal_numbers(size_t n, Random& random) {

@@ -18,14 +18,17 @@ constexpr uint32_t oldest_api = 18;  // ONNX Runtime 1.16 ignores CreateKernelV2
 struct Domain {
   const OrtApi* api;
   Operators operators;
-  OrtCustomOpDomain* domain = nullptr;
+  Owner<OrtCustomOpDomain> domain;
 
-  Domain(const OrtApi* api_, uint32_t version) : api(api_), operators(api_, version) {
+  Domain(const OrtApi* api_, uint32_t version)
+      : api(api_), operators(api_, version), domain(nullptr, api_->ReleaseCustomOpDomain) {
     operators.add_all();
     add_nchwc_operators(operators);
-    check(api, api->CreateCustomOpDomain("nnorm", &domain));
-    operators.add_to(domain);
-    add_cuda_operators(api, version, domain);
+    OrtCustomOpDomain* created = nullptr;
+    check(api, api->CreateCustomOpDomain("nnorm", &created));
+    domain.reset(created);
+    operators.add_to(created);
+    add_cuda_operators(api, version, created);
   }
 };
 
@@ -35,15 +38,15 @@ OrtCustomOpDomain* domain_of(const OrtApi* api, uint32_t version) {
   static auto& domains = *new std::vector<std::unique_ptr<Domain>>();
   const std::lock_guard<std::mutex> lock(mutex);
   for (const auto& known : domains)
-    if (known->api == api) return known->domain;
+    if (known->api == api) return known->domain.get();
   domains.push_back(std::make_unique<Domain>(api, version));
-  return domains.back()->domain;
+  return domains.back()->domain.get();
 }
 
-// ONNX Runtime's API level is its minor version, as long as its major one is 1.
+// ONNX Runtime's API level is its minor version, as long as its major one is 1; 0 if that is not known.
 uint32_t api_level(const char* version) {
   unsigned major = 0, minor = 0;
-  if (std::sscanf(version, "%u.%u", &major, &minor) != 2) return 0;
+  if (std::sscanf(version, "%u.%u", &major, &minor) != 2 || major == 0) return 0;
   return major == 1 ? minor : ORT_API_VERSION;
 }
 

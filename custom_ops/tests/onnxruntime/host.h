@@ -1,0 +1,242 @@
+// A host that calls the library as ONNX Runtime does: the functions of its API that the library uses. Any of them can be
+// made to fail, and so can every allocation of the library. Objects that the library must release are counted.
+#pragma once
+
+#include <onnxruntime_c_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "nnorm/operators.h"
+
+namespace nnorm_test::host {
+
+using nnorm::Shape;
+
+struct Status {
+  OrtErrorCode code;
+  std::string message;
+};
+
+struct Info {
+  Shape shape;
+  std::vector<std::string> names;  // of the axes, for shape inference
+};
+
+struct Tensor {
+  Shape shape;
+  void* data;
+};
+
+using Attribute = std::variant<int64_t, float, std::string>;
+using Node = std::map<std::string, Attribute>;
+
+struct Context {
+  std::vector<Tensor> inputs;
+  Tensor output;          // its data is what the library gets
+  size_t refused_from;    // an output of this many elements or more cannot be allocated
+  bool output_made = false;
+};
+
+struct InferenceContext {
+  Info input;
+  bool published = false;
+};
+
+struct Domain {
+  std::vector<const OrtCustomOp*> operators;
+};
+
+inline long live_statuses = 0, live_infos = 0, live_domains = 0;
+
+// The call of the API from now on that fails, and the allocation of the library; 0 is none.
+inline long failing_call = 0, failing_allocation = 0;
+inline bool failed = false;  // whether one of them did
+inline bool in_library = false;
+
+// While the library runs, its allocations count; while the host runs on its behalf, they do not.
+struct Inside {
+  bool before = in_library;
+  Inside() { in_library = true; }
+  ~Inside() { in_library = before; }
+};
+struct Outside {
+  bool before = in_library;
+  Outside() { in_library = false; }
+  ~Outside() { in_library = before; }
+};
+
+inline bool allocation_fails() {
+  if (!in_library || failing_allocation == 0 || --failing_allocation != 0) return false;
+  return failed = true;
+}
+
+inline OrtStatus* status_of(OrtErrorCode code, const char* message) {
+  const Outside outside;
+  ++live_statuses;
+  return reinterpret_cast<OrtStatus*>(new Status{code, message});
+}
+
+// nullptr, or the error of a call that is made to fail.
+inline OrtStatus* injected() {
+  if (failing_call == 0 || --failing_call != 0) return nullptr;
+  failed = true;
+  return status_of(ORT_EP_FAIL, "made to fail");
+}
+
+inline const Info& info_of(const OrtTensorTypeAndShapeInfo* info) { return *reinterpret_cast<const Info*>(info); }
+
+template <class T>
+OrtStatus* attribute(const OrtKernelInfo* info, const char* name, T* value) {
+  const Outside outside;
+  if (OrtStatus* status = injected()) return status;
+  const Node& node = *reinterpret_cast<const Node*>(info);
+  const auto found = node.find(name);
+  if (found == node.end()) return status_of(ORT_FAIL, ("No attribute with name:'" + std::string(name) + "'is defined.").c_str());
+  const T* held = std::get_if<T>(&found->second);
+  if (held == nullptr) return status_of(ORT_FAIL, "Attribute name and type don't match");
+  *value = *held;
+  return nullptr;
+}
+
+inline OrtApi make_api() {
+  OrtApi api{};  // what the library must not call is a null pointer
+  api.CreateStatus = [](OrtErrorCode code, const char* message) noexcept { return status_of(code, message); };
+  api.GetErrorCode = [](const OrtStatus* status) noexcept { return reinterpret_cast<const Status*>(status)->code; };
+  api.GetErrorMessage = [](const OrtStatus* status) noexcept {
+    return reinterpret_cast<const Status*>(status)->message.c_str();
+  };
+  api.ReleaseStatus = [](OrtStatus* status) noexcept {
+    live_statuses -= status != nullptr;
+    delete reinterpret_cast<Status*>(status);
+  };
+  api.KernelInfoGetAttribute_int64 = [](const OrtKernelInfo* info, const char* name, int64_t* value) noexcept {
+    return attribute(info, name, value);
+  };
+  api.KernelInfoGetAttribute_float = [](const OrtKernelInfo* info, const char* name, float* value) noexcept {
+    return attribute(info, name, value);
+  };
+  api.KernelContext_GetInput = [](const OrtKernelContext* context, size_t index, const OrtValue** value) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    const Tensor& tensor = reinterpret_cast<const Context*>(context)->inputs.at(index);
+    *value = tensor.data == nullptr ? nullptr : reinterpret_cast<const OrtValue*>(&tensor);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetTensorTypeAndShape = [](const OrtValue* value, OrtTensorTypeAndShapeInfo** info) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    ++live_infos;
+    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(new Info{reinterpret_cast<const Tensor*>(value)->shape, {}});
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.ReleaseTensorTypeAndShapeInfo = [](OrtTensorTypeAndShapeInfo* info) noexcept {
+    --live_infos;
+    delete reinterpret_cast<Info*>(info);
+  };
+  api.GetDimensionsCount = [](const OrtTensorTypeAndShapeInfo* info, size_t* rank) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    *rank = info_of(info).shape.size();
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetDimensions = [](const OrtTensorTypeAndShapeInfo* info, int64_t* extents, size_t count) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    std::copy_n(info_of(info).shape.begin(), count, extents);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetSymbolicDimensions = [](const OrtTensorTypeAndShapeInfo* info, const char** names, size_t count) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    for (size_t i = 0; i < count; ++i) {
+      const bool has_name = i < info_of(info).names.size();
+      names[i] = has_name ? info_of(info).names[i].c_str() : nullptr;
+    }
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetTensorMutableData = [](OrtValue* value, void** data) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    *data = reinterpret_cast<Tensor*>(value)->data;
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.KernelContext_GetOutput = [](OrtKernelContext* opaque, size_t, const int64_t* extents, size_t rank,
+                                   OrtValue** value) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    Context& context = *reinterpret_cast<Context*>(opaque);
+    context.output.shape.assign(extents, extents + rank);
+    if (nnorm::count(context.output.shape) >= context.refused_from) return status_of(ORT_FAIL, "out of memory");
+    context.output_made = true;
+    *value = reinterpret_cast<OrtValue*>(&context.output);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.KernelContext_ParallelFor = [](const OrtKernelContext*, void (*item)(void*, size_t), size_t items, size_t,
+                                     void* call) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    for (size_t i = items; i-- > 0;) item(call, i);  // any order must do
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.ShapeInferContext_GetInputTypeShape = [](const OrtShapeInferContext* context, size_t,
+                                               OrtTensorTypeAndShapeInfo** info) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    auto& inference = *const_cast<InferenceContext*>(reinterpret_cast<const InferenceContext*>(context));
+    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(&inference.input);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.ShapeInferContext_SetOutputTypeShape = [](const OrtShapeInferContext* context, size_t,
+                                                const OrtTensorTypeAndShapeInfo*) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    const_cast<InferenceContext*>(reinterpret_cast<const InferenceContext*>(context))->published = true;
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.CreateCustomOpDomain = [](const char*, OrtCustomOpDomain** domain) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    ++live_domains;
+    *domain = reinterpret_cast<OrtCustomOpDomain*>(new Domain);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.ReleaseCustomOpDomain = [](OrtCustomOpDomain* domain) noexcept {
+    live_domains -= domain != nullptr;
+    delete reinterpret_cast<Domain*>(domain);
+  };
+  api.CustomOpDomain_Add = [](OrtCustomOpDomain* domain, const OrtCustomOp* op) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    reinterpret_cast<Domain*>(domain)->operators.push_back(op);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.AddCustomOpDomain = [](OrtSessionOptions* options, OrtCustomOpDomain* domain) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    *reinterpret_cast<Domain**>(options) = reinterpret_cast<Domain*>(domain);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetAvailableProviders = [](char*** providers, int* count) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    static char name[] = "CPUExecutionProvider";
+    static char* names[] = {name};
+    *providers = names;
+    *count = 1;
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.ReleaseAvailableProviders = [](char**, int) noexcept { return injected(); };
+  return api;
+}
+
+// The version and the API of the ONNX Runtime that the next registration sees; each API has its own domain.
+inline const char* version = "1.31.0";
+inline const OrtApi* current_api = nullptr;
+
+inline const OrtApiBase base{[](uint32_t) noexcept { return current_api; }, []() noexcept { return version; }};
+
+// Forgets what is to fail, and says whether it did.
+inline bool stop_failing() {
+  failing_call = failing_allocation = 0;
+  const bool did = failed;
+  failed = false;
+  return did;
+}
+
+}  // namespace nnorm_test::host
