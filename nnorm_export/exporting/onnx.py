@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.notes import layers_of_model, stamp
 from nnorm_export.exporting.report import ExportReport, prove
-from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
+from nnorm_export.exporting.source import Frozen, Model, Passthrough, Request, freeze_source
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.exporting.translate import translate
 from nnorm_export.files.forms import apply_form, check_form, strip_bodies
@@ -77,25 +79,44 @@ def export(
     frozen = freeze_source(
         Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
     )
-    with exporting_state():
-        traced = trace(frozen)
-        opset = opset_version or _default_opset(traced.program)
-        onnx_model = translate(traced, opset)
-    fuse_epilogues(onnx_model)
+    onnx_model, opset = _translated(frozen, opset_version)
     layers = layers_of_model(onnx_model, frozen)
+    frozen = frozen.without_module()
     # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
     comparable = "portable" if verify and form == "custom" else form
     apply_form(onnx_model, comparable)
     stamp(onnx_model, form, layers, frozen.weights_sha256)
 
-    path = frozen.request.path
+    path, nodes = frozen.request.path, len(onnx_model.graph)
     with staged(path) as staging:
         _write(onnx_model, staging, path, comparable, external_data)
-        parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")
+        final = staging
         if comparable != form:
+            final = staging.with_name(form) / staging.name
+            final.parent.mkdir()
             strip_bodies(onnx_model)
-            _write(onnx_model, staging, path, form, external_data)
-    return ExportReport(path, "onnx", form, opset, len(onnx_model.graph), layers, frozen.weights_sha256, parity)
+            _write(onnx_model, final, path, form, external_data)
+        # The frozen model's weights would be in memory beside those of the comparison: onnxscript's rules of rewriting
+        # refer to the model that they were last applied to.
+        for value in onnx_model.graph.initializers.values():
+            value.const_value = None
+        gc.collect()
+        parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")
+        if final != staging:
+            with writing(path):
+                for file in final.parent.iterdir():
+                    os.replace(file, staging.with_name(file.name))
+    return ExportReport(path, "onnx", form, opset, nodes, layers, frozen.weights_sha256, parity)
+
+
+def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, int]:
+    """The model in the form ``custom``, with its epilogues, and its opset."""
+    with exporting_state():
+        traced = trace(frozen)
+        opset = opset_version or _default_opset(traced.program)
+        model = translate(traced, opset)
+    fuse_epilogues(model)
+    return model, opset
 
 
 def _check_opset(opset: int | None) -> None:

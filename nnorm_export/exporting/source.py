@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,10 @@ class Frozen:
     dynamic_batch: bool
     records: dict[str, dict[str, Any]]
     weights_sha256: str
+
+    def without_module(self) -> Frozen:
+        """The same without the frozen model, whose weights take as much memory as those of the user's."""
+        return replace(self, module=nn.Module())
 
     def names(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """The names of the file's inputs and outputs: the user's, or those of the parameters and of the result.

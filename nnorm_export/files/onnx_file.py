@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from nnorm_export.files.text import find_undecoded
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
 from nnorm_export.reading import PROTOBUF_BYTES, parse_json, read_bytes, size_of
 
+_LARGE = 2**16  # bytes
 _REMEDY = "; nnorm_export.export writes one of a PyTorch model"
 
 
@@ -54,6 +55,15 @@ class ModelFile:
     def external_data(self) -> list[str]:
         """The files with weights that lie beside the model's, by name; :func:`.locate` has accepted each."""
         return locations(self.proto)
+
+    def without_weights(self) -> ModelFile:
+        """The same without large weights. The proto of this one is emptied, too: there is no room for a copy of it."""
+        for tensor in self.proto.graph.initializer:
+            if len(tensor.raw_data) > _LARGE:
+                tensor.ClearField("raw_data")
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)  # protobuf frees the memory of a field together with that of the whole message
+        return replace(self, proto=proto)
 
     def holds(self, *dtypes: int) -> bool:
         """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""

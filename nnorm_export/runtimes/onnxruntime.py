@@ -33,6 +33,7 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu")
 _OLDEST = (1, 18)  # the API version that the kernels need
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
+_EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 CUDA = "CUDAExecutionProvider"
 Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
 
@@ -118,7 +119,13 @@ class OnnxRuntimeRunner(Runner):
             refuse_unknown_bodies(self._file)
         self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._provider_names() == [CPU])
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
-        self._session = self._open()
+        # Its optimised graph is read without the weights; it needs none that are packed for kernels.
+        self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
+        if session_options is None:
+            self._graph_options.add_session_config_entry(_EXTERNAL_WEIGHTS, "weights")
+            self._graph_options.add_session_config_entry("session.disable_prepacking", "1")
+        self._file = self._file.without_weights()  # ONNX Runtime reads them itself
+        self._session = self._open(self._options)
         self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
@@ -135,14 +142,15 @@ class OnnxRuntimeRunner(Runner):
         names = [node.name for node in self._file.normalizations]
         if not names:
             return {}
-        unchanged = self._options.optimized_model_filepath
+        options = self._graph_options
+        unchanged = options.optimized_model_filepath
         with tempfile.TemporaryDirectory() as folder:
-            self._options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+            options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
             try:
-                self._open()
-                optimized = onnx.load(self._options.optimized_model_filepath, load_external_data=False)
+                self._open(options)
+                optimized = onnx.load(options.optimized_model_filepath, load_external_data=False)
             finally:
-                self._options.optimized_model_filepath = unchanged
+                options.optimized_model_filepath = unchanged
         return ran_by(names, optimized)
 
     def _provider_names(self) -> list[str]:
@@ -163,6 +171,8 @@ class OnnxRuntimeRunner(Runner):
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        # Weights outside of the arena, which grows in powers of two, and keeps the room of weights that were packed.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         avoid(options, self._faults)
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
@@ -173,19 +183,19 @@ class OnnxRuntimeRunner(Runner):
             library.register(options)
         return options
 
-    def _open(self) -> Any:
-        level = self._options.graph_optimization_level
+    def _open(self, options: Any) -> Any:
+        level = options.graph_optimization_level
         if self._target is not None:
-            self._options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            return self._ort.InferenceSession(str(self._file.path), self._options, providers=self._providers)
+            return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
         except Exception as error:  # ONNX Runtime's exceptions share no public base
             raise ModelFileError(
                 f"{self._file.path}: ONNX Runtime {self._ort.__version__} cannot load it: "
                 f"{self._reason(str(error).strip())}"
             ) from error
         finally:
-            self._options.graph_optimization_level = level
+            options.graph_optimization_level = level
 
     def _reason(self, reason: str) -> str:
         if self._target is not None:
