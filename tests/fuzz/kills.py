@@ -1,0 +1,348 @@
+"""Kills writers at random moments and after each of their steps, while a reader looks: python -m tests.fuzz.kills 500.
+
+Every command that writes runs in a forked process, with everything imported and its model translated. It writes a
+model whose weights are all the same number, in the place of one with another number. Half of the writers end
+themselves after a random number of calls that change the file system, the other half are killed at a random moment of
+their writing. The reader and the look afterwards accept the older file or the new one, whole. Another writer then
+finishes, and nothing may be left beside its file.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from nnorm_export import export, export_program, export_torchscript, load
+from nnorm_export.exporting import onnx as onnx_exporter
+from nnorm_export.exporting import programs, torchscript
+from nnorm_export.exporting.source import freeze_source
+from nnorm_export.files import staging
+from nnorm_export.files.durable import read_whole
+from nnorm_export.files.pytorch_archive import read_archive
+from nnorm_export.layers import LayerNormalNorm
+from nnorm_export.optimizing import optimize as optimizing
+from nnorm_export.parity import certificates
+from nnorm_export.parity.judgement import Criterion
+from nnorm_export.parity.report import page
+from nnorm_export.serving.repository import write_repository
+
+VALUES = (1.0, 2.0)
+SIZE = 64
+LONGEST = 120  # seconds that one writer may take
+
+
+def model_of(value: float) -> nn.Module:
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), LayerNormalNorm(SIZE)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def weights_of(path: Path) -> float:
+    """The number that all weights of an ONNX file are, with those in external data."""
+    found = {
+        float(number)
+        for tensor in onnx.load(path).graph.initializer
+        for number in np.unique(onnx.numpy_helper.to_array(tensor))
+    }
+    (value,) = found & set(VALUES)
+    return value
+
+
+@dataclass
+class Case:
+    """A command that writes ``path``: ``write(value)``, and ``read()``, which returns the value of a whole file."""
+
+    name: str
+    path: Path
+    write: Callable[[float], object]
+    read: Callable[[], object]
+    kills: int = 0
+    steps: int = 0
+    seconds: float = 0.1
+    looks: dict[str, int] = field(default_factory=dict)
+
+    def look(self) -> object:
+        return read_whole(self.path, self.read)
+
+
+def cases(folder: Path) -> list[Case]:
+    """The commands, each with a folder of its own; what they do before they write is done here, once."""
+    x = (torch.ones(2, SIZE),)
+    source = {value: export(model_of(value), x, folder / f"source{value}.onnx", verify=False).path for value in VALUES}
+    found: list[Case] = []
+
+    def add(name: str, write: Callable[[Path, float], object], read: Callable[[Path], object]) -> None:
+        path = folder / name / "m.onnx" if "." not in name else folder / name.replace(".", "-") / f"m.{name[1:]}"
+        path.parent.mkdir()
+        found.append(Case(name, path, lambda value: write(path, value), lambda: read(path)))
+
+    translated = onnx_exporter._translated
+    known: dict[float, bytes] = {}
+    for value in VALUES:
+        request = onnx_exporter.Request(model_of(value), x, source[value], None, None, None, None, None, False, ())
+        frozen = freeze_source(request)
+        model, opset = translated(frozen, None)
+        known[value] = ir.serde.serialize_model(model).SerializeToString()
+
+    def export_onnx(path: Path, value: float, external_data: bool) -> None:
+        model = ir.serde.deserialize_model(onnx.ModelProto.FromString(known[value]))
+        with mock.patch.object(onnx_exporter, "_translated", return_value=(model, opset)):
+            export(model_of(value), x, path, verify=False, external_data=external_data)
+
+    add("export", lambda path, value: export_onnx(path, value, False), weights_of)
+    add("export-external-data", lambda path, value: export_onnx(path, value, True), weights_of)
+
+    graphs = {value: onnx.load(source[value]) for value in VALUES}
+
+    def optimize(path: Path, value: float) -> None:
+        graph = ir.serde.deserialize_model(graphs[value])
+        with mock.patch.object(optimizing, "optimized_graph", return_value=graph):
+            optimizing.optimize(source[value], path, verify=False, external_data=True)
+
+    add("optimize", optimize, weights_of)
+
+    digests: dict[str, float] = {}
+
+    def whole_archive(path: Path) -> float:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+        note = read_archive(path).note
+        assert note is not None
+        return digests[note.weights_sha256]
+
+    archives = (
+        (".pt", export_torchscript, torchscript, "_traced"),
+        (".pt2", export_program, programs, "trace"),
+    )
+    for suffix, function, module, step in archives:
+        prepared: dict[float, Any] = {}
+        original = getattr(module, step)
+        for value in VALUES:
+
+            def keep(frozen: Any, value: float = value, original: Any = original, prepared: Any = prepared) -> Any:
+                prepared[value] = original(frozen)
+                return prepared[value]
+
+            with mock.patch.object(module, step, keep):
+                target = folder / f"prepared{value}{suffix}"
+                report = function(model_of(value), x, target, verify=False)
+            digests[report.weights_sha256] = value
+
+        def write(
+            path: Path,
+            value: float,
+            function: Any = function,
+            module: Any = module,
+            step: str = step,
+            prepared: Any = prepared,
+        ) -> None:
+            with mock.patch.object(module, step, return_value=prepared[value]):
+                function(model_of(value), x, path, verify=False)
+
+        add(suffix, write, whole_archive)
+
+    runner = load(source[1.0])
+
+    def certify(path: Path, value: float) -> None:
+        array = np.full((2, SIZE), value, np.float32)
+        report = SimpleNamespace(runtime="test", criterion=str(value), outputs=[], implementations={})
+        sets = [certificates.DataSet([array], [array], [array])]
+        certificates.write(path, source[value], runner, report, sets, Criterion())  # type: ignore[arg-type]
+
+    def certified(path: Path) -> float:
+        told = json.loads((path / certificates.CERTIFICATE).read_text())
+        value = float(told["decided_by"])
+        arrays = [onnx.numpy_helper.to_array(onnx.load_tensor(file)) for file in sorted(path.rglob("*.pb"))]
+        assert len(arrays) == 3
+        assert all((array == value).all() for array in arrays)
+        return value
+
+    add("verify-record", certify, certified)
+
+    def write_page(path: Path, value: float) -> None:
+        report = mock.MagicMock(runtime=str(value), criterion="c", outputs=[])
+        with (
+            mock.patch.object(page, "_or_reason", return_value=(None, "left out")),
+            mock.patch.object(page, "check_page"),
+        ):
+            page.write_report(path, source[value], model_of(value), x, report)
+
+    def whole_page(path: Path) -> float:
+        text = path.read_text()
+        assert text.rstrip().endswith("</html>")
+        (value,) = (value for value in VALUES if f"run by {value}" in text)
+        return value
+
+    add("verify-report", write_page, whole_page)
+
+    def serve(path: Path, value: float) -> None:
+        """A version more, and another config.pbtxt if ``value`` is another than that of the newest."""
+        write_repository(source[value], path.parent, name=path.name, instances=int(value))
+
+    def served(path: Path) -> float:
+        config = (path / "config.pbtxt").read_text()
+        versions = sorted(int(entry.name) for entry in path.iterdir() if entry.name.isdigit())
+        values = [weights_of(path / str(version) / "model.onnx") for version in versions]
+        assert f"count: {int(values[-1])} " in config
+        return values[-1]
+
+    add("serve-repo", serve, served)
+    return found
+
+
+def hooks(fail_at: int | None, count: list[int]) -> Iterator[Any]:
+    """Patches of the calls that change the file system; the process is killed after the ``fail_at``-th."""
+
+    def wrap(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            count[0] += 1
+            if count[0] == fail_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+    for name in ("replace", "rename", "fsync", "unlink", "mkdir", "rmdir", "open", "link"):
+        yield mock.patch.object(os, name, wrap(getattr(os, name)))
+    yield mock.patch.object(builtins, "open", wrap(builtins.open))
+    yield mock.patch.object(staging, "exchange", wrap(staging.exchange))
+
+
+def run(case: Case, value: float, *, step: int | None = None, after: float | None = None) -> bool:
+    """Runs the writer in a process of its own, to its end or until it is killed; returns whether it was killed."""
+    begun, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.dup2(os.open(case.path.parent.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            count = [0]
+            for patch in hooks(step, count):
+                patch.start()
+            count[0] = 0
+            os.write(begin, b"1")
+            start = time.monotonic()
+            case.write(value)
+            os.write(begin, json.dumps([count[0], time.monotonic() - start]).encode())
+            code = 0
+        finally:
+            if code:
+                import traceback  # noqa: PLC0415
+
+                traceback.print_exc()
+            os._exit(code)
+    os.close(begin)
+    os.read(begun, 1)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)
+    told = os.read(begun, 1000)
+    os.close(begun)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL, f"{case.name}: signal {os.WTERMSIG(status)}"
+        return True
+    log = case.path.parent.parent / "log"
+    assert os.WEXITSTATUS(status) == 0, f"{case.name}: {log.read_text()[-2000:]}"
+    if told:
+        case.steps, case.seconds = json.loads(told)
+    return False
+
+
+def read_all_the_time(watched: list[Case], stop: int) -> None:
+    """The reader: looks at every file in turn, until ``stop`` is closed; says how often it looked, and what it saw."""
+    looks = dict.fromkeys((case.name for case in watched), 0)
+    os.set_blocking(stop, False)
+    while True:
+        for case in watched:
+            try:
+                assert case.look() in VALUES
+            except Exception as error:  # whatever reading raises over a file that is not whole
+                print(f"MIXED {case.name}: {type(error).__name__}: {error}", flush=True)
+            looks[case.name] += 1
+        try:
+            if os.read(stop, 1) == b"":
+                break
+        except BlockingIOError:
+            pass
+    print(f"looks {sum(looks.values())}", flush=True)
+
+
+def main(kills: int, seed: int, folder: Path) -> int:
+    torch.set_num_threads(1)
+    chance = random.Random(seed)
+    watched = cases(folder)
+    for case in watched:
+        run(case, VALUES[0])
+    stop, stopped = os.pipe()
+    reader = os.fork()
+    if reader == 0:
+        os.close(stopped)
+        output = os.open(folder / "reader", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        try:
+            read_all_the_time(watched, stop)
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.set_inheritable(stopped, False)
+    leftovers = old = 0
+    while sum(case.kills for case in watched) < kills:
+        case = watched[sum(case.kills for case in watched) % len(watched)]
+        before = case.look()
+        value = VALUES[before == VALUES[0]]
+        by_step = chance.random() < 0.5
+        step = chance.randint(1, case.steps) if by_step else None
+        after = None if by_step else chance.uniform(0, case.seconds)
+        if run(case, value, step=step, after=after):
+            case.kills += 1
+        found = case.look()
+        assert found in (before, value), f"{case.name}: {found} after a kill in writing {value} over {before}"
+        old += found == before
+        run(case, before if found == value else value)
+        beside = {entry.name for entry in case.path.parent.iterdir()} - {case.path.name}
+        if case.name in ("export-external-data", "optimize"):
+            assert len([name for name in beside if name.endswith(".data")]) == 1
+        strange = [name for name in beside if not name.endswith(".data")]
+        strange += [entry.name for entry in case.path.glob(".*")] if case.path.is_dir() else []
+        leftovers += len(strange)
+        assert not strange, f"{case.name}: {strange} left"
+    os.close(stopped)
+    os.waitpid(reader, 0)
+    said = (folder / "reader").read_text().splitlines()
+    mixed = [line for line in said if line.startswith("MIXED")]
+    for case in watched:
+        print(f"{case.name}: {case.kills} kills, {case.steps} steps")
+    print(
+        f"kills {kills}, seed {seed}: the older file {old} times, mixed {len(mixed)}, leftovers {leftovers}, {said[-1]}"
+    )
+    print("\n".join(mixed[:20]))
+    return len(mixed)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+        sys.exit(main(count, int(sys.argv[2]) if len(sys.argv) > 2 else 0, Path(temporary)) > 0)
