@@ -26,7 +26,7 @@ class _Worker:
     pid: int
     pipe: int
     folder: Path
-    case: int = -1
+    case: int | None = None
     used: float = 0.0
     asleep: float = 0.0  # since when it waits, and the processor time that it had used then
     used_asleep: float = 0.0
@@ -61,7 +61,7 @@ def run_cases(
             for worker in list(workers):
                 finished, outcomes = _read(worker) if worker.pipe in ready else (False, [])
                 yield from ((case, _kept(outcome, case, worker, keep)) for case, outcome in outcomes)
-                if not finished and worker.case >= 0 and _hangs(worker, seconds):
+                if not finished and worker.case is not None and _hangs(worker, seconds):
                     os.kill(worker.pid, signal.SIGKILL)
                     finished = True
                 if finished:
@@ -141,7 +141,7 @@ def _read(worker: _Worker) -> tuple[bool, list[tuple[int, Outcome]]]:
             worker.case, worker.used, worker.asleep = message["start"], _seconds(worker.pid), 0.0
         else:
             worker.waiting.remove(message["case"])
-            worker.case = -1
+            worker.case = None
             outcomes.append((message.pop("case"), Outcome(**message)))
     return not data, outcomes
 
@@ -174,7 +174,7 @@ def _buried(worker: _Worker, left: list[int], keep: Path | None) -> Iterator[tup
     os.close(worker.pipe)
     _, status = os.waitpid(worker.pid, 0)
     case, killed = worker.case, os.WIFSIGNALED(status)
-    if case >= 0 or os.waitstatus_to_exitcode(status) != 0:
+    if case is not None or os.waitstatus_to_exitcode(status) != 0:
         by = f"signal {os.WTERMSIG(status)}" if killed else f"exit {os.waitstatus_to_exitcode(status)}"
         is_hang = killed and os.WTERMSIG(status) == signal.SIGKILL
         family, command = "unknown", "unknown"
@@ -184,7 +184,8 @@ def _buried(worker: _Worker, left: list[int], keep: Path | None) -> Iterator[tup
         if case in worker.waiting:
             worker.waiting.remove(case)
         outcome = Outcome("hang" if is_hang else "crash", family, command, f"ended by {by}")
-        yield case, _kept(outcome, case, worker, keep)
+        number = -1 if case is None else case
+        yield number, _kept(outcome, number, worker, keep)
     left.extend(worker.waiting[::-1])
     shutil.rmtree(worker.folder, ignore_errors=True)
 
