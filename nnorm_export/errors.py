@@ -43,3 +43,8 @@ class RuntimeMissingError(NnormExportError):
     """A runtime, provider or plugin that was asked for is not installed."""
 
     exit_code = 3
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of another library, whose messages may have dozens; its class if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -53,7 +53,7 @@ foreach(source IN LISTS test_sources)
 endforeach()
 
 # The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
-# ctest runs a short time; `make fuzz` runs it for long.
+# ctest runs a short time; `make fuzz-kernels` runs it for long.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
 add_executable(fuzz_operators tests/onnxruntime/fuzz_operators.cpp tests/onnxruntime/allocations.cpp ${provider_sources})
 target_link_libraries(fuzz_operators PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})

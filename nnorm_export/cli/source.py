@@ -18,6 +18,7 @@ from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.inputs import EXAMPLES, SEED, Inputs, forward_parameters, paths_of, read_inputs
+from nnorm_export.models.program_text import CodeFoundError
 from nnorm_export.names import DOMAIN
 from nnorm_export.reading import is_regular
 from nnorm_export.runtimes import load
@@ -52,7 +53,8 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
     try:
         return exported_programs.load_program(path, trust_pickle=trust_pickle)
     except ModelFileError as error:
-        remedy = "" if "trust" in str(error) or not is_regular(path) else _PROGRAM
+        has_remedy = isinstance(error.__cause__, CodeFoundError) or not is_regular(path)
+        remedy = "" if has_remedy else _PROGRAM
         raise CheckpointError(f"{error}{remedy}") from error
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from nnorm_export.errors import ExportError, RuntimeMissingError
+from nnorm_export.errors import ExportError, RuntimeMissingError, first_line
 from nnorm_export.exporting import notes
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
@@ -153,9 +153,8 @@ def _decomposed(program: torch.export.ExportedProgram, functions: Functions) -> 
         with _replaced(program, functions):
             decomposed: torch.export.ExportedProgram = program.run_decompositions({})
     except Exception as error:  # any operator of the model may fail here, with an error of its own
-        first = (str(error).strip().splitlines() or [""])[0]
         raise ExportError(
-            f"torch cannot decompose the program: {type(error).__name__}: {first}. Export to "
+            f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. Export to "
             "another format, or as pt2 with operators='kept', which needs no decomposition"
         ) from error
     if changed := list(decomposed.graph_signature.user_inputs_to_mutate.values()):
@@ -231,8 +230,7 @@ def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Ma
                 "AOTInductor compiles with a C++ compiler, and there is none: install g++, or set the environment "
                 "variable CXX to another compiler"
             ) from error
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ExportError(
-            f"AOTInductor cannot compile the model: {type(error).__name__}: {lines[0]}. "
+            f"AOTInductor cannot compile the model: {type(error).__name__}: {first_line(error)}. "
             "Export with export_program (--format pt2), which is not compiled, or change that part of the model"
         ) from error

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 import torch
 
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, first_line
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.forms import nodes_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, node_names
@@ -168,4 +168,4 @@ def _drop_torch_metadata(node: ir.Node) -> None:
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -16,15 +16,14 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from nnorm_export.errors import ExportError
+from nnorm_export.files.locations import external_tensors, locations
 
 EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
 
@@ -69,7 +68,7 @@ def owned(path: Path) -> set[str]:
         proto = onnx.load(path, load_external_data=False)
     except DecodeError:
         return set()
-    return present & {ExternalDataInfo(tensor).location for tensor in _external_tensors(proto)}
+    return present.intersection(locations(proto))
 
 
 def named(path: Path, model: Path, old: set[str]) -> str:
@@ -91,7 +90,7 @@ def named(path: Path, model: Path, old: set[str]) -> str:
         name = f"{path.name}.{_sha256(weights)[:16]}.data"
     if name != weights.name:
         proto = onnx.load(model, load_external_data=False)
-        for tensor in _external_tensors(proto):
+        for tensor in external_tensors(proto):
             for entry in tensor.external_data:
                 if entry.key == "location":
                     entry.value = name
@@ -114,13 +113,3 @@ def _holds(path: Path, name: str) -> bool:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
         return contents.find(name.encode()) >= 0
-
-
-def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    graphs = [proto.graph]
-    while graphs:
-        graph = graphs.pop()
-        yield from filter(uses_external_data, graph.initializer)
-        for attribute in (attribute for node in graph.node for attribute in node.attribute):
-            yield from filter(uses_external_data, (attribute.t, *attribute.tensors))
-            graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs

@@ -44,8 +44,12 @@ def locate(model: Path, location: str) -> Path:
 
 def locations(proto: onnx.ModelProto) -> list[str]:
     """What the tensors of ``proto`` name, in graphs, constants and functions, each once."""
-    found = {_location(tensor) for tensor in _tensors(proto) if uses_external_data(tensor)}
-    return sorted(found)
+    return sorted({_location(tensor) for tensor in external_tensors(proto)})
+
+
+def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The tensors of ``proto`` whose data lie in other files, in graphs, constants and functions."""
+    return filter(uses_external_data, _tensors(proto))
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

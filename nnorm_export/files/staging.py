@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, first_line
 from nnorm_export.files import external_data
 from nnorm_export.files.durable import exchange, flush, flush_tree, lock_if_free, locked
 from nnorm_export.files.external_data import save
@@ -94,7 +94,7 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except failures as error:
-        reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise ExportError(
             f"cannot write {path}: {reason}; nothing was written. Check that the folder exists, has free space and "
             "that you may write to it"

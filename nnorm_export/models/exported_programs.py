@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nnorm_export.errors import ModelFileError
+from nnorm_export.errors import ModelFileError, first_line
 from nnorm_export.models.program_text import CodeFoundError, check_program
 from nnorm_export.process import without_warnings
 from nnorm_export.reading import check_entries, read_entry, size_of
@@ -46,7 +46,7 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
     try:
         return torch.export.load(path)
     except Exception as error:  # zip, JSON and schema errors of many types
-        raise ModelFileError(f"{path}: torch.export.load cannot load it: {_first_line(error)}") from error
+        raise ModelFileError(f"{path}: torch.export.load cannot load it: {first_line(error)}") from error
 
 
 def _refuse_code(path: Path) -> None:
@@ -69,7 +69,7 @@ def _refuse_code(path: Path) -> None:
             "--trust-pickle, or trust_pickle=True in Python"
         ) from code
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise ModelFileError(f"{path}: not an exported program ({_first_line(error)})") from error
+        raise ModelFileError(f"{path}: not an exported program ({first_line(error)})") from error
 
 
 def _examine_old(archive: zipfile.ZipFile) -> None:
@@ -123,7 +123,3 @@ def _refuse_pickle(name: str, content: bytes) -> None:
     except Exception as error:  # of the pickle and of its archive, of many types
         needed = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise CodeFoundError(f"the pickle {name}{f' names {needed.group(1)}' if needed else ''}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

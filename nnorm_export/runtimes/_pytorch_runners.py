@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files import pytorch_archive as archive
 from nnorm_export.files.storages import check_storages
 from nnorm_export.files.tensors import TensorInfo
@@ -55,8 +55,7 @@ class _PyTorchRunner(Runner):
         except NnormExportError:
             raise
         except Exception as error:  # zip, schema, linker: errors of many types
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelFileError(f"{path}: {self.loader} cannot load it: {lines[0]}") from error
+            raise ModelFileError(f"{path}: {self.loader} cannot load it: {first_line(error)}") from error
 
     @property
     def implementations(self) -> dict[str, str]:

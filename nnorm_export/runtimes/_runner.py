@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError, NnormExportError, first_line
 from nnorm_export.files.tensors import TensorInfo
 
 
@@ -39,8 +39,7 @@ class Runner(ABC):
         except NnormExportError:
             raise
         except Exception as error:  # the exceptions of the runtimes share no public base
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"the runtime {self.runtime} fails on these inputs: {reason}") from error
+            raise InputError(f"the runtime {self.runtime} fails on these inputs: {first_line(error)}") from error
 
     @property
     @abstractmethod

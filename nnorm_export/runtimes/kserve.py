@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from nnorm_export.dtypes import DTYPES, Array
-from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
@@ -96,7 +96,7 @@ class KServeRunner(Runner):
             live = self._ask("is_server_live")
         except Exception as error:  # a connection fails with errors of gevent, of grpc or of the system
             raise RuntimeMissingError(
-                f"{self._url}: no server answers ({_first_line(error)}); start it, or correct host and port"
+                f"{self._url}: no server answers ({first_line(error)}); start it, or correct host and port"
             ) from error
         try:
             if not live or not self._ask("is_model_ready", self._name, self._version):
@@ -107,7 +107,7 @@ class KServeRunner(Runner):
         except ModelFileError:
             raise
         except Exception as error:  # the server's refusal, an answer that is not JSON, or a connection that broke
-            raise ModelFileError(f"{self._url}: {_first_line(error)}") from error
+            raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         return metadata
 
     def _scalars_of_rows(self) -> set[str]:
@@ -118,7 +118,7 @@ class KServeRunner(Runner):
         except self._refusal:  # the call is Triton's extension of the protocol
             return set()
         except Exception as error:  # an answer that is not JSON, or a connection that broke
-            raise ModelFileError(f"{self._url}: {_first_line(error)}") from error
+            raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         config = config.get("config", config)
         entries = [*config.get("input", []), *config.get("output", [])]
         return {entry["name"] for entry in entries if "reshape" in entry and not entry["reshape"].get("shape")}
@@ -149,7 +149,7 @@ class KServeRunner(Runner):
         try:
             result = self._ask("infer", self._name, inputs, self._version, outputs=outputs)
         except Exception as error:  # the server's refusal, or a connection that broke
-            raise InputError(f"{self._url}: the server refuses these inputs: {_first_line(error)}") from error
+            raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
         return [self._answer(info, result) for info in self.outputs]
 
     def _answer(self, info: TensorInfo, result: Any) -> Array:
@@ -158,7 +158,7 @@ class KServeRunner(Runner):
             array = result.as_numpy(info.name)
         except Exception as error:  # sizes and dtypes that contradict each other, in several ways
             raise ModelFileError(
-                f"{self._url}: the server's answer for {info.name} cannot be read ({_first_line(error)})"
+                f"{self._url}: the server's answer for {info.name} cannot be read ({first_line(error)})"
             ) from error
         if array is None:
             raise ModelFileError(f"{self._url}: the server's answer lacks the output {info.name}")
@@ -176,10 +176,6 @@ class KServeRunner(Runner):
             )
         answer: Array = array.astype(info.dtype)
         return answer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _import_client(module: str) -> Any:

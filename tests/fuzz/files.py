@@ -1,4 +1,4 @@
-"""``make fuzz``: mutated files against every command and ``load``, and what came of them.
+"""``make fuzz-files``: mutated files against every command and ``load``, and what came of them.
 
     python tests/fuzz/files.py --cases 100000 --jobs 2
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import files_nets
 import numpy as np
 import onnx
+import safetensors.torch
 import torch
 
 import nnorm_export
@@ -31,8 +32,6 @@ CERTIFICATE = "certificate"
 
 def build(folder: Path) -> None:
     """Writes all of them, and for each network inputs and PyTorch's outputs that no file has seen."""
-    import safetensors.torch  # noqa: PLC0415 - a dependency of this machine's tests
-
     generator = torch.Generator().manual_seed(1)
     for name, shape in SHAPES.items():
         model, x = getattr(files_nets, name)(), torch.randn(shape, generator=generator)

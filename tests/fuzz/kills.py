@@ -1,4 +1,6 @@
-"""Kills writers at random moments and after each of their steps, while a reader looks: python -m tests.fuzz.kills 500.
+"""Kills writers at random moments and after each of their steps, while a reader looks.
+
+    python tests/fuzz/kills.py 500
 
 Every command that writes runs in a forked process, with everything imported and its model translated. It writes a
 model whose weights are all the same number, in the place of one with another number. Half of the writers end
@@ -41,7 +43,7 @@ from nnorm_export.files.pytorch_archive import read_archive
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
 from nnorm_export.parity import certificates
-from nnorm_export.parity.judgement import Criterion
+from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.report import page
 from nnorm_export.serving.repository import write_repository
 
@@ -167,8 +169,8 @@ def cases(folder: Path) -> list[Case]:
     def certify(path: Path, value: float) -> None:
         array = np.full((2, SIZE), value, np.float32)
         report = SimpleNamespace(runtime="test", criterion=str(value), outputs=[], implementations={})
-        sets = [certificates.DataSet([array], [array], [array])]
-        certificates.write(path, source[value], runner, report, sets, Criterion())  # type: ignore[arg-type]
+        sets = [certificates.DataSet([array], [array], [array], [None])]
+        certificates.write(path, source[value], runner, report, sets, [Criterion()])  # type: ignore[arg-type]
 
     def certified(path: Path) -> float:
         told = json.loads((path / certificates.CERTIFICATE).read_text())
