@@ -13,7 +13,7 @@ import pytest
 import nnorm_export
 
 FUZZ = Path(__file__).parent / "fuzz"
-NEW_CASES = 150  # draws of every family
+NEW_CASES = 100  # draws of every family
 
 
 def fuzz(*options: str | Path) -> subprocess.CompletedProcess[str]:

@@ -63,9 +63,10 @@ def main() -> None:
     started = time.monotonic()
     with TemporaryDirectory() as folder:
         seeds = Path(folder)
-        build_seeds(seeds)
+        if options.cases:
+            build_seeds(seeds)
         prepared = partial(_prepared, seeds=seeds, family=options.family, kept=kept)
-        outcomes = run_cases(cases, prepared, seeds, jobs=options.jobs, keep=options.keep, seconds=options.seconds)
+        outcomes = run_cases(cases, prepared, jobs=options.jobs, keep=options.keep, seconds=options.seconds)
         for done, (case, outcome) in enumerate(outcomes, 1):
             counts[outcome.family, outcome.kind] += 1
             if outcome.kind not in ("clean", "right"):

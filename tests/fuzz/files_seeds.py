@@ -31,11 +31,8 @@ CERTIFICATE = "certificate"
 
 
 def build(folder: Path) -> None:
-    """Writes all of them, and for each network inputs and PyTorch's outputs that no file has seen."""
-    generator = torch.Generator().manual_seed(1)
-    for name, shape in SHAPES.items():
-        model, x = getattr(files_nets, name)(), torch.randn(shape, generator=generator)
-        np.savez(folder / f"truth_{name}.npz", x=x.numpy(), y=model.double()(x.double()).detach().numpy())
+    """Writes all of them."""
+    generator = torch.Generator().manual_seed(2)
     for file, (name, options) in ONNX.items():
         model, x = getattr(files_nets, name)(), torch.randn(SHAPES[name], generator=generator)
         nnorm_export.export(model, x, folder / file, input_names=["x"], output_names=["y"], **options)  # type: ignore[arg-type]

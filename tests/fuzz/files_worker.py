@@ -37,7 +37,6 @@ class _Worker:
 def run_cases(
     cases: Iterable[int],
     prepare: Callable[[int, Path], None],
-    seeds: Path,
     *,
     jobs: int = 1,
     keep: Path | None = None,
@@ -56,7 +55,7 @@ def run_cases(
         while left or workers:
             while left and len(workers) < jobs:
                 taken = [left.pop() for _ in range(min(_CASES, max(1, -(-len(left) // jobs))))]
-                workers.append(_start(taken, prepare, seeds, base))
+                workers.append(_start(taken, prepare, base))
             ready, _, _ = select.select([worker.pipe for worker in workers], [], [], 1.0)
             for worker in list(workers):
                 finished, outcomes = _read(worker) if worker.pipe in ready else (False, [])
@@ -74,7 +73,7 @@ def run_cases(
         shutil.rmtree(base, ignore_errors=True)
 
 
-def _start(cases: list[int], prepare: Callable[[int, Path], None], seeds: Path, base: Path) -> _Worker:
+def _start(cases: list[int], prepare: Callable[[int, Path], None], base: Path) -> _Worker:
     folder = Path(tempfile.mkdtemp(dir=base))
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -84,7 +83,7 @@ def _start(cases: list[int], prepare: Callable[[int, Path], None], seeds: Path, 
         status = 1
         try:
             os.close(reading)
-            _work(cases, prepare, seeds, folder, writing)
+            _work(cases, prepare, folder, writing)
             status = 0
         finally:
             os._exit(status)  # neither pytest nor the parent's handlers run in the child
@@ -92,7 +91,7 @@ def _start(cases: list[int], prepare: Callable[[int, Path], None], seeds: Path, 
     return _Worker(pid, reading, folder, waiting=cases)
 
 
-def _work(cases: list[int], prepare: Callable[[int, Path], None], seeds: Path, base: Path, pipe: int) -> None:
+def _work(cases: list[int], prepare: Callable[[int, Path], None], base: Path, pipe: int) -> None:
     """What a worker does: each case in a folder of its own, said before and after on ``pipe``."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # libraries print by themselves
@@ -109,7 +108,7 @@ def _work(cases: list[int], prepare: Callable[[int, Path], None], seeds: Path, b
         (base / OUTSIDE).write_bytes(SECRET)
         folder.mkdir()
         prepare(case, folder)
-        outcome = execute(folder, seeds)
+        outcome = execute(folder)
         os.write(pipe, f"{json.dumps({'case': case, **asdict(outcome)})}\n".encode())
         if outcome.kind in ("traceback", "wrong"):
             os.write(pipe, b"\n")
