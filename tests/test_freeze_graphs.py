@@ -115,3 +115,11 @@ def test_a_scripted_part_is_named(tmp_path: Path) -> None:
     model[2] = torch.jit.script(nn.BatchNorm1d(6))
     with pytest.raises(ExportError, match=r"layer 2 \(BatchNorm1d\) is TorchScript, which torch\.export cannot trace"):
         export(model, torch.randn(5, 4), tmp_path / "m.onnx")
+
+
+def test_layers_compiled_in_place() -> None:
+    """``Module.compile`` keeps a function in the layer, which copies do not have."""
+    model = nn.Sequential(layers.BatchNormalNorm2d(4), nn.ReLU()).eval()
+    expected = freeze(model)(x := torch.randn(2, 4, 3, 3))
+    model[0].compile()
+    torch.testing.assert_close(freeze(model)(x), expected)

@@ -21,7 +21,8 @@ from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.modules import named_layers
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-_OF_TORCH = frozenset(vars(nn.Module()))  # _modules, _parameters, _forward_hooks and so on
+# _modules, _parameters, _forward_hooks and so on; what Module.compile() sets, which copies of a module do not have.
+_OF_TORCH = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 
 Found = tuple[str, nn.Module, str]  # where, the module, what holds it
 
