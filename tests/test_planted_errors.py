@@ -35,6 +35,30 @@ def test_honest_files_stay_within_the_budget(name: str) -> None:
     assert {way: share for way, share in shares.items() if share >= 0.7} == {}
 
 
+class Rare(nn.Module):
+    """A head whose classes are rare: its probabilities are near 0 in every row."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(6, 5), activation
+        nn.init.constant_(self.linear.bias, -10.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.linear(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.SiLU()], ids=["sigmoid", "silu"])
+def test_probabilities_near_0_are_honest(activation: nn.Module, tmp_path: Path) -> None:
+    """ONNX Runtime's sigmoid of -10 is 1e-2 of itself off, and 1e-7 in absolute terms."""
+    torch.manual_seed(0)
+    model, x = Rare(activation).eval(), torch.randn(8, 6)
+    export(model, (x,), path := tmp_path / "rare.onnx")
+    with torch.no_grad():
+        model.linear.bias += 0.2
+    assert not verify(path, model, (x,))
+
+
 @pytest.mark.slow
 def test_a_small_output_beside_a_great_one(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from nnorm_export.freezing import freeze
 from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.judgement import judge
-from nnorm_export.parity.perturbation import flip_last_bits, random_last_bits
+from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, random_last_bits
 from nnorm_export.parity.yardstick import Array, is_float
 from nnorm_export.runtimes import Runner
 
@@ -186,7 +186,7 @@ class PyTorchModel:
         for seed in _seeds(result):
             moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
             flip_last_bits(tensors_in(moved), seed)
-            with random_last_bits(self._in_dtype, seed):
+            with random_last_bits(self._in_dtype, seed), AbsoluteSigmoids(seed):
                 try:
                     outputs, taps = self.run_with_taps(moved, paths)
                 except InputError:  # the model refuses such inputs, above 1 for example
@@ -201,7 +201,7 @@ class PyTorchModel:
         for seed in _seeds([tap.y]):
             x = to_tensor(tap.x)
             flip_last_bits([x], seed)
-            with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed):
+            with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed), AbsoluteSigmoids(seed):
                 found.append(to_numpy(layer(x)))
         return found
 

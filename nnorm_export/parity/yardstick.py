@@ -12,6 +12,8 @@ yardstick of an element therefore is the greatest of
   (where rows and channels both mix scales, the least of the two is that of the greater ones),
 - one rounding of the element's magnitude, or of the magnitude along the axis where that is least: elements near 0 in a
   channel of scale 1,
+- where the model has sigmoids, their absolute error (:class:`~nnorm_export.parity.perturbation.AbsoluteSigmoids`): the
+  samples have it,
 - the least positive normal number, below which runtimes may return 0.
 """
 
@@ -83,9 +85,17 @@ def yardsticks_of(
             continue
         centre = result.astype(np.float64) if truth is None else truth[number]
         others = [sample[number] for sample in samples]
-        stable = [other for other in others if not unstable_result(other.astype(np.float64), centre, dtype)]
+        stable = [other for other in others if not _thrown_away(other.astype(np.float64), centre, dtype)]
         yardsticks.append(yardstick_of([result, *stable], centre, dtype))
     return yardsticks
+
+
+def _thrown_away(sample: Array, centre: Array, dtype: str) -> bool:
+    """Whether a branch of the model threw ``sample`` far away; an error of its sigmoids is no such throw."""
+    return unstable_result(sample, centre, dtype) != "" and float(distance(sample, centre).max()) > _OF_SIGMOIDS
+
+
+_OF_SIGMOIDS = 2.0**-19  # 32 times the error that AbsoluteSigmoids makes, for what comes after the sigmoid
 
 
 def yardstick_of(samples: Sequence[Array], truth: Array, dtype: str) -> Array:
