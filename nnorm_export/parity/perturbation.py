@@ -68,14 +68,14 @@ def _is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-class AbsoluteSigmoids(TorchDispatchMode):
+class AbsoluteSigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     """Inside the block, float32 sigmoids, and what runtimes compute with them or with exp(x) - 1, are off by 2⁻²⁴.
 
     The sign of the error is random. ONNX Runtime's sigmoid is at most three times as far off, and 0 below -18.
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
