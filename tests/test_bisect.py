@@ -190,6 +190,12 @@ def test_every_operator_dtype_and_call(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_of_another_model_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    export(fifty, (images,), path := tmp_path / "fifty.onnx", verify=False)
+    with pytest.raises(InputError, match=r"Linear has no layer norms\.0, which .* made from another model"):
+        bisect(path, nn.Linear(12, 12), (images,))
+
+
 def test_what_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
     path = export(fifty, images, tmp_path / "m.onnx", form="primitives").path
     with pytest.raises(ModelFileError, match=r"no normalization that is a node \(its form is 'primitives'\)"):

@@ -164,6 +164,11 @@ def bisect(
             f"{path}: it has no normalization that is a node (its form is '{file.form}'), and no layers were named; "
             "export the form 'portable', or name layers"
         )
+    if foreign := [part.path for part in parts if part.path not in modules]:
+        raise InputError(
+            f"{type(model).__name__} has no layer {layer_name(foreign[0])}, which {path} has: the file was made from "
+            "another model, or from the module of this exported program. Give the one that it was made from"
+        )
     _refuse_folded(proto, parts, modules)
     runner = load(path, runtime)
     reference = PyTorchModel(model, dtype_of(runner), passthrough)
