@@ -5,7 +5,10 @@ Threads share all of them. Two blocks that change one of them and overlap would 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -95,3 +98,11 @@ def _module(frame: FrameType | None) -> str:
             return name
         frame = frame.f_back
     return ""
+
+
+def release_memory() -> None:
+    """Returns to the system what nothing refers to: glibc keeps freed blocks of up to 32 MB for later ones."""
+    gc.collect()
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)  # type: ignore[union-attr]

@@ -32,7 +32,7 @@ print((peak - before) / sum(parameter.nbytes for parameter in model.parameters()
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("weights", ["inside", "data"])
 def test_peak_memory_of_export(weights: str, tmp_path: object) -> None:
-    """67 MB of weights; 3.4 times the weights were measured with 200 MB of them, and what does not grow with them."""
+    """67 MB of weights; 3.3 times the weights were measured with 200 MB of them, and what does not grow with them."""
     run = [sys.executable, "-c", PROGRAM, weights]
     done = subprocess.run(run, cwd=str(tmp_path), capture_output=True, text=True, timeout=600, check=True)
-    assert float(done.stdout) < 5
+    assert float(done.stdout) < 4.5

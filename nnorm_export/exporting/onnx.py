@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from nnorm_export.exporting.translate import translate
 from nnorm_export.files.forms import apply_form, check_form, strip_bodies
 from nnorm_export.files.staging import save, staged, writing
 from nnorm_export.models.ambient import neutral
+from nnorm_export.process import release_memory
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
 
@@ -89,18 +89,21 @@ def export(
 
     path, nodes = frozen.request.path, len(onnx_model.graph)
     with staged(path) as staging:
-        _write(onnx_model, staging, path, comparable, external_data)
         final = staging
-        if comparable != form:
-            final = staging.with_name(form) / staging.name
-            final.parent.mkdir()
-            strip_bodies(onnx_model)
-            _write(onnx_model, final, path, form, external_data)
-        # The frozen model's weights would be in memory beside those of the comparison: onnxscript's rules of rewriting
+        with writing(path):
+            save(onnx_model, staging, external_data)
+            if comparable != form:
+                final = staging.with_name(form) / staging.name
+                final.parent.mkdir()
+                strip_bodies(onnx_model)
+                save(onnx_model, final, external_data)
+        # Without this the frozen model's weights stay in memory beside those of the file: onnxscript's rewriting rules
         # refer to the model that they were last applied to.
         for value in onnx_model.graph.initializers.values():
             value.const_value = None
-        gc.collect()
+        release_memory()
+        for file, its_form in {staging: comparable, final: form}.items():
+            _check(file, path, its_form)
         parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")
         if final != staging:
             with writing(path):
@@ -131,10 +134,8 @@ def _default_opset(program: torch.export.ExportedProgram) -> int:
     return 22 if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values) else 20
 
 
-def _write(model: ir.Model, staging: Path, path: Path, form: str, external_data: bool | None) -> None:
-    """Writes ``model`` to ``staging``, on its way to ``path``, and runs onnx's own checker on the file."""
-    with writing(path):
-        save(model, staging, external_data)
+def _check(staging: Path, path: Path, form: str) -> None:
+    """Runs onnx's own checker on the file ``staging``, on its way to ``path``."""
     try:
         # By path because of external data; without bodies no types can be inferred.
         onnx.checker.check_model(str(staging), full_check=form != "custom")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.judgement import judge
 from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, random_last_bits
 from nnorm_export.parity.yardstick import Array, is_float
+from nnorm_export.process import release_memory
 from nnorm_export.runtimes import Runner
 
 _LARGE = 2**24  # bytes of weights
@@ -108,7 +108,7 @@ class PyTorchModel:
         if name not in self._copies:
             if self._is_large:
                 self._copies.clear()
-                gc.collect()
+                release_memory()
             self._copies[name] = make()
         return self._copies[name]
 
