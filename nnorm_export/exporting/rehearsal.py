@@ -6,6 +6,7 @@ that freeze() cannot see, because an attribute of another kind of object or a gl
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from nnorm_export.freezing.table import row_for
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy, without_fused_attention
+from nnorm_export.process import redirected
 
 Passthrough = Iterable[str | type[nn.Module]]
 
@@ -38,8 +40,11 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
     copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
     args, kwargs = arguments.unbind(duplicate, copies)
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
+    stderr = sys.stderr
+    # What the model prints goes where tracing sends it: standard output may be the JSON of a command.
+    quiet = redirected(lambda text, _: stderr.write(text), "stdout")
     try:
-        with torch.no_grad(), without_fused_attention(), _training_code_refused(duplicate, names):
+        with torch.no_grad(), without_fused_attention(), quiet, _training_code_refused(duplicate, names):
             duplicate(*args, **kwargs)
     except (NnormExportError, OSError):  # an OSError says itself which file is missing
         raise
