@@ -99,7 +99,13 @@ def test_weights_outside_of_the_folder(where: str, reader: str, folder: Path) ->
 
 @pytest.mark.parametrize(
     ("location", "message"),
-    [("", "which is not a name"), ("net.onnx", "the model itself"), ("pipe", "a pipe"), ("sub", "a folder")],
+    [
+        ("", "which is not a name"),
+        ("a" * 5000, "cannot be found"),
+        ("net.onnx", "the model itself"),
+        ("pipe", "a pipe"),
+        ("sub", "a folder"),
+    ],
 )
 def test_weights_in_no_file(location: str, message: str, folder: Path) -> None:
     os.mkfifo(folder / "pipe")

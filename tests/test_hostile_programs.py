@@ -194,6 +194,24 @@ def test_the_layout_of_torch_2_7(entry: str, honest: Path, tmp_path: Path) -> No
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("wrong", [3, "x", [], {}, None])
+@pytest.mark.parametrize("entry", ["models/model.json", "data/weights/model_weights_config.json"])
+def test_json_of_another_structure(entry: str, wrong: object, honest: Path, tmp_path: Path) -> None:
+    def change(entries: Entries, payload: Payload) -> None:
+        found = json.loads(entries[entry])
+        found[next(iter(found))] = wrong
+        entries[entry] = json.dumps(found).encode()
+
+    path = _rewritten(honest, tmp_path / "net.pt2", change, Payload(tmp_path))
+    with pytest.raises(ModelFileError, match=r"net\.pt2"):
+        load_program(path)
+    path = _rewritten(
+        honest, path, lambda entries, _: entries.update({entry: json.dumps(wrong).encode()}), Payload(tmp_path)
+    )
+    with pytest.raises(ModelFileError, match=r"net\.pt2"):
+        load_program(path)
+
+
 def test_machine_code_in_a_program(honest: Path, tmp_path: Path) -> None:
     def change(entries: Entries, payload: Payload) -> None:
         entries["data/AOTInductor/model/code.so"] = b"\x7fELF"

@@ -28,6 +28,7 @@ def locate(model: Path, location: str) -> Path:
     file = model.parent / location
     try:
         real, folder = file.resolve(), model.parent.resolve()
+        exists = real.exists()
     except (OSError, RuntimeError) as error:  # links in a circle; a name that is too long
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which cannot be found ({error})") from None
     if leaves or not real.is_relative_to(folder):
@@ -37,7 +38,7 @@ def locate(model: Path, location: str) -> Path:
         )
     if real == model.resolve():
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which is the model itself; save it again")
-    if real.exists():
+    if exists:
         size_of(real, ModelFileError, f", and {model} has weights there")
     return file
 

@@ -68,7 +68,17 @@ def _refuse_code(path: Path) -> None:
             f"{path}: loading it would run code from it ({code}). If you trust the file's author, give "
             "--trust-pickle, or trust_pickle=True in Python"
         ) from code
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (
+        OSError,  # and, of the archive: a damaged or encrypted entry, PyTorch's reader, an end too early
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        ValueError,  # and, of the JSON: other names, or a number in the place of an object
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ModelFileError(f"{path}: not an exported program ({first_line(error)})") from error
 
 
