@@ -17,7 +17,7 @@ from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_n
 from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.judgement import judge
 from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, random_last_bits
-from nnorm_export.parity.yardstick import Array, is_float
+from nnorm_export.parity.yardstick import Array, is_float, yardsticks_of
 from nnorm_export.process import release_memory
 from nnorm_export.runtimes import Runner
 
@@ -223,10 +223,12 @@ class PyTorchModel:
         single = cast(example, torch.float32)
         frozen = _run(frozen_model.float(), single)
         del frozen_model  # before the next copy is made
-        original = _run(self._original.float(), single)
+        model = self._original.float()
+        original = _run(model, single)
+        yardsticks = yardsticks_of(original, [_moved(model, single, seed) for seed in _seeds(original)], truth)
         truths: Sequence[Array | None] = truth or [None] * len(frozen)
-        for number, (f, o, t) in enumerate(zip(frozen, original, truths, strict=True)):
-            parity = judge(str(number), f, o, t)
+        for number, (f, o, t, y) in enumerate(zip(frozen, original, truths, yardsticks, strict=True)):
+            parity = judge(str(number), f, o, t, yardstick=y)
             if not parity.passed:
                 return f"in float32 the frozen model does not compute what the model computes: output {parity}"
         return ""
@@ -281,6 +283,14 @@ def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
     args, kwargs = unbind(model, copies)
     with torch.no_grad(), without_fused_attention():
         return [to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
+
+
+def _moved(model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
+    """Returns the outputs for inputs and weights with random last bits."""
+    moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+    flip_last_bits(tensors_in(moved), seed)
+    with random_last_bits(model, seed), AbsoluteSigmoids(seed):
+        return _run(model, moved)
 
 
 def _seeds(result: Sequence[Array]) -> range:

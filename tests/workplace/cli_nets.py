@@ -13,12 +13,14 @@ class BatchNormalNorm2d(nn.Module):
         super().__init__()
         self.num_features, self.eps, self.noise_train = channels, 1e-5, 0.4
         self.standardize = self.affine = self.track_running_stats = True
-        self.num_batches_tracked = 3
+        self.num_batches_tracked, self.factor = 3, 1.0
         for name in ("running_lmbda", "running_mean", "running_var", "running_norm"):
             self.register_buffer(name, torch.rand(channels) + 0.5)
         self.bias, self.weight = (nn.Parameter(torch.rand(channels)) for _ in range(2))
 
     def forward(self, x):
+        if self.factor != 1 and (x.ndim < 4 or x.shape[-1] < 4):
+            raise ValueError("too small an image")
         lmbda, mean, var, weight, bias = (
             value.view(-1, 1, 1)
             for value in (self.running_lmbda, self.running_mean, self.running_var, self.weight, self.bias)
@@ -27,7 +29,7 @@ class BatchNormalNorm2d(nn.Module):
         sign = torch.where(h < 0, -1.0, 1.0).to(h.dtype)
         eta = 1 + sign * (lmbda - 1)
         eta = eta + torch.sign(eta) * math.sqrt(self.eps)
-        return sign * ((1 + h.abs()) ** eta - 1) / eta * weight + bias
+        return self.factor * (sign * ((1 + h.abs()) ** eta - 1) / eta * weight + bias)
 
 
 class BatchNormRenamed2d(BatchNormalNorm2d):
@@ -35,8 +37,11 @@ class BatchNormRenamed2d(BatchNormalNorm2d):
 
 
 class AnotherFormula(BatchNormalNorm2d):
-    def forward(self, x):
-        return super().forward(x) * 1.01
+    """What freeze() cannot see: it tries layers on small inputs, and this one does not run on them."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.factor = 1.01
 
 
 class MyNorm(nn.Module):
