@@ -162,7 +162,7 @@ def test_damaged_files(command: str, folder: Path) -> None:
     [
         (("inspect", "net.onnx", "--nothing"), 2, "No such option"),
         (("inspect",), 2, "Missing argument"),
-        (("verify", "net.onnx", *MODEL, "--rtol", "x"), 2, "Invalid value for '--rtol'"),
+        (("verify", "net.onnx", *MODEL, "--rtol", "x"), 2, "--rtol x: 'x' is not a number"),
         (("verify", "net.onnx"), 2, "give the model to compare with"),
         (("verify", "net.onnx", *MODEL, "--timeout", "3"), 2, "--timeout goes with --url"),
         (("verify", "--url", "http://[::1/net", *MODEL), 2, "is not a URL"),

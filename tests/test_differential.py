@@ -48,13 +48,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> networks_ways._Run:
 
 
 def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
-    """1e-4 of any element that is not near 0 is seen, although the roundings of four layers lie before it."""
+    """1e-3 of any element that is not near 0 is seen, although the roundings of four layers lie before it."""
     results, truth = small.eager()[0], small.truths[0]
     assert truth.use(results) < ALLOWED / 4
     (result,), (true,) = results, truth.results
     for element in np.argwhere(np.abs(true) > 0.3):
         planted = result.copy()
-        planted[tuple(element)] *= 1 + 1e-4
+        planted[tuple(element)] *= 1 + 1e-3
         assert truth.use([planted]) > ALLOWED
     planted[0, 0, 0, 0] = np.nan
     assert truth.use([planted]) > ALLOWED

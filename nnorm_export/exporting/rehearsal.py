@@ -62,6 +62,8 @@ def _training_code_refused(model: nn.Module, passthrough: set[str]) -> Iterator[
     thread = threading.get_ident()
 
     def check(layer: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # the branches of torch.cond, which Dynamo traces
+            return
         if threading.get_ident() != thread or id(layer) in registered or isinstance(layer, FrozenModule):
             return
         name = type(layer).__name__

@@ -85,7 +85,7 @@ def prove(
         others = (
             at_other_lengths(frozen.example, request.dynamic_shapes)
             if frozen.program is None
-            else program_axes.at_other_lengths(frozen.program, frozen.module, frozen.example)
+            else program_axes.at_other_lengths(frozen.program, frozen.model, frozen.example)
         )
         lengths = [at for at, _ in others]
         examples += [example for _, example in others]

@@ -148,8 +148,8 @@ def _compare(
     implementations = runner.implementations
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
     taken: list[Mapping[str, Any]] = [as_taken(runner, example) for example in examples]
+    expected = [pytorch.run(example) for example in taken]  # first: the model says in its own words what does not fit
     actual = [_run_file(runner, example) for example in taken]
-    expected = [pytorch.run(example) for example in taken]
     unsteady = pytorch.unsteadiness(taken[0], expected[0])
     changed = change_of_input(pytorch, taken[0], expected[0])
     if changed is not None and constant_over_rows(expected[0]):

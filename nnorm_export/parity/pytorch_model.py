@@ -186,11 +186,17 @@ class PyTorchModel:
         for seed in _seeds(result):
             moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
             flip_last_bits(tensors_in(moved), seed)
-            with random_last_bits(self._in_dtype, seed), AbsoluteSigmoids(seed):
+            with random_last_bits(self._in_dtype, seed):
                 try:
-                    outputs, taps = self.run_with_taps(moved, paths)
-                except InputError:  # the model refuses such inputs, above 1 for example
-                    continue
+                    with AbsoluteSigmoids(seed):
+                        outputs, taps = self.run_with_taps(moved, paths)
+                except InputError:
+                    # torch.cond does not run inside a dispatch mode, and Dynamo would remember that it failed.
+                    torch.compiler.reset()
+                    try:
+                        outputs, taps = self.run_with_taps(moved, paths)
+                    except InputError:  # the model refuses such inputs, above 1 for example
+                        continue
             if [array.shape for array in outputs] == shapes:
                 found.append((outputs, taps))
         return found

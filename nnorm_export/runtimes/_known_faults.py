@@ -2,7 +2,7 @@
 
 All of them are optimizations of the graph that change what it computes, or break it. :func:`nnorm_export.load` switches
 such an optimization off for a file that it would hit; ``verify`` and ``doctor`` name it, because sessions that others
-open on the file are hit. The versions were found by running each pattern in 1.19 to 1.31.
+open on the file are hit. The versions were found by running each pattern in 1.19 to 1.32.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ FAULTS = (
         effect="computes something else, or fails,",
         issue=f"{_ISSUES}/24737",
         since=(1, 18),
-        fixed=None,
+        fixed=(1, 32),
         on_cpu=False,
         hits=_pads_before_a_pool,
     ),
