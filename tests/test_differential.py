@@ -16,6 +16,7 @@ from fuzz.networks_spec import Spec, Step, build, random_spec, smaller
 from fuzz.networks_truth import ALLOWED, Truth
 
 import nnorm_export
+from nnorm_export.domain import OPERATORS
 from nnorm_export.layers import GroupNormalNorm
 
 NETWORKS, TOGETHER = 50, 10
@@ -83,8 +84,9 @@ def _change_epsilon(model: onnx.ModelProto) -> None:
 
 
 def _move_exponent(model: onnx.ModelProto) -> None:
-    node = next(node for node in model.graph.node if node.op_type.startswith("BatchNormalNorm"))
-    _scale(model, node.input[3], 1 + 1e-4)
+    frozen = {name: operator for name, operator in OPERATORS.items() if operator.is_frozen}
+    node = next(node for node in model.graph.node if node.op_type in frozen)
+    _scale(model, node.input[frozen[node.op_type].inputs.index("exponent_pos")], 1 + 1e-4)
 
 
 def _move_weight(model: onnx.ModelProto) -> None:

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Writes what is buffered. A reader that is gone is no error; Python would report it when the process ends."""
+    """Writes what is buffered. A closed pipe is not an error; Python would report one at the end."""
     try:
         sys.stdout.flush()
     except (BrokenPipeError, ValueError):  # ValueError: it is closed

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an exception that this package does not know
 INTERRUPTED = 130  # the exit code of shells; click's own, 1, would mean a mismatch here
-BROKEN_PIPE = 141  # as of a program that SIGPIPE ends: nobody reads the output any more
+BROKEN_PIPE = 141  # the shell reports 128 + SIGPIPE for a program whose output pipe was closed
 _REPORT = """
 This is a fault of nnorm-export or of a library that it calls, and says nothing about the file. Please report it
 with the output of the same command with --verbose, and that of nnorm-export doctor --json (see SECURITY.md for
@@ -70,7 +70,7 @@ class Command(TyperCommand):
             _fail(error, message, NnormExportError.exit_code, as_json, verbose)
         except typer.Exit:
             raise
-        except Exception as error:  # the last resort: exit code 1 would mean that the file differs
+        except Exception as error:  # an error that no module expects: Python would exit with 1, which means "differs"
             _fail(error, f"unexpected {type(error).__name__}: {error}{_REPORT}", UNEXPECTED, as_json, verbose)
 
 

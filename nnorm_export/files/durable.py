@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # mypy takes the name for a module; None says "no locks"
 
 _T = TypeVar("_T")
 _ATTEMPTS = 100
@@ -117,7 +117,7 @@ def read_whole(path: Path, read: Callable[[], _T]) -> _T:
         before = _generation(path)
         try:
             found = read()
-        except Exception:  # whatever ``read`` raises over a file that is gone
+        except Exception:  # each parser raises its own errors for a file that is missing or changed; raised again below
             if _generation(path) == before:
                 raise
             continue

@@ -57,7 +57,7 @@ class ModelFile:
         return locations(self.proto)
 
     def without_weights(self) -> ModelFile:
-        """The same without large weights. The proto of this one is emptied, too: there is no room for a copy of it."""
+        """Returns the file without large weights; they leave this object too, because a copy would not fit."""
         for tensor in self.proto.graph.initializer:
             if len(tensor.raw_data) > _LARGE:
                 tensor.ClearField("raw_data")

@@ -38,7 +38,7 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
         FreezeError: a layer that looks like a normalization but is unknown; whose code is not that of the layer that
             its class name says (a method that a subclass overrides or that was assigned to the instance, hooks, other
             results on a few small inputs); that cannot be frozen (no running statistics, a negative variance, a λ that
-            is not finite, a mismatched shape); or that is no registered submodule. The message names its path in the
+            is not finite, a mismatched shape); or that is not a registered submodule. The message names its path in the
             model.
     """
     if not isinstance(model, nn.Module):

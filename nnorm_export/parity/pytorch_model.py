@@ -123,7 +123,7 @@ class PyTorchModel:
             return _run(model, example)
         except (NnormExportError, OSError):  # an OSError says itself which file is missing
             raise
-        except Exception as error:  # the user's code may raise anything
+        except Exception as error:  # the model's own code runs here, and has no common error class
             name = type(self._model).__name__
             raise InputError(
                 f"{name} does not run on these inputs; give others, as its forward takes them: "
