@@ -341,6 +341,20 @@ def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, i
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
+class FlattenedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layers.LayerNormalNorm(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x.flatten(1), self.norm(x).flatten(2).flatten(1)], dim=1)
+
+
+def test_shapes_that_are_joined_keep_their_constants_in_primitives(tmp_path: Path) -> None:
+    report = export(FlattenedTwice().eval(), torch.randn(3, 4, 5, 2), tmp_path / "m.onnx", form="primitives")
+    assert report.parity is not None
+
+
 @pytest.mark.slow
 def test_standardization_folds_into_the_convolution_in_primitives(tmp_path: Path) -> None:
     model = randomized(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), layers.BatchNormalNorm2d(4)))

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 
 import onnx_ir as ir
@@ -81,3 +82,20 @@ def inline_bodies(model: ir.Model) -> None:
         ],
     )
     onnxscript.optimizer.optimize(model)
+    _restore_initializers(model)
+
+
+def _restore_initializers(model: ir.Model) -> None:
+    """Gives constants that the graph has lost their place among its initializers again, each under a name of its own.
+
+    onnxscript's rules name a new constant by the value whose node they replace. Where a rule replaces the node of one
+    value twice, the second constant takes the place of the first, which other nodes may still use.
+    """
+    initializers = model.graph.initializers
+    for node in model.graph.all_nodes():
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() or value.is_graph_input():
+                continue
+            if initializers.get(value.name or "") is not value and value.graph is None:
+                value.name = next(name for n in itertools.count(1) if (name := f"{value.name}_{n}") not in initializers)
+                model.graph.register_initializer(value)
