@@ -10,7 +10,8 @@
 # make fuzz-kernels N=1000000 SEED=1    random nodes against the kernels, their values compared with the formulas
 # make fuzz-files N=100000    mutated files against every command; findings are kept in build/fuzz
 # make fuzz-networks N=3000    random networks, run in every way and held against float64; resumes where it was stopped
-# make fuzz N=…    these three, N cases each
+# make fuzz-kills N=500    writers killed at random moments, their files read all the time
+# make fuzz N=…    these four, N cases each
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
@@ -49,7 +50,7 @@ endif
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu
-.PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks
+.PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills
 .PHONY: wheel clean
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -131,7 +132,7 @@ test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
 
 # Long runs, see tests/fuzz/RESULTS.md. `make test` runs a few cases of each: ctest runs 20 000 nodes, and some under the
 # sanitizers; pytest replays the kept files and draws new ones, and runs 50 networks.
-fuzz: fuzz-kernels fuzz-files fuzz-networks
+fuzz: fuzz-kernels fuzz-files fuzz-networks fuzz-kills
 
 SEED ?= 1
 fuzz-kernels: N ?= 1000000
@@ -146,6 +147,10 @@ fuzz-files: $(VENV)/installed
 fuzz-networks: N ?= 3000
 fuzz-networks: $(VENV)/installed
 	$(BIN)/python tests/fuzz/networks.py --count $(N) --jobs 2
+
+fuzz-kills: N ?= 500
+fuzz-kills: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/kills.py $(N) --seed $(SEED)
 
 test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON=$(CURDIR)/.venv-ray/bin/python $(PYTEST) tests/test_ray.py -rP

@@ -1,4 +1,4 @@
-"""Mutated files end in an answer or in an error of ours, in every command: kept cases, and some new ones."""
+"""Mutated files end in an answer or in an error of ours, and killed writers leave whole files (tests/fuzz)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FUZZ = Path(__file__).parent / "fuzz"
 NEW_CASES = 100  # draws of every family
 
 
-def fuzz(*options: str | Path) -> subprocess.CompletedProcess[str]:
-    """The driver in a process of its own, because PyTorch's threads do not survive the forks."""
+def fuzz(*options: str | Path, driver: str = "files.py") -> subprocess.CompletedProcess[str]:
+    """A driver in a process of its own, because PyTorch's threads do not survive the forks."""
     path = os.pathsep.join([str(Path(nnorm_export.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, str(FUZZ / "files.py"), *map(str, options)],
+        [sys.executable, str(FUZZ / driver), *map(str, options)],
         capture_output=True,
         text=True,
         check=False,
@@ -54,3 +54,10 @@ def test_the_driver_sees_what_goes_wrong(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     said = dict(line.split(": case ")[::-1] for line in done.stdout.splitlines() if ": case " in line)
     assert {key.partition(",")[0]: kind for key, kind in said.items()} == {k: v for k, v in expected.items() if v}
+
+
+@pytest.mark.slow
+def test_killed_writers_leave_whole_files() -> None:
+    done = fuzz(8, driver="kills.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 kills" in done.stdout

@@ -47,12 +47,8 @@ CASE = "case.json"
 OUTSIDE = "outside.data"  # lies beside the folder of a case, and must be neither read into a file nor written
 SECRET = b"what lies outside of the folder " * 4
 UNEXPECTED = 70  # the exit code of an error that the command line does not know
-_DIFFERS = {
-    "verify",
-    "bisect",
-    "optimize",
-    "doctor",
-}  # commands that end with 1 if files differ or a runtime cannot run
+# Commands that end with 1 if a file differs from its model, or a runtime cannot run.
+_DIFFERS = {"export", "verify", "bisect", "optimize", "doctor"}
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _FAR = 0.02  # of the outputs' scale: a file whose outputs are off by more is not equal to the model
 

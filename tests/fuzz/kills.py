@@ -11,6 +11,7 @@ finishes, and nothing may be left beside its file.
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import json
 import os
@@ -31,6 +32,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from nnorm_export import export, export_program, export_torchscript, load
@@ -82,7 +85,6 @@ class Case:
     kills: int = 0
     steps: int = 0
     seconds: float = 0.1
-    looks: dict[str, int] = field(default_factory=dict)
 
     def look(self) -> object:
         return read_whole(self.path, self.read)
@@ -275,7 +277,7 @@ def run(case: Case, value: float, *, step: int | None = None, after: float | Non
 
 def read_all_the_time(watched: list[Case], stop: int) -> None:
     """The reader: looks at every file in turn, until ``stop`` is closed; says how often it looked, and what it saw."""
-    looks = dict.fromkeys((case.name for case in watched), 0)
+    looks = 0
     os.set_blocking(stop, False)
     while True:
         for case in watched:
@@ -283,19 +285,61 @@ def read_all_the_time(watched: list[Case], stop: int) -> None:
                 assert case.look() in VALUES
             except Exception as error:  # whatever reading raises over a file that is not whole
                 print(f"MIXED {case.name}: {type(error).__name__}: {error}", flush=True)
-            looks[case.name] += 1
+            looks += 1
         try:
             if os.read(stop, 1) == b"":
                 break
         except BlockingIOError:
             pass
-    print(f"looks {sum(looks.values())}", flush=True)
+    print(looks, flush=True)
+
+
+@dataclass
+class Found:
+    """What the kills left: how often the older file, files beside it, and what the reader saw."""
+
+    kills: int = 0
+    old: int = 0
+    leftovers: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
+    looks: int = 0
+
+
+def kill(watched: list[Case], kills: int, chance: random.Random, found: Found) -> None:
+    """Kills the writers in turn; after each kill the file is read, another writer finishes, the folder is listed."""
+    columns = (TextColumn("kills"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=kills)
+        while found.kills < kills:
+            case = watched[found.kills % len(watched)]
+            before = case.look()
+            value = VALUES[before == VALUES[0]]
+            by_step = chance.random() < 0.5
+            step = chance.randint(1, case.steps) if by_step else None
+            after = None if by_step else chance.uniform(0, case.seconds)
+            if run(case, value, step=step, after=after):
+                case.kills += 1
+                found.kills += 1
+                progress.advance(task)
+            now = case.look()
+            if now not in (before, value):
+                found.mixed.append(f"{case.name}: {now} after a kill in writing {value} over {before}")
+            found.old += now == before
+            run(case, before if now == value else value)
+            found.leftovers += [f"{case.name}: {name}" for name in strange(case)]
+
+
+def strange(case: Case) -> list[str]:
+    """What lies beside a file and does not belong to it."""
+    beside = {entry.name for entry in case.path.parent.iterdir()} - {case.path.name}
+    weights = sorted(name for name in beside if name.endswith(".data"))
+    beside -= set(weights[: case.name in ("export-external-data", "optimize")])
+    return [*sorted(beside), *(entry.name for entry in case.path.glob(".*") if case.path.is_dir())]
 
 
 def main(kills: int, seed: int, folder: Path) -> int:
     torch.set_num_threads(1)
-    chance = random.Random(seed)
-    watched = cases(folder)
+    watched, found = cases(folder), Found()
     for case in watched:
         run(case, VALUES[0])
     stop, stopped = os.pipe()
@@ -310,41 +354,30 @@ def main(kills: int, seed: int, folder: Path) -> int:
             sys.stdout.flush()
             os._exit(0)
     os.set_inheritable(stopped, False)
-    leftovers = old = 0
-    while sum(case.kills for case in watched) < kills:
-        case = watched[sum(case.kills for case in watched) % len(watched)]
-        before = case.look()
-        value = VALUES[before == VALUES[0]]
-        by_step = chance.random() < 0.5
-        step = chance.randint(1, case.steps) if by_step else None
-        after = None if by_step else chance.uniform(0, case.seconds)
-        if run(case, value, step=step, after=after):
-            case.kills += 1
-        found = case.look()
-        assert found in (before, value), f"{case.name}: {found} after a kill in writing {value} over {before}"
-        old += found == before
-        run(case, before if found == value else value)
-        beside = {entry.name for entry in case.path.parent.iterdir()} - {case.path.name}
-        if case.name in ("export-external-data", "optimize"):
-            assert len([name for name in beside if name.endswith(".data")]) == 1
-        strange = [name for name in beside if not name.endswith(".data")]
-        strange += [entry.name for entry in case.path.glob(".*")] if case.path.is_dir() else []
-        leftovers += len(strange)
-        assert not strange, f"{case.name}: {strange} left"
-    os.close(stopped)
-    os.waitpid(reader, 0)
-    said = (folder / "reader").read_text().splitlines()
-    mixed = [line for line in said if line.startswith("MIXED")]
+    try:
+        kill(watched, kills, random.Random(seed), found)
+    finally:
+        os.close(stopped)
+        os.waitpid(reader, 0)
+    *mixed, looks = (folder / "reader").read_text().splitlines()
+    found.mixed += mixed
+    found.looks = int(looks)
+    print("| command | kills | steps of one run |\n| --- | --- | --- |")
     for case in watched:
-        print(f"{case.name}: {case.kills} kills, {case.steps} steps")
+        print(f"| {case.name} | {case.kills} | {case.steps} |")
     print(
-        f"kills {kills}, seed {seed}: the older file {old} times, mixed {len(mixed)}, leftovers {leftovers}, {said[-1]}"
+        f"\n{found.kills} kills, seed {seed}: the older file was in place {found.old} times and the new one "
+        f"{found.kills - found.old} times; mixed files {len(found.mixed)}, leftovers {len(found.leftovers)}; the "
+        f"reader looked {found.looks:,} times"
     )
-    print("\n".join(mixed[:20]))
-    return len(mixed)
+    print(*found.mixed[:20], *found.leftovers[:20], sep="\n")
+    return int(bool(found.mixed or found.leftovers))
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=int, nargs="?", default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-        sys.exit(main(count, int(sys.argv[2]) if len(sys.argv) > 2 else 0, Path(temporary)) > 0)
+        sys.exit(main(options.kills, options.seed, Path(temporary)))
