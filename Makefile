@@ -166,7 +166,7 @@ bench: $(VENV)/installed
 wheel: $(VENV)/installed
 	rm -rf build/wheel
 	NNORM_CUDA_ARCHITECTURES='$(ARCHITECTURES)' $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtensorrt_rtx.so.1 --wheel-dir dist build/wheel/*.whl
 
 # torch first and pinned: pip's choice may have gigabytes of CUDA libraries. The build's own tools stay in .venv, so that
 # the tests' builds find the folder of this one up to date.

@@ -30,7 +30,7 @@ WITHOUT = "none"
 FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"
 CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
 PLUGIN_FILE_NAME = "libnnorm_trt.so"
-REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_*.so"  # the major version of TensorRT
+REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_*.so"  # the major version of TensorRT, or "rtx"
 
 # The session options that have the library. The references are weak, so that the options can be freed.
 _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
@@ -129,11 +129,12 @@ def get_plugin_path(*, registering: bool = False) -> str:
         registering: return the companion library, which registers the plugins when it is loaded, for hosts that only
             load it: Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's
             ``trt_extra_plugin_lib_paths``, Triton. Its name states the major version of TensorRT that it is for.
+            TensorRT-RTX has its own beside it, ``libnnorm_trt_register_rtx.so``.
 
     Raises:
         RuntimeMissingError: this installation has no plugins.
     """
-    path = _beside(REGISTERING_PLUGIN_FILE_NAMES if registering else PLUGIN_FILE_NAME)
+    path = _beside(REGISTERING_PLUGIN_FILE_NAMES.replace("*", "[0-9]*") if registering else PLUGIN_FILE_NAME)
     if path is not None:
         return path
     raise RuntimeMissingError(

@@ -154,7 +154,7 @@ def test_libraries_for_gpus_lie_beside_the_one_for_processors(monkeypatch: pytes
             nnorm_export.get_plugin_path(registering=registering)
     names = ("libnnorm_ort_cuda.so", "libnnorm_trt.so", "libnnorm_trt_register_11.so")
     cuda, plugins, registering_plugins = (tmp_path / name for name in names)
-    for path in (cuda, plugins, registering_plugins):
+    for path in (cuda, plugins, registering_plugins, tmp_path / "libnnorm_trt_register_rtx.so"):
         path.touch()
     assert library.find_cuda_library() == str(cuda)
     assert nnorm_export.get_plugin_path() == str(plugins)

@@ -152,7 +152,9 @@ def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> Non
 @on_linux
 def test_auditwheel_gives_the_wheel_a_tag_that_indexes_take(wheel: Path, tmp_path: Path) -> None:
     pytest.importorskip("auditwheel", reason="auditwheel is not installed")
-    done = run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    # TensorRT-RTX's plugins need its library, which a wheel may not bring along.
+    excluded = ("--exclude", "libtensorrt_rtx.so.1")
+    done = run(sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", tmp_path, wheel)
     assert done.returncode == 0, done.stderr
     (repaired,) = tmp_path.iterdir()
     print(f"auditwheel: {repaired.name}")

@@ -1,9 +1,9 @@
-# nnorm_trt: the TensorRT plugins; nnorm_trt_register: a library that registers them when it is loaded. Both need a CUDA
-# compiler and TensorRT's headers.
+# nnorm_trt: the TensorRT plugins; nnorm_trt_register and, for TensorRT-RTX, nnorm_trt_register_rtx: libraries that register
+# them when they are loaded. All need a CUDA compiler and TensorRT's headers.
 #
 # TENSORRT_INCLUDE_DIR (a CMake variable, else from the environment) is the folder of NvInferRuntime.h; by default the usual
-# places are searched. nnorm_trt is one binary for TensorRT 10 and 11; nnorm_trt_register is for the major version of the
-# headers, which is part of its name.
+# places are searched. nnorm_trt is one binary for TensorRT 10, 11 and TensorRT-RTX; nnorm_trt_register is for the major
+# version of the headers, which is part of its name. TensorRT-RTX whose parser takes plugins (1.7 on) needs those of 11.
 
 if(NOT DEFINED TENSORRT_INCLUDE_DIR AND NOT "$ENV{TENSORRT_INCLUDE_DIR}" STREQUAL "")
   set(TENSORRT_INCLUDE_DIR "$ENV{TENSORRT_INCLUDE_DIR}")
@@ -46,11 +46,26 @@ endif()
 
 set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
 nnorm_add_plugin(nnorm_trt "${folder}" "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
-target_link_libraries(nnorm_trt PRIVATE nnorm_cuda_kernels tensorrt_headers)
+target_link_libraries(nnorm_trt PRIVATE nnorm_cuda_kernels tensorrt_headers ${CMAKE_DL_LIBS})
 
-add_library(nnorm_trt_register SHARED "${folder}/register.cpp")
-target_link_libraries(nnorm_trt_register PRIVATE
-  nnorm_options nnorm_trt tensorrt_headers CUDA::toolkit ${CMAKE_DL_LIBS})
-set_target_properties(nnorm_trt_register PROPERTIES OUTPUT_NAME nnorm_trt_register_${NNORM_TENSORRT_MAJOR}
-  BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
-install(TARGETS nnorm_trt_register LIBRARY DESTINATION nnorm_export/lib COMPONENT python)
+function(nnorm_add_registering_library name output_name)
+  add_library(${name} SHARED "${folder}/register.cpp")
+  target_link_libraries(${name} PRIVATE nnorm_options nnorm_trt tensorrt_headers CUDA::toolkit ${CMAKE_DL_LIBS})
+  # Loaded again after a dlclose() it would register again.
+  target_link_options(${name} PRIVATE "LINKER:-z,nodelete")
+  # $ORIGIN and no other folder, in the build folder too: the stub below must not be loaded.
+  set_target_properties(${name} PROPERTIES OUTPUT_NAME ${output_name} BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
+  install(TARGETS ${name} LIBRARY DESTINATION nnorm_export/lib COMPONENT python)
+endfunction()
+nnorm_add_registering_library(nnorm_trt_register nnorm_trt_register_${NNORM_TENSORRT_MAJOR})
+
+# Its SONAME is that of a library that NVIDIA's wheels lack (see register.cpp), and it needs libtensorrt_rtx.so.1. An empty
+# library of that name is linked in its place, so that no file of NVIDIA's is needed to build it.
+file(CONFIGURE OUTPUT stub/empty.cpp CONTENT "")
+add_library(tensorrt_rtx_stub SHARED "${CMAKE_CURRENT_BINARY_DIR}/stub/empty.cpp")
+set_target_properties(tensorrt_rtx_stub PROPERTIES OUTPUT_NAME tensorrt_rtx SOVERSION 1
+  LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/stub")
+nnorm_add_registering_library(nnorm_trt_register_rtx nnorm_trt_register_rtx)
+target_link_libraries(nnorm_trt_register_rtx PRIVATE tensorrt_rtx_stub)
+target_link_options(nnorm_trt_register_rtx PRIVATE "LINKER:--no-as-needed" "LINKER:-soname,libtensorrt_rtx.so")
+set_target_properties(nnorm_trt_register_rtx PROPERTIES NO_SONAME ON)

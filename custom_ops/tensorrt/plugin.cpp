@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "runtimes.h"
+
 namespace nnorm::trt {
 
 using namespace nvinfer1;
@@ -49,16 +51,44 @@ bool type_of(DataType type, Type& result) {
 }
 
 // Sets `result` to the layout, or returns false if the kernels do not have it. Tensors [N, C, H, W] and [N, C, D, H, W]
-// may have their channels last, those of 16 bits padded to a multiple of 8.
+// may have their channels last; those of 16 bits also with the channels padded to a multiple of 8.
 bool layout_of(TensorFormat format, DataType type, int32_t rank, Layout& result) {
-  if (format == TensorFormat::kLINEAR) {
-    result = Layout::contiguous;
-    return true;
+  switch (format) {
+    case TensorFormat::kLINEAR:
+      result = Layout::contiguous;
+      return true;
+    case TensorFormat::kHWC:  // TensorRT's headers allow 32 bits; TensorRT-RTX has it for float16 too
+      result = Layout::channels_last;
+      return rank == 4;
+    case TensorFormat::kDHWC:
+      result = Layout::channels_last;
+      return rank == 5;
+    case TensorFormat::kHWC8:
+      result = Layout::channels_last_by_8;
+      return rank == 4 && type != DataType::kFLOAT;
+    case TensorFormat::kDHWC8:
+      result = Layout::channels_last_by_8;
+      return rank == 5 && type != DataType::kFLOAT;
+    default:
+      return false;
   }
-  const bool wide = type == DataType::kFLOAT;
-  result = wide ? Layout::channels_last : Layout::channels_last_by_8;
-  return (rank == 4 && format == (wide ? TensorFormat::kHWC : TensorFormat::kHWC8)) ||
-         (rank == 5 && format == (wide ? TensorFormat::kDHWC : TensorFormat::kDHWC8));
+}
+
+// Whether the builder takes the first format that it is offered: TensorRT-RTX's does, TensorRT's measures all of them. A
+// process that has both offers all.
+bool builder_takes_first_format() {
+  const auto have = [](const char* library) {
+    void* const handle = loaded(library);
+    if (handle != nullptr) dlclose(handle);
+    return handle != nullptr;
+  };
+  return have(rtx_library) && !have("libnvinfer.so.10") && !have("libnvinfer.so.11");
+}
+
+// The format of the tensors beside a convolution of TensorRT-RTX 1.7, which transposes all others. It never asks for
+// bfloat16 with the channels last, except padded ones, which it would copy.
+TensorFormat format_beside_convolution(const PluginTensorDesc& x) {
+  return x.dims.nbDims == 4 && x.type != DataType::kBF16 ? TensorFormat::kHWC : TensorFormat::kLINEAR;
 }
 
 PluginFieldType type_of(const Attribute& attribute) {
@@ -169,8 +199,9 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
   if (position == 0) {
     Type type;
     Layout layout;
-    return type_of(x.type, type) && layout_of(x.format, x.type, x.dims.nbDims, layout) &&
-           (layout == Layout::contiguous || operation_->any_layout);
+    if (!type_of(x.type, type) || !layout_of(x.format, x.type, x.dims.nbDims, layout)) return false;
+    if (!operation_->any_layout) return layout == Layout::contiguous;
+    return !builder_takes_first_format() || x.format == format_beside_convolution(x);
   }
   if (position <= operation_->parameters) return tensor.type == DataType::kFLOAT && tensor.format == TensorFormat::kLINEAR;
   return tensor.type == x.type && tensor.format == x.format;  // operands and Y

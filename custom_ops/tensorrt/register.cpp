@@ -1,37 +1,83 @@
 // A library that registers the plugins with the TensorRT of the process when it is loaded, for hosts that only load
 // libraries: Polygraphy's --plugins, trtexec --staticPlugins, ONNX Runtime's trt_extra_plugin_lib_paths, Triton.
 //
-// There is one for each major version of TensorRT: the registry's functions differ between TensorRT 10 and 11.
+// There is one for each version of the registry, whose table of functions is not the same in TensorRT 10 and 11. The
+// headers that this file is compiled with decide it. TensorRT-RTX has TensorRT 10's up to 1.4, and 11's from 1.5 on.
+//
+// For TensorRT-RTX the same file is compiled with another SONAME, libtensorrt_rtx.so. Before its parser makes a plugin it
+// opens the library of that name, which NVIDIA's wheels do not have, and without it the process ends. This library is
+// found instead: it links libtensorrt_rtx.so.1, so all of its functions are found in it.
 #include <NvInferRuntime.h>
-#include <dlfcn.h>
 
 #include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "runtimes.h"
 
 extern "C" nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count);  // of libnnorm_trt.so
 
-#define NNORM_TEXT_OF(value) #value
-#define NNORM_TEXT(value) NNORM_TEXT_OF(value)
-
 namespace {
 
+using namespace nvinfer1;
+
+constexpr int registry_version = NV_TENSORRT_MAJOR;
+
+// The version of the registry of a library, 10 or 11.
+int registry_version_of(const char* library, void* handle) {
+  if (std::strcmp(library, nnorm::trt::rtx_library) != 0) return std::strstr(library, ".so.10") != nullptr ? 10 : 11;
+  const auto minor = reinterpret_cast<int32_t (*)()>(dlsym(handle, "getInferLibMinorVersion"));
+  return minor != nullptr && minor() >= 5 ? 11 : 10;
+}
+
+// The plugins may be there already: their library may be registered by its path too, or lie in two places.
+bool is_registered(const IPluginRegistry& registry, const IPluginCreatorV3One& creator) {
+  int32_t count = 0;
+  IPluginCreatorInterface* const* const all = registry.getAllCreators(&count);
+  for (int32_t i = 0; all != nullptr && i < count; ++i) {
+    if (all[i] == &creator) return true;
+    if (std::strcmp(all[i]->getInterfaceInfo().kind, creator.getInterfaceInfo().kind) != 0) continue;
+    const auto& other = static_cast<const IPluginCreatorV3One&>(*all[i]);
+    if (std::strcmp(other.getPluginName(), creator.getPluginName()) == 0 &&
+        std::strcmp(other.getPluginVersion(), creator.getPluginVersion()) == 0 &&
+        std::strcmp(other.getPluginNamespace(), creator.getPluginNamespace()) == 0)
+      return true;
+  }
+  return false;
+}
+
+void register_with(IPluginRegistry& registry) {
+  int32_t count = 0;
+  IPluginCreatorInterface* const* const creators = getCreators(count);
+  for (int32_t i = 0; i < count; ++i) {
+    auto& creator = static_cast<IPluginCreatorV3One&>(*creators[i]);
+    if (!is_registered(registry, creator) && !registry.registerCreator(creator, creator.getPluginNamespace()))
+      std::fprintf(stderr, "[nnorm] TensorRT refused the plugin %s\n", creator.getPluginName());
+  }
+}
+
+// Registers with each TensorRT of the process whose registry has this version.
 struct Registration {
   Registration() {
-    const char* const library = "libnvinfer.so." NNORM_TEXT(NV_TENSORRT_MAJOR);
-    // RTLD_NOLOAD: the TensorRT that the process has already loaded.
-    void* const tensorrt = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-    void* const function = tensorrt == nullptr ? nullptr : dlsym(tensorrt, "getPluginRegistry");
-    if (function == nullptr) {
-      std::fprintf(stderr, "[nnorm] the plugins are not registered: load %s into this process first\n", library);
-      return;
+    bool registered = false;
+    std::string others;
+    for (const char* library : {"libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer_lean.so.10", "libnvinfer_lean.so.11",
+                                nnorm::trt::rtx_library}) {
+      void* const handle = nnorm::trt::loaded(library);  // never closed: its registry keeps the plugins
+      if (handle == nullptr) continue;
+      const auto registry = reinterpret_cast<IPluginRegistry* (*)()>(dlsym(handle, "getPluginRegistry"));
+      if (registry == nullptr || registry_version_of(library, handle) != registry_version) {
+        others += std::string(others.empty() ? "" : ", ") + library;
+        continue;
+      }
+      register_with(*registry());
+      registered = true;
     }
-    nvinfer1::IPluginRegistry* const registry = reinterpret_cast<nvinfer1::IPluginRegistry* (*)()>(function)();
-    int32_t count = 0;
-    nvinfer1::IPluginCreatorInterface* const* const creators = getCreators(count);
-    for (int32_t i = 0; i < count; ++i) {
-      auto* const creator = static_cast<nvinfer1::IPluginCreatorV3One*>(creators[i]);
-      if (!registry->registerCreator(*creator, creator->getPluginNamespace()))
-        std::fprintf(stderr, "[nnorm] TensorRT refused the plugin %s\n", creator->getPluginName());
-    }
+    if (registered) return;
+    const char* const rtx = registry_version == 10 ? "TensorRT-RTX up to 1.4" : "TensorRT-RTX from 1.5 on";
+    std::fprintf(stderr, "[nnorm] the plugins are not registered: this library is for TensorRT %d and %s, and this process has %s. %s\n",
+                 registry_version, rtx, others.empty() ? "not loaded any TensorRT" : others.c_str(),
+                 others.empty() ? "Load TensorRT first" : "Load the library of its version: libnnorm_trt_register_10.so or _11.so");
   }
 } const registration;
 

@@ -1,8 +1,11 @@
-// Stands for libnvinfer: a registry that notes what is registered, and calls of any other of its functions, which would
-// mean that the caller has another version's table of functions.
+// Stands for a library of TensorRT: a registry that notes what is registered, and calls of any function that is not needed
+// for it, which would mean that the caller has another version's table of functions. As TensorRT-RTX it says that its minor
+// version is what NNORM_MOCK_MINOR says in the environment.
 #include <NvInferRuntime.h>
 
+#include <cstdlib>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -33,9 +36,13 @@ class Registry final : public IPluginRegistry {
   bool registerCreator(IPluginCreatorInterface& creator, const AsciiChar* const plugin_namespace) noexcept override {
     const auto& one = static_cast<IPluginCreatorV3One&>(creator);
     notes += std::string(plugin_namespace) + "::" + one.getPluginName() + " ";
+    creators_.push_back(&creator);
     return true;
   }
-  IPluginCreatorInterface* const* getAllCreators(int32_t* const) const noexcept override { return nullptr; }
+  IPluginCreatorInterface* const* getAllCreators(int32_t* const count) const noexcept override {
+    *count = int32_t(creators_.size());
+    return creators_.data();
+  }
   IPluginCreatorInterface* getCreator(const AsciiChar* const, const AsciiChar* const, const AsciiChar* const) noexcept override {
     wrong("getCreator");
     return nullptr;
@@ -55,6 +62,8 @@ class Registry final : public IPluginRegistry {
     notes += std::string("WRONG:") + function + " ";
     return false;
   }
+
+  std::vector<IPluginCreatorInterface*> creators_;
 };
 
 }  // namespace
@@ -62,6 +71,11 @@ class Registry final : public IPluginRegistry {
 extern "C" __attribute__((visibility("default"))) IPluginRegistry* getPluginRegistry() noexcept {
   static Registry registry;
   return &registry;
+}
+
+extern "C" __attribute__((visibility("default"))) int32_t getInferLibMinorVersion() noexcept {
+  const char* const minor = std::getenv("NNORM_MOCK_MINOR");
+  return minor == nullptr ? 0 : std::atoi(minor);
 }
 
 // What was registered: "namespace::Name " each.

@@ -55,16 +55,15 @@ void test_batch_normal_norm(const Library& library, const std::vector<int64_t>& 
   std::vector<std::unique_ptr<OnDevice<float>>> fields_there;
   for (Input<float>& field : fields) fields_there.push_back(std::make_unique<OnDevice<float>>(field));
 
-  const bool wide = sizeof(T) == 4;
-  std::vector<TensorFormat> formats{TensorFormat::kLINEAR};
-  if (shape.size() == 4) formats.push_back(wide ? TensorFormat::kHWC : TensorFormat::kHWC8);
-  if (shape.size() == 5) formats.push_back(wide ? TensorFormat::kDHWC : TensorFormat::kDHWC8);
+  std::vector<TensorFormat> formats = formats_of(type_of<T>, int(shape.size()));
+  std::sort(formats.begin(), formats.end());  // the first is kLINEAR, which gives what is expected of the others
   for (const EpilogueFacts& facts : nnorm::epilogues) {
     const std::string name = facts.operator_name;
     std::vector<T> expected;
     for (const TensorFormat format : formats) {
       const bool last = format != TensorFormat::kLINEAR;
-      const size_t lanes = last && !wide ? (channels + 7) / 8 * 8 : channels;
+      const bool padded = format == TensorFormat::kHWC8 || format == TensorFormat::kDHWC8;
+      const size_t lanes = padded ? (channels + 7) / 8 * 8 : channels;
       const auto place = [&](size_t n, size_t c, size_t e) {
         return last ? (n * extent + e) * lanes + c : (n * channels + c) * extent + e;
       };

@@ -92,6 +92,16 @@ IPluginV3OneRuntime* runtime(const PluginPointer& plugin) {
   return capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME);
 }
 
+// The formats that the plugins of batch normalization take. Written out, because the plugin's own list is under test.
+std::vector<TensorFormat> formats_of(DataType type, int rank) {
+  std::vector<TensorFormat> result{TensorFormat::kLINEAR};
+  if (rank == 4) result.push_back(TensorFormat::kHWC);
+  if (rank == 5) result.push_back(TensorFormat::kDHWC);
+  if (rank == 4 && type != DataType::kFLOAT) result.push_back(TensorFormat::kHWC8);
+  if (rank == 5 && type != DataType::kFLOAT) result.push_back(TensorFormat::kDHWC8);
+  return result;
+}
+
 Dims dims(const std::vector<int64_t>& shape) {
   Dims result{};
   result.nbDims = int32_t(shape.size());
