@@ -32,10 +32,8 @@ class OperationOf final : public Operation {
     return result;
   }
 
-  std::string refusal(const std::vector<Shape>& shapes) const override {
-    const std::string reason = operator_.attribute_refusal();
-    return reason.empty() ? operator_.shape_refusal(shapes) : reason;
-  }
+  std::string attribute_refusal() const override { return operator_.attribute_refusal(); }
+  std::string shape_refusal(const std::vector<Shape>& shapes) const override { return operator_.shape_refusal(shapes); }
 
   cudaError_t run(const Tensors& tensors, Type type, Layout layout, cudaStream_t stream) const override {
     switch (type) {

@@ -34,10 +34,13 @@ class Operation {
   virtual std::unique_ptr<Operation> clone() const = 0;
   virtual std::vector<Attribute> attributes() = 0;
 
-  // Why the operator does not take inputs of these shapes; empty if it does.
-  virtual std::string refusal(const std::vector<Shape>& shapes) const = 0;
+  // Why no node may have these attributes; empty if it may.
+  virtual std::string attribute_refusal() const = 0;
 
-  // Launches the kernel, for shapes that refusal() accepts. They are those of ONNX, whatever the layout.
+  // Why the operator does not take inputs of these shapes; empty if it does.
+  virtual std::string shape_refusal(const std::vector<Shape>& shapes) const = 0;
+
+  // Launches the kernel, for what is not refused. The shapes are those of ONNX, whatever the layout.
   virtual cudaError_t run(const Tensors& tensors, Type type, Layout layout, cudaStream_t stream) const = 0;
 
  protected:

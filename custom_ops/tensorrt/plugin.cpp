@@ -34,6 +34,26 @@ int32_t guarded(const Operation& operation, F f) noexcept {
 
 Shape shape_of(const Dims& dims) { return Shape(dims.d, dims.d + dims.nbDims); }
 
+// An extent that is not known before the network runs is -1, as in TensorRT's own shapes.
+Shape shape_of(const DimsExprs& dims) {
+  Shape shape;
+  for (int32_t i = 0; i < dims.nbDims; ++i) shape.push_back(dims.d[i]->isConstant() ? dims.d[i]->getConstantValue() : -1);
+  return shape;
+}
+
+// Refuses the shapes of all inputs, which shape_of_input(i) returns. Shapes that are not known yet are not refused.
+template <class F>
+int32_t check_shapes(const Operation& operation, F shape_of_input) {
+  std::vector<Shape> shapes;
+  for (int32_t i = 0; i < operation.inputs(); ++i) {
+    shapes.push_back(shape_of_input(i));
+    for (const int64_t extent : shapes.back())
+      if (extent == -1) return fine;
+  }
+  const std::string reason = operation.shape_refusal(shapes);
+  return reason.empty() ? fine : fail(operation, reason);
+}
+
 bool type_of(DataType type, Type& result) {
   switch (type) {
     case DataType::kFLOAT:
@@ -189,7 +209,8 @@ int32_t Plugin::getOutputShapes(const DimsExprs* inputs, int32_t input_count, co
                                 int32_t output_count, IExprBuilder&) noexcept {
   if (input_count != operation_->inputs() || output_count != 1) return failure;
   outputs[0] = inputs[0];
-  return fine;
+  // Here the parser still says which node it is; configurePlugin() checks the shapes that are not known yet.
+  return guarded(*operation_, [&] { return check_shapes(*operation_, [&](int32_t i) { return shape_of(inputs[i]); }); });
 }
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors, int32_t input_count,
@@ -207,19 +228,20 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
   return tensor.type == x.type && tensor.format == x.format;  // operands and Y
 }
 
-int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc*, int32_t input_count, const DynamicPluginTensorDesc*,
+int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t input_count, const DynamicPluginTensorDesc*,
                                 int32_t output_count) noexcept {
-  return input_count == operation_->inputs() && output_count == 1 ? fine : failure;
+  if (input_count != operation_->inputs() || output_count != 1) return failure;
+  return guarded(*operation_, [&] {
+    for (const auto bound : {&DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::max})
+      if (check_shapes(*operation_, [&](int32_t i) { return shape_of(inputs[i].*bound); }) != fine) return failure;
+    return fine;
+  });
 }
 
 int32_t Plugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_count, const PluginTensorDesc*,
                               int32_t) noexcept {
-  return guarded(*operation_, [&] {
-    std::vector<Shape> shapes;
-    for (int32_t i = 0; i < input_count; ++i) shapes.push_back(shape_of(inputs[i].dims));
-    const std::string reason = operation_->refusal(shapes);
-    return reason.empty() ? fine : fail(*operation_, reason);
-  });
+  if (input_count != operation_->inputs()) return failure;
+  return guarded(*operation_, [&] { return check_shapes(*operation_, [&](int32_t i) { return shape_of(inputs[i].dims); }); });
 }
 
 int32_t Plugin::enqueue(const PluginTensorDesc* descriptions, const PluginTensorDesc*, const void* const* inputs,
@@ -259,6 +281,8 @@ IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* field
         const std::string reason = read(field, attribute);
         if (!reason.empty()) return fail(operation_, reason);
       }
+    const std::string reason = operation->attribute_refusal();
+    if (!reason.empty()) return fail(operation_, reason);
     plugin = new Plugin(std::move(operation), namespace_);
     return fine;
   });

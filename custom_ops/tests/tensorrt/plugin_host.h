@@ -109,6 +109,33 @@ Dims dims(const std::vector<int64_t>& shape) {
   return result;
 }
 
+// A shape as TensorRT hands it out before the network runs. An extent of -1 is one that is not known yet.
+class Expressions {
+ public:
+  explicit Expressions(const std::vector<int64_t>& shape) {
+    dims_.nbDims = int32_t(shape.size());
+    for (size_t i = 0; i < shape.size(); ++i) {
+      extents_.push_back(std::make_unique<Extent>(shape[i]));
+      dims_.d[i] = extents_.back().get();
+    }
+  }
+  const DimsExprs& dims() const { return dims_; }
+
+ private:
+  struct Extent final : IDimensionExpr {
+    explicit Extent(int64_t value) : known(value) { mImpl = &known; }
+    struct Known final : apiv::VDimensionExpr {
+      explicit Known(int64_t extent) : value(extent) {}
+      bool isConstant() const override { return value >= 0; }
+      int64_t getConstantValue() const override { return value; }
+      bool isSizeTensor() const override { return false; }
+      int64_t value;
+    } known;
+  };
+  DimsExprs dims_{};
+  std::vector<std::unique_ptr<Extent>> extents_;
+};
+
 PluginTensorDesc description(const std::vector<int64_t>& shape, DataType type, TensorFormat format) {
   PluginTensorDesc result{};
   result.dims = dims(shape);

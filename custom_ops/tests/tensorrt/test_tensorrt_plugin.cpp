@@ -106,20 +106,9 @@ void test_build(const Library& library) {
     DataType output;
     CHECK(builder->getOutputDataTypes(&output, 1, types.data(), count) == 0 && output == DataType::kBF16, "%s", name.c_str());
     CHECK(builder->getOutputDataTypes(&output, 1, types.data(), count - 1) != 0, "%s", name.c_str());
-    // The shapes of inputs are expressions, handed through unread.
-    std::vector<DimsExprs> inputs{size_t(count)};
-    DimsExprs y{};
-    const char expression[2] = {};
-    inputs[0].nbDims = 2;
-    for (int i = 0; i < 2; ++i) inputs[0].d[i] = reinterpret_cast<const IDimensionExpr*>(&expression[i]);
-    alignas(16) char builder_of_expressions[64] = {};
-    CHECK(builder->getOutputShapes(inputs.data(), count, nullptr, 0, &y, 1,
-                                   *reinterpret_cast<IExprBuilder*>(builder_of_expressions)) == 0 &&
-              y.nbDims == 2 && y.d[1] == inputs[0].d[1],
-          "%s", name.c_str());
     std::vector<DynamicPluginTensorDesc> in{size_t(count)}, out{1};
-    CHECK(builder->configurePlugin(in.data(), count, out.data(), 1) == 0, "%s", name.c_str());
     CHECK(builder->getWorkspaceSize(in.data(), count, out.data(), 1) == 0, "%s", name.c_str());
+    CHECK(builder->configurePlugin(in.data(), count - 1, out.data(), 1) != 0, "%s", name.c_str());
   }
 }
 
@@ -187,6 +176,8 @@ void test_formats_by_runtime(const Library& library) {
   test_formats(library, formats_of);
 }
 
+// What an operator refuses is refused as soon as it is known: by getOutputShapes() while the network is parsed, else by
+// configurePlugin() before it is built.
 void test_shapes(const Library& library) {
   using Shape = std::vector<int64_t>;
   struct Case {
@@ -206,15 +197,55 @@ void test_shapes(const Library& library) {
     const std::vector<OperatorFacts> all = operators();
     const auto facts = std::find_if(all.begin(), all.end(), [&](const OperatorFacts& one) { return one.name == c.name; });
     if (!CHECK(facts != all.end(), "%s", c.name)) continue;
+    const int count = facts->inputs;
+    std::vector<Shape> shapes(size_t(count), c.parameters);
+    shapes[0] = c.x;
+    if (!c.operand.empty()) shapes.back() = c.operand;
     Fields fields;
     const PluginPointer plugin = make(library.creator(c.name), fields.collection);
-    std::vector<PluginTensorDesc> inputs{size_t(facts->inputs)};
-    for (PluginTensorDesc& input : inputs) input.dims = dims(c.parameters);
-    inputs[0].dims = dims(c.x);
-    if (!c.operand.empty()) inputs.back().dims = dims(c.operand);
-    const PluginTensorDesc y = inputs[0];
-    CHECK((runtime(plugin)->onShapeChange(inputs.data(), int32_t(inputs.size()), &y, 1) == 0) == c.good, "%s", c.name);
+
+    const auto parse = [&] {
+      std::vector<Expressions> expressions(shapes.begin(), shapes.end());
+      std::vector<DimsExprs> inputs;
+      for (const Expressions& expression : expressions) inputs.push_back(expression.dims());
+      DimsExprs y{};
+      alignas(16) char no_builder[64] = {};  // a shape of the plugin's own is never computed
+      const bool accepted = build(plugin)->getOutputShapes(inputs.data(), count, nullptr, 0, &y, 1,
+                                                           *reinterpret_cast<IExprBuilder*>(no_builder)) == 0;
+      CHECK(y.nbDims == inputs[0].nbDims && std::equal(y.d, y.d + y.nbDims, inputs[0].d), "%s", c.name);
+      return accepted;
+    };
+    CHECK(parse() == c.good, "%s", c.name);
+    shapes[0][0] = -1;
+    CHECK(parse(), "%s: refused before the batch is known", c.name);
+    shapes[0] = c.x;
+
+    std::vector<PluginTensorDesc> inputs;
+    for (const Shape& shape : shapes) inputs.push_back(description(shape, DataType::kFLOAT, TensorFormat::kLINEAR));
+    CHECK((runtime(plugin)->onShapeChange(inputs.data(), count, inputs.data(), 1) == 0) == c.good, "%s", c.name);
+    CHECK(runtime(plugin)->onShapeChange(inputs.data(), count - 1, inputs.data(), 1) != 0, "%s", c.name);
+
+    // Each bound alone; the other two are of shapes that are not known.
+    for (const auto bound : {&DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::max}) {
+      std::vector<DynamicPluginTensorDesc> in{size_t(count)};
+      for (size_t i = 0; i < in.size(); ++i) {
+        in[i].desc = inputs[i];
+        in[i].min = in[i].opt = in[i].max = dims(Shape(shapes[i].size(), -1));
+        in[i].*bound = inputs[i].dims;
+      }
+      CHECK((build(plugin)->configurePlugin(in.data(), count, in.data(), 1) == 0) == c.good, "%s", c.name);
+    }
   }
+
+  // Attributes that no node may have.
+  for (const char* name : {"LayerNormalNorm", "GroupNormalNorm"})
+    for (const auto spoil : {+[](Fields& fields) { fields.epsilon = -1; }, +[](Fields& fields) { fields.delta = -1; },
+                             +[](Fields& fields) { fields.num_groups = 0; }}) {
+      Fields fields;
+      spoil(fields);
+      const bool known = fields.num_groups != 0 || std::strcmp(name, "GroupNormalNorm") == 0;
+      CHECK((make(library.creator(name), fields.collection) == nullptr) == known, "%s", name);
+    }
 }
 
 #if defined(NNORM_PLUGINS_FOR_GPU)
