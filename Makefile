@@ -6,6 +6,7 @@
 # make test-cuda-on-host    the tests of the operators with the kernels for GPUs compiled for the processor
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
+# make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries; needs no GPU
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
 # make fuzz-kernels N=1000000 SEED=1    random nodes against the kernels, their values compared with the formulas
 # make fuzz-files N=100000    mutated files against every command; findings are kept in build/fuzz
@@ -51,7 +52,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills
-.PHONY: wheel clean
+.PHONY: wheel clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -121,6 +122,23 @@ test-gpu: $(GPU_INSTALLED)
 			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu || exit 1; \
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
 	if test -n "$(GPU)"; then $(RUN_ON_GPU) -m pytest tests/gpu; else echo "tests/gpu is skipped: there is no GPU"; fi
+
+# The plugin registries of NVIDIA's own libraries, which need no GPU: lean runtimes of TensorRT, and TensorRT-RTX.
+# NNORM_TENSORRT_LIBRARIES names further libraries, with ":" between them.
+REGISTRIES := tensorrt-lean-cu13-libs==10.15.1.29 tensorrt-lean-cu13-libs==10.16.1.11 tensorrt-lean-cu13-libs==11.1.0.106 \
+	tensorrt-lean-cu13-libs==11.4.0.106 tensorrt-rtx-cu13-libs==1.4.0.76 tensorrt-rtx-cu13-libs==1.7.1.116
+REGISTRY_FOLDERS := $(addprefix build/registries/,$(subst ==,-,$(REGISTRIES)))
+test-tensorrt-registries: $(VENV)/installed
+	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+	if test -x build/cpp/test_tensorrt_registration; then $(MAKE) $(REGISTRY_FOLDERS) && \
+		NNORM_TENSORRT_LIBRARIES=$$(ls $(REGISTRY_FOLDERS:%=%/*/libnvinfer_lean.so.*) $(REGISTRY_FOLDERS:%=%/*/libtensorrt_rtx.so.1) \
+			2>/dev/null | paste -sd:)$${NNORM_TENSORRT_LIBRARIES:+:$$NNORM_TENSORRT_LIBRARIES} build/cpp/test_tensorrt_registration; \
+	else echo "TensorRT's registries are skipped: TensorRT's headers were not found; set TENSORRT_INCLUDE_DIR"; fi
+
+build/registries/%: | $(VENV)/installed
+	rm -rf $@.part
+	$(BIN)/python $(PIP_INSTALL) --no-deps --target $@.part $(filter $(shell echo $* | sed 's/\(.*\)-/\1==/'),$(REGISTRIES))
+	mv $@.part $@
 
 bench-gpu: $(GPU_INSTALLED)
 	$(build_for_gpu)

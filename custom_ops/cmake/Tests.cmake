@@ -107,7 +107,8 @@ if(TARGET tensorrt_headers)
     target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS_FOR_GPU=\"$<TARGET_FILE:nnorm_trt>\"")
     add_executable(test_tensorrt_registration tests/tensorrt/test_tensorrt_registration.cpp)
     target_compile_definitions(test_tensorrt_registration PRIVATE "NNORM_MOCKS=\"${CMAKE_CURRENT_BINARY_DIR}/mock/\""
-      "NNORM_REGISTER=\"$<TARGET_FILE:nnorm_trt_register>\"" "NNORM_REGISTER_RTX=\"$<TARGET_FILE:nnorm_trt_register_rtx>\"")
+      "NNORM_PLUGINS=\"$<TARGET_FILE:nnorm_trt>\"" "NNORM_REGISTER=\"$<TARGET_FILE:nnorm_trt_register>\""
+      "NNORM_REGISTER_RTX=\"$<TARGET_FILE:nnorm_trt_register_rtx>\"")
     target_include_directories(test_tensorrt_registration PRIVATE tests tests/cuda_on_host)
     target_link_libraries(test_tensorrt_registration PRIVATE nnorm_options nnorm_kernels tensorrt_headers ${CMAKE_DL_LIBS})
     add_dependencies(test_tensorrt_plugin nnorm_trt)

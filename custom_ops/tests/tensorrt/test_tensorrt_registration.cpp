@@ -1,16 +1,19 @@
-// The libraries that register the plugins when they are loaded, with libraries of ours in TensorRT's place. Each test is a
-// process of its own, because such a library does its work once in a process.
+// The libraries that register the plugins when they are loaded, with libraries of ours in TensorRT's place, and with those
+// of NVIDIA's that NNORM_TENSORRT_LIBRARIES lists in the environment, paths with ":" between them. Each test is a process
+// of its own, because such a library does its work once in a process.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <NvInferVersion.h>
+#include <NvInferRuntime.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -170,6 +173,70 @@ void test_missing_name() {
   });
 }
 
+// A registry of NVIDIA's has this plugin, whose copy has its fields.
+void test_creator(nvinfer1::IPluginRegistry& registry, const char* name, const char* plugin_namespace, int32_t fields) {
+  using namespace nvinfer1;
+  auto* const creator = static_cast<IPluginCreatorV3One*>(registry.getCreator(name, "1", plugin_namespace));
+  if (!CHECK(creator != nullptr, "%s in \"%s\"", name, plugin_namespace)) return;
+  CHECK(std::strcmp(creator->getPluginName(), name) == 0 && creator->getFieldNames()->nbFields == fields, "%s", name);
+  const PluginFieldCollection none{};
+  const std::unique_ptr<IPluginV3> plugin(creator->createPlugin("node", &none, TensorRTPhase::kRUNTIME));
+  const std::unique_ptr<IPluginV3> copy(plugin == nullptr ? nullptr : plugin->clone());
+  if (!CHECK(copy != nullptr && copy != plugin, "%s", name)) return;
+  auto* const runtime = static_cast<IPluginV3OneRuntime*>(copy->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
+  CHECK(runtime->getFieldsToSerialize()->nbFields == fields, "%s", name);
+}
+
+void test_registry_of(const std::string& path) {
+  in_process(path.c_str(), [&](const Said& said) {
+    using namespace nvinfer1;
+    void* const library = load(path);
+    if (library == nullptr) return;
+    const auto number = [&](const char* name) { return reinterpret_cast<int32_t (*)()>(dlsym(library, name))(); };
+    const bool is_rtx = path.find(rtx) != std::string::npos;
+    const int version = !is_rtx ? number("getInferLibMajorVersion") : number("getInferLibMinorVersion") >= 5 ? 11 : 10;
+    std::printf("%s: version %d.%d\n", path.c_str(), number("getInferLibMajorVersion"), number("getInferLibMinorVersion"));
+    if (version != NV_TENSORRT_MAJOR) {
+      load(NNORM_REGISTER);
+      CHECK(said().find("Load the library of its version") != std::string::npos, "not refused");
+      return;
+    }
+    IPluginRegistry& registry = *reinterpret_cast<IPluginRegistry* (*)()>(dlsym(library, "getPluginRegistry"))();
+    const auto each = [&](auto test) {
+      nnorm::for_each_operator([&](auto declared) {
+        int32_t fields = 0;
+        declared.for_each_attribute([&](const char*, auto&) { ++fields; });
+        for (const char* plugin_namespace : {"nnorm", ""}) test(decltype(declared)::name, plugin_namespace, fields);
+      });
+    };
+    const auto test = [&](const char* name, const char* plugin_namespace, int32_t fields) {
+      test_creator(registry, name, plugin_namespace, fields);
+    };
+    const auto count = [&] {
+      int32_t all = 0;
+      registry.getAllCreators(&all);
+      return all;
+    };
+    const int32_t own = count();
+
+    load(is_rtx ? NNORM_REGISTER_RTX : NNORM_REGISTER);
+    each(test);
+    load(NNORM_REGISTER);
+    const std::string text = said();
+    CHECK(text.find("nnorm") == std::string::npos && text.find("NormalNorm") == std::string::npos, "%s", text.c_str());
+    each([&](const char* name, const char* plugin_namespace, int32_t) {
+      CHECK(registry.deregisterCreator(*registry.getCreator(name, "1", plugin_namespace)), "%s", name);
+    });
+    CHECK(count() == own, "%d creators, before there were %d", count(), own);
+
+    const IPluginRegistry::PluginLibraryHandle handle = registry.loadLibrary(NNORM_PLUGINS);
+    if (!CHECK(handle != nullptr, "loadLibrary")) return;
+    each(test);
+    registry.deregisterLibrary(handle);
+    CHECK(count() == own, "%d creators, before there were %d", count(), own);
+  });
+}
+
 }  // namespace
 }  // namespace nnorm_test
 
@@ -180,5 +247,9 @@ int main() {
   test_rtx_by_its_version();
   test_loaded_twice();
   test_missing_name();
+  if (const char* const libraries = std::getenv("NNORM_TENSORRT_LIBRARIES")) {
+    std::istringstream paths(libraries);
+    for (std::string path; std::getline(paths, path, ':');) test_registry_of(path);
+  }
   return finish();
 }
