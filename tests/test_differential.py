@@ -12,7 +12,8 @@ import onnx
 import pytest
 import torch
 from fuzz import networks, networks_ways
-from fuzz.networks_spec import Spec, Step, build, random_spec, smaller
+from fuzz.networks_build import build
+from fuzz.networks_spec import Spec, Step, random_spec, smaller
 from fuzz.networks_truth import ALLOWED, Truth
 
 import nnorm_export

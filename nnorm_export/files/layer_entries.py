@@ -22,7 +22,7 @@ def check_layers(layers: Any) -> list[dict[str, Any]]:
             value = entry.get(name)
             if (name in _NEEDED or value is not None) and not isinstance(value, kinds):
                 raise ValueError(f"the {name} of a layer is {value!r}"[:200])
-        if ("lambda_min" in entry) != ("lambda_max" in entry):
+        if (entry.get("lambda_min") is None) != (entry.get("lambda_max") is None):
             raise ValueError("a layer has one of lambda_min and lambda_max")
         if not all(isinstance(length, int) for length in entry.get("normalized_shape") or ()):
             raise ValueError(f"the normalized_shape of a layer is {entry['normalized_shape']!r}"[:200])

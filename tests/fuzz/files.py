@@ -23,15 +23,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import files_seeds
 import torch
-from files_cases import FAMILIES, Outcome, prepare
+from files_cases import FAMILIES, prepare
+from files_judge import Outcome
 from files_worker import run_cases
 
+LONG = 10_000  # cases of a run that is worth the compilation of a package
 KINDS = ("clean", "right", "wrong", "traceback", "crash", "hang")
 
 
-def build_seeds(folder: Path) -> None:
+def build_seeds(folder: Path, package: bool) -> None:
     """In a process of its own: threads that PyTorch starts would not survive the forks."""
-    process = multiprocessing.get_context("fork").Process(target=files_seeds.build, args=(folder,))
+    process = multiprocessing.get_context("fork").Process(target=files_seeds.build, args=(folder, package))
     process.start()
     process.join()
     if process.exitcode != 0:
@@ -64,7 +66,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         seeds = Path(folder)
         if options.cases:
-            build_seeds(seeds)
+            build_seeds(seeds, package=options.cases >= LONG or options.family == "package")
         prepared = partial(_prepared, seeds=seeds, family=options.family, kept=kept)
         outcomes = run_cases(cases, prepared, jobs=options.jobs, keep=options.keep, seconds=options.seconds)
         for done, (case, outcome) in enumerate(outcomes, 1):

@@ -215,13 +215,16 @@ def _scalar(field: Any, value: Any, rng: random.Random) -> Any:
     )
 
 
-def mutate_zip(data: bytes, rng: random.Random) -> bytes:
-    """A zip archive with an entry changed, dropped, renamed, repeated or blown up; or its own bytes mutated."""
-    if rng.random() < 0.3:
+def mutate_zip(data: bytes, rng: random.Random, kept: tuple[str, ...] = ()) -> bytes:
+    """A zip archive with an entry changed, dropped, renamed, repeated or blown up; or its own bytes mutated.
+
+    With ``kept``, the archive stays one, and so do the entries whose names end with one of these.
+    """
+    if not kept and rng.random() < 0.3:
         return mutate_bytes(data, rng)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = [(info.filename, archive.read(info)) for info in archive.infolist()]
-    index = rng.randrange(len(entries))
+    index = rng.choice([i for i, (name, _) in enumerate(entries) if not (kept and name.endswith(kept))])
     name, contents = entries[index]
     kind = rng.randrange(8)
     compression = zipfile.ZIP_STORED

@@ -25,13 +25,14 @@ ONNX = {
 }
 OPTIMIZED = "small.cpu.onnx"
 ARCHIVES = ("small.pt2", "small.pt")
+PACKAGE = "small.aoti.pt2"
 CHECKPOINTS = ("weights.pt", "weights.pth", "weights.safetensors", "lightning.ckpt")
 INPUTS = ("inputs.npz", "inputs.npy")
 CERTIFICATE = "certificate"
 
 
-def build(folder: Path) -> None:
-    """Writes all of them."""
+def build(folder: Path, package: bool) -> None:
+    """Writes all of them; the package of AOTInductor, whose compilation takes a while, if ``package``."""
     generator = torch.Generator().manual_seed(2)
     for file, (name, options) in ONNX.items():
         model, x = getattr(files_nets, name)(), torch.randn(SHAPES[name], generator=generator)
@@ -45,6 +46,8 @@ def build(folder: Path) -> None:
         nnorm_export.optimize(folder / "small.onnx", folder / OPTIMIZED)
     nnorm_export.export_program(model, x, folder / "small.pt2")
     nnorm_export.export_torchscript(model, x, folder / "small.pt")
+    if package:
+        nnorm_export.export_aoti(model, x, folder / PACKAGE)
     nnorm_export.verify(folder / "small.onnx", model, x, certificate=folder / CERTIFICATE)
     state = model.state_dict()
     torch.save({"model_state_dict": state, "epoch": 3}, folder / "weights.pt")

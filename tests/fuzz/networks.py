@@ -28,7 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from fuzz.networks_spec import Spec, build, random_spec, smaller
+from fuzz.networks_build import build
+from fuzz.networks_spec import Spec, random_spec, smaller
 from fuzz.networks_ways import run
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

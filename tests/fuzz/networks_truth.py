@@ -38,6 +38,9 @@ _OF_ARGUMENT = {
     "tanh", "_log_softmax",
 }  # fmt: skip
 
+# Operators that write scale·x + (shift − mean·scale) for a group of values, mean and scale being their other results.
+_OF_MEAN = {"native_group_norm", "native_batch_norm", "native_layer_norm"}
+
 
 class _Moved(TorchDispatchMode):
     """Moves the result of every operator by at most ``rounding``, relatively.
@@ -58,6 +61,14 @@ class _Moved(TorchDispatchMode):
         if argument is not None:
             value = out[0] if isinstance(out, tuple) else out
             value.add_(self._noise(value.shape) * argument)
+        if name.startswith("upsample") and "nearest" not in name:  # its coordinates along an axis are rounded too
+            across = args[0].abs().amax(dim=tuple(range(2, args[0].dim())), keepdim=True)
+            out.add_(self._noise(out.shape) * across * max(args[0].shape[2:]))
+        if name in _OF_MEAN and out[1].numel():
+            value, mean, scale = out[:3]
+            groups = value.view(*mean.shape, -1) if name != "native_layer_norm" else value
+            moved = (mean * scale).view(*mean.shape, *(1,) * (groups.dim() - mean.dim()))
+            groups.add_(self._noise(groups.shape) * moved)
         if not is_view and name not in _EXACT:
             for value in pytree.tree_leaves(out):
                 if isinstance(value, Tensor) and value.dtype == torch.float64:

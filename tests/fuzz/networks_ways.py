@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 import tempfile
 import time
 import traceback
@@ -20,7 +19,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from fuzz.networks_spec import Spec, Unbuildable, build
+from fuzz.networks_build import Unbuildable, build
+from fuzz.networks_refusals import refusal, refuse_openvino, refuse_reference
+from fuzz.networks_spec import Spec
 from fuzz.networks_truth import ALLOWED, Truth
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -43,40 +44,6 @@ WAYS = ("eager", "frozen", "kernel", "body", "primitives", "optimised", "referen
 SELDOM = {"pt2": 10}  # way -> it runs for every n-th seed: a pt2 file costs as much as all others together
 PLAINLY_EVERY = 25  # seeds whose files are each written by an export of its own, which compares the file as users do
 
-# Refusals: (way, what the error says, reason). Every other exception is a failure.
-REFUSALS: tuple[tuple[str, str, str], ...] = (
-    (
-        "kernel|body|primitives|optimised",
-        r"cannot load it: .*NOT_IMPLEMENTED : Could not find an implementation for",
-        "ONNX Runtime has no operator for this dtype or opset",
-    ),
-    (
-        "kernel|body|primitives|optimised|reference|openvino",
-        r"cannot translate the model: .*No ONNX function found for",
-        "torch.onnx does not translate an operator",
-    ),
-    ("openvino", r"^Unfit: a float16 matrix", "OpenVINO scales a float16 linear map along the wrong axis"),
-    ("openvino", r"^Unfit: OpenVINO computes float64", "OpenVINO computes float64 files in float32"),
-    ("openvino", r"Model wasn't fully converted", "OpenVINO does not convert an operator"),
-    (
-        "openvino",
-        r"Check .* failed at src/plugins/intel_cpu/src/dnnl_postops",
-        "OpenVINO's fusion fails on a linear map",
-    ),
-    (
-        "kernel|body|primitives|optimised|reference|openvino|torchscript|pt2",
-        r"does not run on these inputs; .*: Expected more than 1 value per channel",
-        "PyTorch refuses a batch of one, and export() compares one",
-    ),
-    ("reference", r"^Unfit: ConvTranspose", "onnx's evaluator computes a ConvTranspose with groups wrongly"),
-    ("reference", r"^Unfit: pooling", "onnx's evaluator gives a pooling with ceil_mode another shape"),
-    (
-        "kernel|body|primitives|optimised|reference|openvino",
-        r"node_(max|avg)_pool\dd\): \[ShapeInferenceError\] Inferred shape and existing shape differ",
-        "ONNX's shape inference and PyTorch differ on a pooling with ceil_mode",
-    ),
-)
-
 
 @dataclass
 class Outcome:
@@ -96,10 +63,6 @@ class Outcome:
     faults: dict[str, str] = field(default_factory=dict)
     nodes: int = 0
     seconds: float = 0.0
-
-
-class Unfit(Exception):
-    """A way that is known not to be able to run a file."""
 
 
 def run(spec: Spec, ways: tuple[str, ...] = WAYS, seldom: bool = True) -> Outcome:
@@ -148,14 +111,6 @@ def _try(network: _Run, way: str, outcome: Outcome) -> None:
             outcome.faults[way] = text[:1500]
         else:
             outcome.refused[way] = reason
-
-
-def refusal(way: str, text: str) -> str | None:
-    """The reason of a known refusal, from the text of the error."""
-    for ways, pattern, reason in REFUSALS:
-        if re.fullmatch(ways, way) and re.search(pattern, text, re.DOTALL):
-            return reason
-    return None
 
 
 def _text(error: Exception) -> str:
@@ -233,21 +188,13 @@ class _Run:
 
     def reference(self) -> Feeds:
         path = self._onnx("portable")
-        for node in onnx.load(path).graph.node:
-            attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-            if node.op_type == "ConvTranspose" and attributes.get("group", 1) > 1:
-                raise Unfit("ConvTranspose with groups")
-            if node.op_type in ("MaxPool", "AveragePool") and attributes.get("ceil_mode"):
-                raise Unfit("pooling with ceil_mode")
+        refuse_reference(onnx.load(path))
         return self._load(path, "body", runtime="reference")
 
     def openvino(self) -> Feeds | None:
         if openvino is None:
             return None
-        if self.spec.dtype == "float64":
-            raise Unfit("OpenVINO computes float64 in float32")
-        if _casts_a_product(onnx.load(self._onnx("primitives"))):
-            raise Unfit("a float16 matrix product before a normalization of channels")
+        refuse_openvino(onnx.load(self._onnx("primitives")), self.spec.dtype)
         # Else it computes float16 files in float16 throughout, and bodies need the float32 that they cast to.
         options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
         compiled = _core().compile_model(self._onnx("primitives"), "CPU", options)
@@ -347,22 +294,6 @@ def _read_once() -> Iterator[None]:
         mock.patch.object(utils, "_collect_all_valid_cia_ops_for_namespace", composite),
     ):
         yield
-
-
-def _casts_a_product(model: onnx.ModelProto) -> bool:
-    """Whether a BatchNormalization reads a matrix product, cast to float32.
-
-    OpenVINO (2026.4) moves such a normalization into the product, and scales its last axis instead of axis 1.
-    """
-    makers = {name: node for node in model.graph.node for name in node.output}
-    for node in model.graph.node:
-        maker, casts = makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None, False
-        while maker is not None and maker.op_type in ("Cast", "Add"):
-            casts |= maker.op_type == "Cast"
-            maker = next((makers[name] for name in maker.input if name in makers), None)
-        if maker is not None and maker.op_type in ("MatMul", "Gemm") and casts:
-            return True
-    return False
 
 
 def _core() -> Any:

@@ -1,0 +1,127 @@
+"""What runtimes and exporters are known to refuse or to compute wrongly: reasons, and the files that they concern."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import onnx
+
+# Refusals: (way, what the error says, reason). Every other exception is a failure.
+REFUSALS: tuple[tuple[str, str, str], ...] = (
+    (
+        "kernel|body|primitives|optimised",
+        r"cannot load it: .*NOT_IMPLEMENTED : Could not find an implementation for",
+        "ONNX Runtime has no operator for this dtype or opset",
+    ),
+    (
+        "kernel|body|primitives|optimised|reference|openvino",
+        r"cannot translate the model: .*No ONNX function found for",
+        "torch.onnx does not translate an operator",
+    ),
+    ("openvino", r"^Unfit: a float16 matrix", "OpenVINO scales a float16 linear map along the wrong axis"),
+    (
+        "openvino",
+        r"^Unfit: strides",
+        "OpenVINO drops the padding of a strided 1x1 convolution",
+    ),
+    ("openvino", r"^Unfit: a reduction", "OpenVINO gives all channels of a reduction the scale of one"),
+    ("openvino", r"^Unfit: OpenVINO computes float64", "OpenVINO computes float64 files in float32"),
+    ("openvino", r"Model wasn't fully converted", "OpenVINO does not convert an operator"),
+    (
+        "openvino",
+        r"Check .* failed at src/plugins/intel_cpu/src/dnnl_postops",
+        "OpenVINO's fusion fails on a linear map",
+    ),
+    (
+        "kernel|body|primitives|optimised|reference|openvino|torchscript|pt2",
+        r"does not run on these inputs; .*: Expected more than 1 value per channel",
+        "PyTorch refuses a batch of one, and export() compares one",
+    ),
+    ("reference", r"^Unfit: ConvTranspose", "onnx's evaluator computes a ConvTranspose with groups wrongly"),
+    ("reference", r"^Unfit: pooling", "onnx's evaluator gives a pooling with ceil_mode another shape"),
+    (
+        "kernel|body|primitives|optimised|reference|openvino",
+        r"node_(max|avg)_pool\dd\): \[ShapeInferenceError\] Inferred shape and existing shape differ",
+        "ONNX's shape inference and PyTorch differ on a pooling with ceil_mode",
+    ),
+)
+
+
+class Unfit(Exception):
+    """A way that is known not to be able to run a file."""
+
+
+def refusal(way: str, text: str) -> str | None:
+    """The reason of a known refusal, from the text of the error."""
+    for ways, pattern, reason in REFUSALS:
+        if re.fullmatch(ways, way) and re.search(pattern, text, re.DOTALL):
+            return reason
+    return None
+
+
+def refuse_reference(model: onnx.ModelProto) -> None:
+    """Raises Unfit if onnx's evaluator is known not to run ``model``."""
+    for node in model.graph.node:
+        attributes = _attributes(node)
+        if node.op_type == "ConvTranspose" and attributes.get("group", 1) > 1:
+            raise Unfit("ConvTranspose with groups")
+        if node.op_type in ("MaxPool", "AveragePool") and attributes.get("ceil_mode"):
+            raise Unfit("pooling with ceil_mode")
+
+
+def refuse_openvino(model: onnx.ModelProto, dtype: str) -> None:
+    """Raises Unfit if OpenVINO is known not to run ``model``, whose parameters have this dtype."""
+    if dtype == "float64":
+        raise Unfit("OpenVINO computes float64 in float32")
+    if _casts_a_product(model):
+        raise Unfit("a float16 matrix product before a normalization of channels")
+    if _normalizes_a_reduction(model):
+        raise Unfit("a reduction that keeps its axes before a normalization of channels")
+    if _strides_over_padding(model):
+        raise Unfit("strides of a padded convolution with a kernel of one element")
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _casts_a_product(model: onnx.ModelProto) -> bool:
+    """Whether a BatchNormalization reads a matrix product, cast to float32.
+
+    OpenVINO (2026.4) moves such a normalization into the product, and scales its last axis instead of axis 1.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        maker, casts = makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None, False
+        while maker is not None and maker.op_type in ("Cast", "Add"):
+            casts |= maker.op_type == "Cast"
+            maker = next((makers[name] for name in maker.input if name in makers), None)
+        if maker is not None and maker.op_type in ("MatMul", "Gemm") and casts:
+            return True
+    return False
+
+
+def _normalizes_a_reduction(model: onnx.ModelProto) -> bool:
+    """Whether a BatchNormalization reads what a reduction with ``keepdims=1`` has written.
+
+    OpenVINO (2026.4) moves such a normalization into the reduction, and gives all channels the scale of one.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    normalized = [makers.get(node.input[0]) for node in model.graph.node if node.op_type == "BatchNormalization"]
+    return any(maker is not None and maker.op_type.startswith("Reduce") for maker in normalized)
+
+
+def _strides_over_padding(model: onnx.ModelProto) -> bool:
+    """Whether a convolution has strides, padding and a kernel of one element.
+
+    OpenVINO (2026.4) moves its strides to the elementwise operator before it, in front of the padding: the result has
+    another shape, and the process may crash later.
+    """
+    for node in model.graph.node:
+        attributes = _attributes(node)
+        if node.op_type == "Conv" and max(attributes.get("strides", [1])) > 1 and max(attributes.get("pads", [0])) > 0:
+            kernel = next(value.dims[2:] for value in model.graph.initializer if value.name == node.input[1])
+            if max(kernel) == 1:
+                return True
+    return False
