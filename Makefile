@@ -3,6 +3,8 @@
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
+# make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
+#              RTX_VERSIONS='1.4 1.7 newest' for other versions, NNORM_TENSORRT_ALL=1 for all combinations
 # make test-cuda-on-host    the tests of the operators with the kernels for GPUs compiled for the processor
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
@@ -47,10 +49,15 @@ NVCC := .venv-nvcc/installed
 export CUDACXX := $(CURDIR)/.venv-nvcc/cuda/bin/nvcc
 endif
 
+# NVIDIA's wheels of TensorRT-RTX are for Linux (and Windows). Each version has its own environment,
+# .venv-tensorrt-rtx-VERSION, which takes all other packages from .venv.
+RTX_VERSIONS := newest
+RTX := $(if $(filter Linux,$(shell uname -s)),$(RTX_VERSIONS))
+
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
-.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-gpu test-serving test-ray lint bench bench-gpu
+.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills
 .PHONY: wheel clean test-tensorrt-registries
 help:
@@ -63,12 +70,13 @@ demo: $(VENV)/installed
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PYTEST_PARALLEL := $(PYTEST) --numprocesses 2
 
-environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRITON:%=.venv-triton/installed) .venv-ray/installed
+environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRITON:%=.venv-triton/installed) .venv-ray/installed \
+	$(RTX:%=.venv-tensorrt-rtx-%/installed)
 
 check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
-test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp test-sanitizers test-cuda-on-host
+test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
@@ -77,6 +85,15 @@ test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp
 test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/installed)
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(VERSIONS),$(call interpreter,$(version)))" \
 	$(PYTEST) tests/test_onnxruntime_versions.py --verbose
+
+# One process for each version: its plugins stay loaded, and its builds share the exported files.
+test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
+	for version in $(RTX); do \
+		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call library_for_tensorrt)" \
+		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py -rP || exit 1; \
+	done
+# The installed kernels, beside which the plugins are if they were built.
+library_for_tensorrt = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
 test-cpp: $(VENV)/installed
 	$(call test_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
@@ -222,6 +239,16 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	.venv-ray/bin/python $(PIP_INSTALL) 'ray[data,serve]' onnxruntime onnx ml_dtypes lazy_loader rich
 	touch $@
 
+.PRECIOUS: .venv-tensorrt-rtx-%/installed
+.venv-tensorrt-rtx-%/installed: | $(VENV)/installed
+	$(PYTHON) -m venv .venv-tensorrt-rtx-$*
+	.venv-tensorrt-rtx-$*/bin/python $(PIP_INSTALL) --no-deps $(foreach part,-libs -bindings,\
+		'tensorrt-rtx-cu13$(part)$(if $(filter newest,$*),,==$*.*)')
+	.venv-tensorrt-rtx-$*/bin/python $(PIP_INSTALL) --no-deps 'tensorrt-rtx-cu13$(if $(filter newest,$*),,==$*.*)'
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$(.venv-tensorrt-rtx-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	touch $@
+
 .PRECIOUS: .venv-onnxruntime-%/installed
 .venv-onnxruntime-%/installed:
 	$(PYTHON) -m venv .venv-onnxruntime-$*
@@ -233,4 +260,4 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-gpu .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

@@ -30,7 +30,8 @@ WITHOUT = "none"
 FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"
 CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
 PLUGIN_FILE_NAME = "libnnorm_trt.so"
-REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_*.so"  # the major version of TensorRT, or "rtx"
+REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_[0-9]*.so"  # the major version of TensorRT
+REGISTERING_RTX_PLUGIN_FILE_NAME = "libnnorm_trt_register_rtx.so"
 
 # The session options that have the library. The references are weak, so that the options can be freed.
 _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
@@ -122,19 +123,20 @@ def find_cuda_library() -> str | None:
     return _beside(CUDA_FILE_NAME)
 
 
-def get_plugin_path(*, registering: bool = False) -> str:
+def get_plugin_path(*, registering: bool = False, rtx: bool = False) -> str:
     """Return the path of the TensorRT plugins, for ``IPluginRegistry.load_library`` or ``trtexec --dynamicPlugins``.
 
     Args:
         registering: return the companion library, which registers the plugins when it is loaded, for hosts that only
             load it: Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's
             ``trt_extra_plugin_lib_paths``, Triton. Its name states the major version of TensorRT that it is for.
-            TensorRT-RTX has its own beside it, ``libnnorm_trt_register_rtx.so``.
+        rtx: with ``registering``, return the one for TensorRT-RTX 1.7 and newer. The plugins themselves are the same.
 
     Raises:
         RuntimeMissingError: this installation has no plugins.
     """
-    path = _beside(REGISTERING_PLUGIN_FILE_NAMES.replace("*", "[0-9]*") if registering else PLUGIN_FILE_NAME)
+    registering_names = REGISTERING_RTX_PLUGIN_FILE_NAME if rtx else REGISTERING_PLUGIN_FILE_NAMES
+    path = _beside(registering_names if registering else PLUGIN_FILE_NAME)
     if path is not None:
         return path
     raise RuntimeMissingError(

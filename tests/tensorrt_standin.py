@@ -33,6 +33,7 @@ FormattedArray = pytest.importorskip("polygraphy.common", reason=WITHOUT_POLYGRA
 G_LOGGER = pytest.importorskip("polygraphy.logger", reason=WITHOUT_POLYGRAPHY).G_LOGGER
 
 VERSION = "11.1.0.5"
+LayerType = SimpleNamespace(PLUGIN_V3=1, ELEMENTWISE=2)
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64"}
 
 
@@ -48,8 +49,10 @@ class TensorRT:
     blind: bool = False  # to plugins: its engines show none
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *, plugins: bool) -> None:
-        module = SimpleNamespace(__version__=VERSION, LayerInformationFormat=SimpleNamespace(JSON=1))
-        monkeypatch.setattr(installation, "import_polygraphy", lambda: (self._polygraphy(), module))
+        module = SimpleNamespace(
+            __version__=VERSION, LayerInformationFormat=SimpleNamespace(JSON=1), LayerType=LayerType
+        )
+        monkeypatch.setattr(installation, "import_polygraphy", lambda **_: (self._polygraphy(), module))
         companion = self.folder / f"libnnorm_trt_register_{VERSION.partition('.')[0]}.so"
 
         def get_plugin_path(*, registering: bool = False) -> str:
@@ -67,11 +70,15 @@ class TensorRT:
             def call_impl(self) -> None:
                 standin.loaded += self.plugins
 
+        class NetworkFromOnnxPath(real.NetworkFromOnnxPath):
+            def call_impl(self) -> Any:
+                return None, _Network(self, standin), None
+
         class EngineBytesFromNetwork(real.EngineBytesFromNetwork):
             def call_impl(self) -> bytes:
                 G_LOGGER.info("chatter")
                 G_LOGGER.error("what TensorRT logs")
-                return standin._build(self._network, self._config, self.timing_cache_path)
+                return standin._build(self._network[1].loader, self._config, self.timing_cache_path)
 
         class EngineFromBytes(real.EngineFromBytes):
             def call_impl(self) -> Any:
@@ -79,7 +86,7 @@ class TensorRT:
 
         return SimpleNamespace(
             LoadPlugins=LoadPlugins, Profile=real.Profile, CreateConfig=real.CreateConfig,
-            NetworkFromOnnxPath=real.NetworkFromOnnxPath, EngineBytesFromNetwork=EngineBytesFromNetwork,
+            NetworkFromOnnxPath=NetworkFromOnnxPath, EngineBytesFromNetwork=EngineBytesFromNetwork,
             EngineFromBytes=EngineFromBytes, TrtRunner=_Runner,
         )  # fmt: skip
 
@@ -103,6 +110,21 @@ class TensorRT:
             Path(f"{timing_cache}.lock").touch()  # as Polygraphy does
         data = base64.b64encode(model.SerializeToString()).decode()
         return json.dumps({"model": data, "shapes": shapes}).encode()
+
+
+class _Network:
+    """What the parser made of the file: a layer for each node."""
+
+    def __init__(self, loader: Any, standin: TensorRT) -> None:
+        self.loader, self._standin = loader, standin
+        self._nodes = onnx.load(loader.path).graph.node
+        self.num_layers = len(self._nodes)
+
+    def get_layer(self, index: int) -> SimpleNamespace:
+        node = self._nodes[index]
+        is_plugin = bool(node.domain) and not self._standin.blind
+        kind = LayerType.PLUGIN_V3 if is_plugin else LayerType.ELEMENTWISE
+        return SimpleNamespace(name=node.name, type=kind, metadata=f"[ONNX Layer: {node.name}]")
 
 
 class _Engine:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from command_line import fails, run
 from tensorrt_standin import TensorRT, hide_tensorrt
 from torch import nn
@@ -128,3 +130,22 @@ def test_json_and_quiet(tensorrt: TensorRT, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_engine_refuses(arguments: tuple[str, ...], message: str, tensorrt: TensorRT) -> None:
     assert message in fails("engine", *arguments)
+
+
+def test_the_workflow_that_builds_engines_calls_commands_that_exist() -> None:
+    workflow = yaml.safe_load((Path(__file__).parents[1] / "samples" / "ci" / "engines.yml").read_text())
+    commands = [step["run"] for step in workflow["jobs"]["engine"]["steps"] if "run" in step]
+    engine = shlex.split(commands[-1].replace("${{ matrix.dtype }}", "fp16"))
+    assert engine[:2] == ["nnorm-export", "engine"]
+    options = run("engine", "--help").stdout
+    assert all(word.partition("=")[0] in options for word in engine[3:] if word.startswith("--"))
+    uploaded = workflow["jobs"]["engine"]["steps"][-1]["with"]["path"]
+    assert uploaded.replace("${{ matrix.dtype }}", "fp16") == str(Path(engine[2]).with_suffix(".rtx.plan"))
+
+
+def test_without_tensorrt_rtx_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    assert "pip install 'nnorm_export[tensorrt-rtx]'" in fails("engine", "net.onnx", "--rtx", code=3)
+    message = "it needs --rtx; TensorRT builds for the GPU of this machine"
+    shown = run("engine", "net.onnx", "--compute-capability", "8.9", code=2).stderr
+    assert message in re.sub(r"[│\s]+", " ", shown)

@@ -70,10 +70,11 @@ def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
 
 
 def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
-    if found.problem:
-        return f"cannot run: {one_line(found.problem)}"
-    if path is None:
+    if path is None and not found.problem:
         return "ready"
-    if found.implementations:
-        return f"runs it; normalizations: {ways(found.implementations)}"
-    return found.note or "runs it"
+    text = f"cannot run: {one_line(found.problem)}" if found.problem else found.note or "runs it"
+    if not found.implementations:
+        return text
+    return (
+        f"{text}; {'its engine: ' if found.problem or found.note else 'normalizations: '}{ways(found.implementations)}"
+    )

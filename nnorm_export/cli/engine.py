@@ -25,12 +25,15 @@ def engine(
     options: EngineOptions,
     output: Output,
 ) -> None:
-    """Build a TensorRT engine for the GPU of this machine.
+    """Build an engine of TensorRT, or of TensorRT-RTX, of an ONNX file.
+
+    TensorRT builds for the GPU of this machine, in minutes; a timing cache
+    makes the next build quicker. TensorRT-RTX (--rtx) builds for RTX cards on
+    any machine, in seconds.
 
     The engine has the file's precision: export with --dtype fp16 for an
     engine in float16. Inputs with dynamic axes need --min, --opt and --max; if
-    only the batch is dynamic, their default is a batch of 1, 8 and 64. A build
-    takes minutes; a timing cache makes the next build quicker.
+    only the batch is dynamic, their default is a batch of 1, 8 and 64.
 
     Examples:
 
@@ -39,17 +42,24 @@ def engine(
       nnorm-export engine net.onnx -o net.plan --min x:1,3,32,32 \\
         --opt x:16,3,32,32 --max x:128,3,32,32 --timing-cache trt.cache
 
+      nnorm-export engine net.onnx --rtx --compute-capability 8.6,8.9,12.0
+
       nnorm-export verify net.plan -m nets:build -c best.pth \\
         --runtime tensorrt
     """
     profiles = _profiles(options)
+    capabilities = _compute_capabilities(options)
     from nnorm_export.tensorrt.installation import import_polygraphy
+    from nnorm_export.tensorrt.rtx import import_rtx
 
-    import_polygraphy()  # raises before anything takes time
+    if options.rtx:  # both raise before anything takes time
+        import_rtx()
+    else:
+        import_polygraphy()
     from nnorm_export.tensorrt.engine import build_engine
 
-    target = options.target or str(Path(path).with_suffix(".plan"))
-    with output.working(f"Building {target}: TensorRT measures, which takes minutes"):
+    target = options.target or str(Path(path).with_suffix(".rtx.plan" if options.rtx else ".plan"))
+    with output.progressing(f"Building {target}") as progress:
         report = build_engine(
             path,
             target,
@@ -57,6 +67,9 @@ def engine(
             plugins=options.plugins,
             timing_cache=options.timing_cache,
             tf32=options.tf32,
+            rtx=options.rtx,
+            compute_capabilities=capabilities,
+            progress=progress,
         )
     output.notices(report.notices)
     output.show(asdict(report), lambda: _print(report, output.verbose))
@@ -87,14 +100,24 @@ def _profiles(options: EngineOptions) -> dict[str, tuple[list[int], ...]] | None
     return {name: tuple(shapes[name] for shapes in given.values()) for name in names} or None
 
 
+def _compute_capabilities(options: EngineOptions) -> list[str] | None:
+    """What build_engine takes; None where none are given."""
+    if options.compute_capability is None:
+        return None
+    if not options.rtx:
+        raise typer.BadParameter("it needs --rtx; TensorRT builds for the GPU of this machine")
+    return [name.strip() for name in options.compute_capability.split(",")]
+
+
 def _print(report: EngineReport, verbose: bool) -> None:
     ran = {f"by {way}": count for way, count in report.counts.items()}
     facts = [
         ("file", str(report.path)),
         ("size", size_text(report.size)),
-        ("for", f"TensorRT {report.tensorrt}, and GPUs like the one in this machine"),
+        ("for", report.target),
         *(("shapes", f"{name}: {shapes}") for name, shapes in report.profiles.items()),
         ("normalizations", counted(ran) or "none that are nodes of the file"),
+        ("kernels", "" if report.kernels is None else str(report.kernels)),
     ]
     print_facts(facts)
     if verbose and report.implementations:

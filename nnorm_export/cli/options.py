@@ -316,10 +316,21 @@ class EngineOptions:
     ] = None
     best: Annotated[list[str] | None, _shapes("--opt NAME:SHAPE", "Its most frequent shape. Repeatable.")] = None
     greatest: Annotated[list[str] | None, _shapes("--max NAME:SHAPE", "Its greatest shape. Repeatable.")] = None
-    target: Annotated[str | None, _target("MODEL.plan beside the model")] = None
+    target: Annotated[str | None, _target("MODEL.plan, or MODEL.rtx.plan, beside the model")] = None
+    rtx: Annotated[bool, _engine("--rtx", "Build for TensorRT-RTX and RTX cards; the build needs no GPU.")] = False
+    compute_capability: Annotated[
+        str | None,
+        _engine(
+            "--compute-capability LIST",
+            "With --rtx, the cards it is for: 8.6,8.9,12.0; by default 8.0 and later, or current: this machine's.",
+        ),
+    ] = None
     plugins: Annotated[
         bool | None,
-        _engine("--plugins/--no-plugins", "Run all normalizations by plugins, or none; by default the faster way."),
+        _engine(
+            "--plugins/--no-plugins",
+            "Run all normalizations by plugins, or none; by default the better for each operator.",
+        ),
     ] = None
     tf32: Annotated[bool, _engine("--tf32", "Round the factors of float32 products to TF32, for speed.")] = False
     timing_cache: Annotated[

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
@@ -130,6 +131,18 @@ class Output(OutputOptions):
             else:
                 with console.status(what):
                     yield
+
+    @contextlib.contextmanager
+    def progressing(self, what: str) -> Iterator[Callable[[str, float], None] | None]:
+        """Shows a progress bar if stderr is a terminal, and yields what sets its text and the part that is done."""
+        console = _Console(stderr=True)
+        if self.quiet or not console.is_terminal:
+            yield None
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=1.0)
+            yield lambda phase, done: bar.update(task, description=f"{what}: {shown(phase)}", completed=done)
 
     def notices(self, notices: Iterable[str]) -> None:
         if not self.quiet:

@@ -91,10 +91,10 @@ class Operator:
 
     @property
     def is_faster_as_plugin(self) -> bool:
-        """Whether a TensorRT plugin is likely faster than the body.
+        """Whether the plugin is what TensorRT runs by default, not the body; not measured, and not so in TensorRT-RTX.
 
-        If statistics are computed from X, a plugin reads each row once, and the body is a chain of reductions. TensorRT
-        fuses a pointwise body with its neighbours; a plugin prevents that.
+        A plugin reads each row once. A body that computes statistics from X reads it once for each reduction, unless
+        the compiler fuses the body into one kernel. :mod:`nnorm_export.tensorrt.plugins` says what is known.
         """
         return not self.is_frozen
 

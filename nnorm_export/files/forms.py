@@ -39,7 +39,7 @@ def apply_form(model: ir.Model, form: str) -> None:
         return
     _attach_bodies(model)
     if form == "primitives":
-        inline_bodies(model)
+        _inline_and_fold(model)
 
 
 def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(OPERATORS)) -> None:
@@ -69,8 +69,13 @@ def _attach_bodies(model: ir.Model) -> None:
 
 
 def inline_bodies(model: ir.Model) -> None:
+    """Puts the bodies in the place of their nodes, and changes nothing else."""
     onnx_ir.passes.common.InlinePass()(model)
     model.opset_imports.pop(DOMAIN, None)
+
+
+def _inline_and_fold(model: ir.Model) -> None:
+    inline_bodies(model)
     # Values that depend on parameters alone become constants; the standardization folds into a layer before it.
     onnxscript.optimizer.optimize(model)
     onnxscript.rewriter.rewrite(
@@ -82,7 +87,32 @@ def inline_bodies(model: ir.Model) -> None:
         ],
     )
     onnxscript.optimizer.optimize(model)
+    _split_multiply_adds_of_matrices(model)
     _restore_initializers(model)
+
+
+def _split_multiply_adds_of_matrices(model: ir.Model) -> None:
+    """Replaces BatchNormalization with mean 0 and variance 1 by Mul and Add where the input is a matrix.
+
+    TensorRT reshapes a matrix before and after a BatchNormalization, so that it does not fuse with the product before.
+    """
+    for node in [node for node in model.graph if node.op_type == "BatchNormalization"]:
+        x, scale, shift, mean, variance = node.inputs
+        if x is None or x.shape is None or len(x.shape) != 2 or len(node.outputs) != 1:
+            continue
+        if mean is None or mean.const_value is None or variance is None or variance.const_value is None:
+            continue
+        variances = variance.const_value.numpy()
+        epsilon = variances.dtype.type(node.attributes.get_float("epsilon", 1e-5))
+        if mean.const_value.numpy().any() or (variances + epsilon != 1).any():
+            continue
+        product = ir.node("Mul", [x, scale], name=f"{node.name}_scale")
+        product.outputs[0].name = f"{node.outputs[0].name}_scaled"
+        total = ir.node("Add", [product.outputs[0], shift], name=node.name)
+        total.outputs[0].name = node.outputs[0].name
+        ir.convenience.replace_nodes_and_values(
+            model.graph, node, [node], [product, total], node.outputs, total.outputs
+        )
 
 
 def _restore_initializers(model: ir.Model) -> None:

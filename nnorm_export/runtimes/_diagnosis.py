@@ -31,7 +31,7 @@ class RuntimeDiagnosis:
         problem: why it cannot run, with the remedy; empty if it can.
         exit_code: that of the problem's error; 0 without a problem.
         implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if the file has no such
-            nodes.
+            nodes. With a problem or a note, what would run them.
         known_faults: those of the runtime that would hit the file; see :attr:`.Runner.known_faults`.
         note: what must happen before the runtime can run the file; see :attr:`Runtime.before_onnx`.
     """
@@ -90,12 +90,22 @@ def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> 
             runtime.require()
             return RuntimeDiagnosis(runtime.name)
         if runtime.before_onnx and not runtime.is_own(path):
-            runtime.require()
-            return RuntimeDiagnosis(runtime.name, note=runtime.before_onnx)
+            return _diagnose_unopened(runtime, path)
         runner = runtime(path, trust_pickle=trust_pickle)
         return RuntimeDiagnosis(runtime.name, implementations=runner.implementations, known_faults=runner.known_faults)
     except NnormExportError as error:
         return RuntimeDiagnosis(runtime.name, str(error), error.exit_code)
+
+
+def _diagnose_unopened(runtime: Runtime, path: str | Path) -> RuntimeDiagnosis:
+    """Of a runtime that must build something of an ONNX file first; that may be possible where it cannot run."""
+    planned: dict[str, str] = {}
+    try:
+        planned = runtime.planned(path) if runtime.planned is not None else {}
+        runtime.require()
+    except NnormExportError as error:
+        return RuntimeDiagnosis(runtime.name, str(error), error.exit_code, implementations=planned)
+    return RuntimeDiagnosis(runtime.name, implementations=planned, note=runtime.before_onnx)
 
 
 def _components() -> Iterator[Component]:

@@ -52,6 +52,8 @@ class Runtime:
         may_unpickle: whether its files may hold pickles; its runner then takes ``trust_pickle``.
         before_onnx: what must happen before it can run an ONNX file, if that takes minutes. ``doctor`` prints it, and
             does not open ONNX files in such a runtime.
+        planned: with ``before_onnx``, what would run each normalization of an ONNX file there, as
+            :attr:`.Runner.implementations`, found in seconds and without a GPU.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Runtime:
     components: Callable[[], Iterable[Component]] | None = None
     may_unpickle: bool = False
     before_onnx: str = ""
+    planned: Callable[[str | Path], dict[str, str]] | None = None
 
     def __call__(self, path: str | Path, *, trust_pickle: bool = False, **options: Any) -> Runner:
         options |= {"trust_pickle": True} if trust_pickle and self.may_unpickle else {}

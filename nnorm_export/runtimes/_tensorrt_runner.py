@@ -1,11 +1,14 @@
-"""The runner of TensorRT. Importing it takes seconds, because building an engine edits the file (onnx_ir)."""
+"""The runners of TensorRT and TensorRT-RTX.
+
+Importing them takes seconds, because building an engine edits the file (onnx_ir).
+"""
 
 from __future__ import annotations
 
 import weakref
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,8 +17,8 @@ from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes.tensorrt import is_engine
-from nnorm_export.tensorrt import installation
-from nnorm_export.tensorrt.engine import compile_engine
+from nnorm_export.tensorrt import installation, rtx, rtx_plugins
+from nnorm_export.tensorrt.engine import RtxBuilder, TensorRTBuilder, compile_engine
 from nnorm_export.tensorrt.inspector import plugin_nodes, tensors_of
 from nnorm_export.tensorrt.plugins import load_plugins
 from nnorm_export.tensorrt.profiles import Given
@@ -39,20 +42,23 @@ class TensorRTRunner(Runner):
     """
 
     runtime = "tensorrt"
+    _is_rtx: ClassVar[bool] = False
 
     def __init__(
         self, path: str | Path, *, plugins: bool | None = None, profiles: Given | None = None, tf32: bool = False
     ) -> None:
-        self._polygraphy, self._tensorrt = installation.import_polygraphy()
+        self._polygraphy, self._tensorrt = installation.import_polygraphy(rtx=self._is_rtx)
         self._path = Path(path)
         if is_engine(self._path):
             if profiles is not None:
                 raise InputError(f"{path}: an engine's shapes were chosen when it was built; leave profiles out")
-            self._engine = self._open(plugins)
+            self._engine = self._open(self._load_plugins(plugins))
             self._refuse_other(plugins)
         else:
-            built = compile_engine(onnx_file.read(self._path), profiles=profiles, plugins=plugins, tf32=tf32)
-            self._engine, self.__dict__["implementations"] = built.engine, built.implementations
+            file = onnx_file.read(self._path)
+            built = compile_engine(self._builder(), file, profiles=profiles, plugins=plugins, tf32=tf32)
+            self._engine = self._deserialized(built.serialized, "open the engine that was built of it")
+            self.__dict__["implementations"] = built.implementations
         self.inputs = tensors_of(self._engine, "INPUT", self._path)
         self.outputs = tensors_of(self._engine, "OUTPUT", self._path)
         self._runner = self._polygraphy.TrtRunner(self._engine)
@@ -65,14 +71,26 @@ class TensorRTRunner(Runner):
         """Read off the layers of the engine. In an engine that was opened only plugins are still nodes of the file."""
         return dict.fromkeys(sorted(plugin_nodes(self._engine, self._tensorrt, self._path)), "plugin")
 
-    def _open(self, plugins: bool | None) -> Any:
-        unavailable = load_plugins(self._polygraphy, self._tensorrt, plugins)
+    def _builder(self) -> TensorRTBuilder | RtxBuilder:
+        return TensorRTBuilder()
+
+    def _load_plugins(self, plugins: bool | None) -> str:
+        """Loads the plugins that an engine may have; returns why there are none, or nothing."""
+        return load_plugins(self._polygraphy, self._tensorrt, plugins)
+
+    def _open(self, unavailable: str) -> Any:
         try:
             serialized = self._path.read_bytes()
         except OSError as error:
             raise ModelFileError(f"{self._path}: cannot be read ({error.strerror})") from error
         without = f" (without plugins: {unavailable})" if unavailable else ""
-        with installation.explained(self._path, f"open it{without}; an engine is for one TensorRT and one kind of GPU"):
+        return self._deserialized(
+            serialized,
+            f"open it{without}; an engine is for one TensorRT or TensorRT-RTX, and for the GPUs that it was built for",
+        )
+
+    def _deserialized(self, serialized: bytes, doing: str) -> Any:
+        with installation.explained(self._path, doing):
             return self._polygraphy.EngineFromBytes(serialized)()
 
     def _refuse_other(self, plugins: bool | None) -> None:
@@ -103,3 +121,29 @@ class TensorRTRunner(Runner):
                     f"input {info.name} has shape {list(shape)}, the engine is built for {list(least)} to "
                     f"{list(greatest)}; build another with other profiles"
                 )
+
+
+class TensorRTRtxRunner(TensorRTRunner):
+    """A model in TensorRT-RTX, on the first RTX card. Its kernels are compiled for the card when the file is opened.
+
+    Arguments as of :class:`TensorRTRunner`; ``plugins=None`` runs what has a body with its body.
+
+    Raises:
+        RuntimeMissingError: this machine has no GPU, or TensorRT-RTX or Polygraphy is not installed.
+        ModelFileError, InputError: as of :class:`TensorRTRunner`.
+    """
+
+    runtime = "tensorrt-rtx"
+    _is_rtx = True
+
+    def __init__(
+        self, path: str | Path, *, plugins: bool | None = None, profiles: Given | None = None, tf32: bool = False
+    ) -> None:
+        rtx.require_gpu()
+        super().__init__(path, plugins=plugins, profiles=profiles, tf32=tf32)
+
+    def _builder(self) -> RtxBuilder:
+        return RtxBuilder([rtx.CURRENT])
+
+    def _load_plugins(self, plugins: bool | None) -> str:
+        return "" if plugins is False else rtx_plugins.load(self._tensorrt, needed=bool(plugins))

@@ -108,8 +108,7 @@ class OnnxRuntimeRunner(Runner):
         self._file = onnx_file.read(path)
         refuse_invalid(self._file)
         self._providers = listed(self.default_providers if providers is None else providers, "providers")
-        for name in self._provider_names():
-            _require_provider(self._ort, name)
+        self._require_providers()
         self._target = machine_of(self._file)
         if self._target is not None:
             refuse_elsewhere(self._file, self._target, self._ort)
@@ -153,6 +152,13 @@ class OnnxRuntimeRunner(Runner):
                 options.optimized_model_filepath = unchanged
         return ran_by(names, optimized)
 
+    def _require_providers(self) -> None:
+        for name in self._provider_names():
+            _require_provider(self._ort, name)
+
+    def _new_session(self, options: Any) -> Any:
+        return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
+
     def _provider_names(self) -> list[str]:
         return [provider if isinstance(provider, str) else provider[0] for provider in self._providers]
 
@@ -188,7 +194,7 @@ class OnnxRuntimeRunner(Runner):
         if self._target is not None:
             options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
+            return self._new_session(options)
         except Exception as error:  # ONNX Runtime's exceptions share no public base
             raise ModelFileError(
                 f"{self._file.path}: ONNX Runtime {self._ort.__version__} cannot load it: "

@@ -1,26 +1,52 @@
-"""TensorRT, through Polygraphy: engines, and ONNX files, of which it builds an engine first."""
+"""TensorRT and TensorRT-RTX, through Polygraphy: engines, and ONNX files, of which an engine is built first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nnorm_export import library
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+from nnorm_export.tensorrt import rtx
 
 _ENGINE_SUFFIXES = (".plan", ".engine")
 _PACKAGES = ("tensorrt", "polygraphy")
 _REMEDY = "pip install 'nnorm_export[tensorrt]'"
+# `tensorrt-rtx` requires the first of the others, which have the libraries; each may be installed alone.
+_RTX_PACKAGES = ("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12")
 
 
 def is_engine(path: str | Path) -> bool:
     return Path(path).suffix.lower() in _ENGINE_SUFFIXES
 
 
+def is_rtx_engine(path: str | Path) -> bool:
+    """Whether a file is named as ``nnorm-export engine --rtx`` names it: the two kinds of engines have one suffix."""
+    return is_engine(path) and Path(path).stem.lower().endswith(".rtx")
+
+
 def _require() -> None:
     if missing := [package for package in _PACKAGES if not installed_version(package)]:
         raise RuntimeMissingError(f"{' and '.join(missing)} not installed: {_REMEDY}")
+
+
+def _require_rtx() -> None:
+    rtx.require_gpu()
+    if not installed_version("polygraphy"):
+        raise RuntimeMissingError(f"polygraphy not installed: {rtx.REMEDY}")
+
+
+def _planned_by_rtx(path: str | Path) -> dict[str, str]:
+    # It edits the file (onnx_ir), whose import takes seconds.
+    plan: Callable[[str | Path], dict[str, str]] = importlib.import_module("nnorm_export.tensorrt.engine").plan_for_rtx
+    return plan(path)
+
+
+def _rtx_components() -> Iterator[Component]:
+    found = next(filter(None, map(installed_version, _RTX_PACKAGES)), "")
+    yield Component.optional("tensorrt-rtx", found, rtx.REMEDY)
 
 
 def _components() -> Iterator[Component]:
@@ -39,9 +65,21 @@ RUNTIMES = (
         packages=("tensorrt",),
         extra="tensorrt",
         opens_onnx=True,
-        is_own=is_engine,
+        is_own=lambda path: is_engine(path) and not is_rtx_engine(path),
         check=_require,
         components=_components,
         before_onnx="is installed; it runs an engine, which nnorm-export engine builds of an ONNX file in minutes",
+    ),
+    Runtime(
+        name="tensorrt-rtx",
+        runner="nnorm_export.runtimes._tensorrt_runner:TensorRTRtxRunner",
+        packages=_RTX_PACKAGES,
+        extra="tensorrt-rtx",
+        opens_onnx=True,
+        is_own=is_engine,
+        check=_require_rtx,
+        components=_rtx_components,
+        before_onnx="is installed; it runs an engine, which nnorm-export engine --rtx builds of an ONNX file",
+        planned=_planned_by_rtx,
     ),
 )

@@ -1,1 +1,1 @@
-"""Building a TensorRT engine of an ONNX file, and reading what is in it."""
+"""Building an engine of TensorRT or TensorRT-RTX of an ONNX file, and reading what is in it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ from nnorm_export.domain import OPERATORS
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.tensorrt.network import onnx_nodes
 
 _DTYPES = {dtype.tensorrt: dtype.numpy for dtype in DTYPES.values() if dtype.tensorrt is not None}
-_ONNX_NODE = re.compile(r"\[ONNX Layer: ([^|\]]*[^|\] ])")  # written by the parser: "[ONNX Layer: norm/Op | …]"
-_PLUGIN_LAYERS = ("Plugin", "PluginV2", "PluginV3")  # TensorRT's own names for a layer that a plugin runs
-_MADE_UNIQUE = re.compile(r"_\d+$")  # which the parser appends to a name that another layer has
+# What a layer that a plugin runs is called, by TensorRT and, in the last place, by TensorRT-RTX.
+_PLUGIN_LAYERS = ("Plugin", "PluginV2", "PluginV3", "custom_layer")
 
 
 def plugin_nodes(engine: Any, tensorrt: Any, path: Path) -> set[str]:
@@ -36,8 +35,8 @@ def plugin_nodes(engine: Any, tensorrt: Any, path: Path) -> set[str]:
         name, metadata, plugin = (str(layer.get(key, "")) for key in ("Name", "Metadata", "PluginType"))
         is_plugin = layer.get("LayerType") in _PLUGIN_LAYERS
         if is_plugin and any(_names_operator(text) for text in (name, metadata, plugin)):
-            nodes = _ONNX_NODE.findall(metadata) or [name, _MADE_UNIQUE.sub("", name)]
-            names |= set(filter(_names_operator, nodes)) or set(nodes)
+            nodes = onnx_nodes(name, metadata)
+            names |= set(filter(_names_operator, nodes)) or nodes
     return names
 
 

@@ -6,29 +6,52 @@ import contextlib
 import importlib
 import io
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.process import LOCK, redirected
+from nnorm_export.tensorrt.rtx import REMEDY, import_rtx
 
 
-def import_polygraphy() -> tuple[Any, Any]:
-    """``polygraphy.backend.trt`` and ``tensorrt``.
+def import_polygraphy(*, rtx: bool = False) -> tuple[Any, Any]:
+    """``polygraphy.backend.trt``, and ``tensorrt`` or, for TensorRT-RTX, ``tensorrt_rtx``.
 
     Raises:
-        RuntimeMissingError: one of them is not installed, or TensorRT's libraries are not found.
+        RuntimeMissingError: one of them is not installed, TensorRT's libraries are not found, or Polygraphy already
+            serves the other TensorRT in this process.
     """
+    if rtx:
+        tensorrt = import_rtx()
+        try:
+            return _polygraphy_for(rtx), tensorrt
+        except ImportError as error:
+            raise RuntimeMissingError(f"Polygraphy cannot be used here ({error}): {REMEDY}") from None
     try:
         # They are extras. Polygraphy imports TensorRT when it first needs it, so TensorRT is imported here.
         tensorrt = importlib.import_module("tensorrt")
-        return importlib.import_module("polygraphy.backend.trt"), tensorrt
+        return _polygraphy_for(rtx), tensorrt
     except ImportError as error:
         raise RuntimeMissingError(
             f"TensorRT cannot be used here ({error}): pip install 'nnorm_export[tensorrt]', on a machine with an "
             "NVIDIA GPU and its driver. Engines are built and run on the kind of GPU that they are for"
         ) from None
+
+
+def _polygraphy_for(rtx: bool) -> Any:
+    """Polygraphy's module of TensorRT, which is for TensorRT or for TensorRT-RTX, as it was when it was imported."""
+    config: Any = importlib.import_module("polygraphy.config")
+    module = "polygraphy.backend.trt"
+    serves_rtx: bool = config.USE_TENSORRT_RTX
+    if module in sys.modules and serves_rtx is not rtx:
+        names = ("TensorRT", "TensorRT-RTX") if rtx else ("TensorRT-RTX", "TensorRT")
+        raise RuntimeMissingError(
+            f"Polygraphy, which runs engines, serves {names[0]} in this process; use {names[1]} in another process"
+        )
+    config.USE_TENSORRT_RTX = rtx
+    return importlib.import_module(module)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,22 @@
 """The plugins for TensorRT: loading them, and which normalizations of a file they run.
 
-A plugin reads each row once where the body of LayerNormalNorm or GroupNormalNorm is a chain of reductions, but does not
-fuse with its neighbours. The operators of batch normalization are pointwise, and TensorRT fuses such bodies into one
-kernel, or into the convolution before. So plugins are the default where :attr:`.Operator.is_faster_as_plugin` says so.
+A plugin is one kernel, and nothing fuses with it. A body is standard operators, which TensorRT's compiler fuses with
+each other and with their neighbours.
+
+For TensorRT-RTX, bodies are the default. Counted in the engines that its builder writes, they make at most as many
+kernels as plugins for every operator: one for the whole body of LayerNormalNorm, none for a BatchNormalNorm behind a
+convolution, whose kernel computes it too. `make test-tensorrt` counts them. How long they take is not known.
+
+For TensorRT itself nothing was counted or measured, because its libraries were never run with this package. What is
+known: a plugin reads each row once, and a body of LayerNormalNorm or GroupNormalNorm that is not fused into one kernel
+reads it once for each of its reductions; the bodies of batch normalization have none. So the default is the plugin for
+those with reductions (:attr:`.Operator.is_faster_as_plugin`), and the body for the others. If its compiler fuses as
+TensorRT-RTX's does, bodies are better for all of them: measure both, with ``trtexec --dumpProfile`` for example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +41,7 @@ def plugin_library(tensorrt: Any) -> str:
     """
     major = tensorrt.__version__.partition(".")[0]
     any_version = Path(library.get_plugin_path(registering=True))
-    path = any_version.with_name(library.REGISTERING_PLUGIN_FILE_NAMES.replace("*", major))
+    path = any_version.with_name(library.REGISTERING_PLUGIN_FILE_NAMES.replace("[0-9]*", major))
     if path.is_file():
         return str(path)
     raise RuntimeMissingError(
@@ -68,12 +77,20 @@ def load_plugins(polygraphy: Any, tensorrt: Any, plugins: bool | None) -> str:
     return ""
 
 
-def choose_plugins(file: ModelFile, plugins: bool | None, unavailable: str) -> frozenset[str]:
+def bare_operators(file: ModelFile) -> frozenset[str]:
+    """The operators of ``file`` that have no body in it, so that plugins alone can run them."""
+    bodies = {function.name for function in file.proto.functions if function.domain == DOMAIN}
+    return frozenset(node.op_type for node in file.normalizations) - bodies
+
+
+def choose_plugins(
+    file: ModelFile, plugins: bool | None, unavailable: str, preferred: Callable[[frozenset[str]], frozenset[str]]
+) -> frozenset[str]:
     """The operators of ``file`` that plugins run; the other operators are run by their bodies.
 
     Args:
         plugins: True for all of them, False for none. None for those without a body and, if there are plugins, for
-            those that are likely faster as plugins.
+            those that ``preferred`` returns of them.
         unavailable: why there are no plugins; empty if there are plugins.
 
     Raises:
@@ -85,14 +102,13 @@ def choose_plugins(file: ModelFile, plugins: bool | None, unavailable: str) -> f
         raise ModelFileError(
             f"{file.path}: the file is optimised for processors; give the portable file that it was made from"
         )
-    bodies = {function.name for function in file.proto.functions if function.domain == DOMAIN}
     op_types = frozenset(node.op_type for node in file.normalizations)
     if plugins and not op_types:
         raise ModelFileError(
             f"{file.path}: the file has no nnorm nodes for plugins to run (its form is {file.form!r}); export the form "
             "'portable', or leave plugins off"
         )
-    bare = op_types - bodies
+    bare = bare_operators(file)
     if bare and plugins is False:
         raise ModelFileError(
             f"{file.path}: {', '.join(sorted(bare))} have no bodies in it (its form is {file.form!r}), so only plugins "
@@ -101,19 +117,19 @@ def choose_plugins(file: ModelFile, plugins: bool | None, unavailable: str) -> f
     if unavailable and (plugins or bare):
         raise RuntimeMissingError(f"{file.path} needs TensorRT plugins: {unavailable}")
     if plugins is None:
-        return bare if unavailable else bare | faster_as_plugins(op_types)
+        return bare if unavailable else bare | preferred(op_types)
     return op_types if plugins else frozenset()
 
 
 def check_plugins(file: ModelFile, op_types: frozenset[str], found: set[str]) -> dict[str, str]:
-    """Node name -> ``plugin`` or ``body``, by ``found``, the result of :func:`.inspector.plugin_nodes`.
+    """Node name -> ``plugin`` or ``body``, by ``found``, the result of :func:`.network.plugins_in`.
 
     Raises:
         ModelFileError: a normalization of ``op_types``, those for plugins, is not among them.
     """
     if lost := [node.name for node in file.normalizations if node.op_type in op_types and node.name not in found]:
         raise ModelFileError(
-            f"{file.path}: {', '.join(lost)} should be run by plugins, and the engine has no plugins of these names "
+            f"{file.path}: {', '.join(lost)} should be run by plugins, and the network has no plugins of these names "
             f"(it has: {', '.join(sorted(found)) or 'none'}). This is a defect of nnorm_export: please report it, and "
             "leave plugins off (plugins=False, --no-plugins)"
         )
