@@ -341,6 +341,14 @@ def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, i
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_without_parameters_computes_in_the_dtype_of_its_input(tmp_path: Path) -> None:
+    layer, x = layers.LayerNormalNorm(4, elementwise_affine=False).eval(), torch.randn(3, 4, dtype=torch.float64)
+    path = export(layer, x, tmp_path / "m.onnx").path
+    runner = load(path)
+    assert set(runner.implementations.values()) == {"kernel"}
+    np.testing.assert_allclose(runner(x.numpy())[0], layer(x).numpy(), rtol=1e-8)
+
+
 class FlattenedTwice(nn.Module):
     def __init__(self) -> None:
         super().__init__()

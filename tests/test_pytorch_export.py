@@ -285,3 +285,15 @@ def test_attention_is_written_without_pytorchs_fused_path(tmp_path: Path) -> Non
         kinds = {node.kind() for node in torch.jit.load(report.path).inlined_graph.nodes()}
         assert "aten::_transformer_encoder_layer_fwd" not in kinds
     assert export_program(model, torch.randn(2, 5, 16), tmp_path / "m.pt2").parity
+
+
+def test_torchscript_does_not_fold_a_batch_norm_into_a_linear_map_of_another_axis(tmp_path: Path) -> None:
+    """PyTorch's own folding takes three channels of axis 1 for the three features of axis 3."""
+    model = randomized(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm2d(3)))
+    x = torch.randn(2, 3, 4, 5)
+    assert export_torchscript(model, x, tmp_path / "m.pt").parity
+    nodes = [node.kind() for node in torch.jit.load(tmp_path / "m.pt").graph.nodes()]
+    assert "aten::batch_norm" in nodes
+    convolution = randomized(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    export_torchscript(convolution, torch.randn(2, 3, 8, 8), tmp_path / "c.pt")
+    assert "aten::batch_norm" not in [node.kind() for node in torch.jit.load(tmp_path / "c.pt").graph.nodes()]

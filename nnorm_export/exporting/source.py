@@ -123,6 +123,8 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     rehearse(module, example if dtype is None else arguments.cast(example, _float_dtype(module)), request.passthrough)
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
+    elif _float_dtype(model) is None and _only_float64(example):
+        module = module.to(torch.float64)  # a model without parameters computes in the dtype of its input
     records = {
         path: layer.record
         for path, layer in module.named_modules(remove_duplicate=False)
@@ -143,6 +145,11 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
 def _float_dtype(module: nn.Module) -> torch.dtype | None:
     tensors = (*module.parameters(), *module.buffers())
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+
+
+def _only_float64(example: dict[str, Any]) -> bool:
+    floating = {tensor.dtype for tensor in arguments.tensors_in(example) if tensor.is_floating_point()}
+    return floating == {torch.float64}
 
 
 def _of_program(request: Request, program: torch.export.ExportedProgram) -> Frozen:

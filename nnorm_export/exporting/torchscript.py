@@ -97,7 +97,7 @@ def export_torchscript(
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
     if optimize:
         with exporting_state():
-            module = torch.jit.freeze(module)
+            module = _optimized(module)
     note = notes.note(
         frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
     )
@@ -109,6 +109,23 @@ def export_torchscript(
     return ExportReport.of_note(path, note, parity)
 
 
+def _optimized(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """``torch.jit.freeze``, which folds what follows a convolution into it, without its folding of linear maps.
+
+    PyTorch (2.13) folds a batch norm into a linear map before it wherever their sizes agree. With more than two axes
+    the channels of the norm are axis 1 and those of the linear map the last one, so that the result is wrong.
+    """
+    module = torch.jit.freeze(module, optimize_numerics=False)
+    while any(fold(module.graph) for fold in _FOLDS):
+        pass
+    return module
+
+
+_FOLDS = (
+    torch._C._jit_pass_fold_frozen_conv_bn,
+    torch._C._jit_pass_fold_frozen_conv_add_or_sub,
+    torch._C._jit_pass_fold_frozen_conv_mul_or_div,
+)
 _Parts = tuple[torch.jit.ScriptModule, list[Entry], notes.Tensors]
 
 

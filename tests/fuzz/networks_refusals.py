@@ -25,6 +25,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         r"^Unfit: strides",
         "OpenVINO drops the padding of a strided 1x1 convolution",
     ),
+    ("openvino", r"^Unfit: attention", "OpenVINO scales what attention returns along the wrong axis"),
     ("openvino", r"^Unfit: a reduction", "OpenVINO gives all channels of a reduction the scale of one"),
     ("openvino", r"^Unfit: OpenVINO computes float64", "OpenVINO computes float64 files in float32"),
     ("openvino", r"Model wasn't fully converted", "OpenVINO does not convert an operator"),
@@ -39,6 +40,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "PyTorch refuses a batch of one, and export() compares one",
     ),
     ("reference", r"^Unfit: ConvTranspose", "onnx's evaluator computes a ConvTranspose with groups wrongly"),
+    ("reference", r"^Unfit: a padded MaxPool", "onnx's evaluator fails on a padded MaxPool of volumes"),
     ("reference", r"^Unfit: pooling", "onnx's evaluator gives a pooling with ceil_mode another shape"),
     (
         "kernel|body|primitives|optimised|reference|openvino",
@@ -68,6 +70,8 @@ def refuse_reference(model: onnx.ModelProto) -> None:
             raise Unfit("ConvTranspose with groups")
         if node.op_type in ("MaxPool", "AveragePool") and attributes.get("ceil_mode"):
             raise Unfit("pooling with ceil_mode")
+        if node.op_type == "MaxPool" and len(attributes["kernel_shape"]) == 3 and any(attributes.get("pads", ())):
+            raise Unfit("a padded MaxPool of volumes")
 
 
 def refuse_openvino(model: onnx.ModelProto, dtype: str) -> None:
@@ -78,6 +82,8 @@ def refuse_openvino(model: onnx.ModelProto, dtype: str) -> None:
         raise Unfit("a float16 matrix product before a normalization of channels")
     if _normalizes_a_reduction(model):
         raise Unfit("a reduction that keeps its axes before a normalization of channels")
+    if _normalizes_attention(model):
+        raise Unfit("attention before a normalization of channels")
     if _strides_over_padding(model):
         raise Unfit("strides of a padded convolution with a kernel of one element")
 
@@ -110,6 +116,21 @@ def _normalizes_a_reduction(model: onnx.ModelProto) -> bool:
     makers = {name: node for node in model.graph.node for name in node.output}
     normalized = [makers.get(node.input[0]) for node in model.graph.node if node.op_type == "BatchNormalization"]
     return any(maker is not None and maker.op_type.startswith("Reduce") for maker in normalized)
+
+
+def _normalizes_attention(model: onnx.ModelProto) -> bool:
+    """Whether a BatchNormalization reads a product of two computed matrices, transposed and reshaped.
+
+    OpenVINO (2026.4) moves such a normalization into the product, as above.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        maker = makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
+        while maker is not None and maker.op_type in ("Reshape", "Transpose"):
+            maker = makers.get(maker.input[0])
+        if maker is not None and maker.op_type == "MatMul" and all(name in makers for name in maker.input):
+            return True
+    return False
 
 
 def _strides_over_padding(model: onnx.ModelProto) -> bool:
