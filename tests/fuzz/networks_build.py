@@ -201,8 +201,11 @@ def _build(step: Step, x: Tensor) -> nn.Module | None:
     if module is None:
         return None
     module.eval()
-    if not step.parts:
-        train(module, x, rng)
+    try:
+        if not step.parts:
+            train(module, x, rng)
+    except ValueError:  # PyTorch's norms refuse to train on one value
+        return None
     y = _result(module, x, [])
     fits = 0 < y.numel() <= GREATEST and y.dim() <= 6 and bool(y.isfinite().all()) and float(y.abs().max()) < LARGEST
     return module if fits else None
