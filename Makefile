@@ -140,15 +140,16 @@ test-gpu: $(GPU_INSTALLED)
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
 	if test -n "$(GPU)"; then $(RUN_ON_GPU) -m pytest tests/gpu; else echo "tests/gpu is skipped: there is no GPU"; fi
 
-# The plugin registries of NVIDIA's own libraries, which need no GPU: lean runtimes of TensorRT, and TensorRT-RTX.
+# The plugin registries of NVIDIA's own libraries, which need no GPU: TensorRT's lean and dispatch runtimes, TensorRT-RTX.
 # NNORM_TENSORRT_LIBRARIES names further libraries, with ":" between them.
 REGISTRIES := tensorrt-lean-cu13-libs==10.15.1.29 tensorrt-lean-cu13-libs==10.16.1.11 tensorrt-lean-cu13-libs==11.1.0.106 \
-	tensorrt-lean-cu13-libs==11.4.0.106 tensorrt-rtx-cu13-libs==1.4.0.76 tensorrt-rtx-cu13-libs==1.7.1.116
+	tensorrt-lean-cu13-libs==11.4.0.106 tensorrt-dispatch-cu13-libs==10.16.1.11 tensorrt-dispatch-cu13-libs==11.4.0.106 \
+	tensorrt-rtx-cu13-libs==1.4.0.76 tensorrt-rtx-cu13-libs==1.7.1.116
 REGISTRY_FOLDERS := $(addprefix build/registries/,$(subst ==,-,$(REGISTRIES)))
 test-tensorrt-registries: $(VENV)/installed
 	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
 	if test -x build/cpp/test_tensorrt_registration; then $(MAKE) $(REGISTRY_FOLDERS) && \
-		NNORM_TENSORRT_LIBRARIES=$$(ls $(REGISTRY_FOLDERS:%=%/*/libnvinfer_lean.so.*) $(REGISTRY_FOLDERS:%=%/*/libtensorrt_rtx.so.1) \
+		NNORM_TENSORRT_LIBRARIES=$$(ls $(REGISTRY_FOLDERS:%=%/*/libnvinfer_[dl]*.so.*) $(REGISTRY_FOLDERS:%=%/*/libtensorrt_rtx.so.1) \
 			2>/dev/null | paste -sd:)$${NNORM_TENSORRT_LIBRARIES:+:$$NNORM_TENSORRT_LIBRARIES} build/cpp/test_tensorrt_registration; \
 	else echo "TensorRT's registries are skipped: TensorRT's headers were not found; set TENSORRT_INCLUDE_DIR"; fi
 

@@ -62,15 +62,16 @@ struct Registration {
     bool registered = false;
     std::string others;
     for (const char* library : {"libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer_lean.so.10", "libnvinfer_lean.so.11",
-                                nnorm::trt::rtx_library}) {
+                                "libnvinfer_dispatch.so.10", "libnvinfer_dispatch.so.11", nnorm::trt::rtx_library}) {
       void* const handle = nnorm::trt::loaded(library);  // never closed: its registry keeps the plugins
       if (handle == nullptr) continue;
-      const auto registry = reinterpret_cast<IPluginRegistry* (*)()>(dlsym(handle, "getPluginRegistry"));
+      const auto get = reinterpret_cast<IPluginRegistry* (*)()>(dlsym(handle, "getPluginRegistry"));
+      IPluginRegistry* const registry = get == nullptr ? nullptr : get();
       if (registry == nullptr || registry_version_of(library, handle) != registry_version) {
         others += std::string(others.empty() ? "" : ", ") + library;
         continue;
       }
-      register_with(*registry());
+      register_with(*registry);
       registered = true;
     }
     if (registered) return;
