@@ -76,7 +76,8 @@ environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRI
 check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
-test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt
+test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
+		test-tensorrt-registries
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
@@ -90,7 +91,8 @@ test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/in
 test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
 	for version in $(RTX); do \
 		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call library_for_tensorrt)" \
-		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py -rP || exit 1; \
+		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
+			tests/test_tensorrt_rtx_plugins.py -rP || exit 1; \
 	done
 # The installed kernels, beside which the plugins are if they were built.
 library_for_tensorrt = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
@@ -146,8 +148,7 @@ REGISTRIES := tensorrt-lean-cu13-libs==10.15.1.29 tensorrt-lean-cu13-libs==10.16
 	tensorrt-lean-cu13-libs==11.4.0.106 tensorrt-dispatch-cu13-libs==10.16.1.11 tensorrt-dispatch-cu13-libs==11.4.0.106 \
 	tensorrt-rtx-cu13-libs==1.4.0.76 tensorrt-rtx-cu13-libs==1.7.1.116
 REGISTRY_FOLDERS := $(addprefix build/registries/,$(subst ==,-,$(REGISTRIES)))
-test-tensorrt-registries: $(VENV)/installed
-	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+test-tensorrt-registries: $(VENV)/installed test-cpp
 	if test -x build/cpp/test_tensorrt_registration; then $(MAKE) $(REGISTRY_FOLDERS) && \
 		NNORM_TENSORRT_LIBRARIES=$$(ls $(REGISTRY_FOLDERS:%=%/*/libnvinfer_[dl]*.so.*) $(REGISTRY_FOLDERS:%=%/*/libtensorrt_rtx.so.1) \
 			2>/dev/null | paste -sd:)$${NNORM_TENSORRT_LIBRARIES:+:$$NNORM_TENSORRT_LIBRARIES} build/cpp/test_tensorrt_registration; \
