@@ -11,7 +11,8 @@
 // - η = 0 needs no branch: exponents of magnitude below Format::least_exponent are replaced by it, which gives the limit
 //   s·log(1 + |h|).
 // - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is replaced by 2^126; 2^z saturates at about
-//   2^128 (2^1024) before it is multiplied by the weight. No intermediate result of finite inputs is infinite.
+//   2^128 (2^1024) before it is multiplied by the weight. No intermediate result of finite inputs is infinite, if the gain
+//   output_divisor·weight/η is not: |weight| up to 2^101 (2^963) with any exponent, up to 2^127·|η| (2^1023·|η|) otherwise.
 //
 // The error of ψ is less than 6 units in the last place (double: 8) for exponents in [−2, 4] and |h| up to 2^126, unless 2^z
 // saturates. It grows by least_exponent·log(1 + |h|)/2 if that exponent replaces η, and is greater for greater exponents.
@@ -258,11 +259,12 @@ NNORM_INLINE Real usable_exponent(Real eta) {
   return std::copysign(size < least ? least : (size > greatest ? greatest : size), eta);  // NaN stays NaN
 }
 
-// sign is +1 for the branch of h ≥ 0, −1 for the branch of h < 0.
+// sign is +1 for the branch of h ≥ 0, −1 for the branch of h < 0. The exponent is divided by output_divisor, which is
+// exact: the weight multiplied by it may be infinite although the gain is finite.
 template <class Evaluation = Accurate, class Real>
 NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
   const Real usable = usable_exponent(eta);
-  return {usable, Evaluation::quotient(sign * Real(Evaluation::output_divisor) * weight, usable)};
+  return {usable, Evaluation::quotient(sign * weight, usable * (Real(1) / Real(Evaluation::output_divisor)))};
 }
 
 // Sums over a row that λ̂ is computed from (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The errors of the
