@@ -2,6 +2,7 @@
 # make check   lint, types and the fast tests, for every commit: a minute once installed
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
+# make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
 #              RTX_VERSIONS='1.4 1.7 newest' for other versions, NNORM_TENSORRT_ALL=1 for all combinations
@@ -59,7 +60,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills
-.PHONY: wheel clean test-tensorrt-registries
+.PHONY: coverage-cpp wheel clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -109,15 +110,28 @@ test-cuda-on-host: $(VENV)/installed test-cpp
 	$(PYTEST_PARALLEL) tests/test_operators.py tests/test_golden.py \
 		-k "not test_golden.py or (portable and not body and not reference) or our_layers_in"
 
-# $(call build_cpp,FOLDER,OPTIONS), with the environment's CMake and Ninja.
+# $(call build_cpp,FOLDER,OPTIONS), with the environment's CMake and Ninja. MAKEFLAGS names a jobserver that Ninja cannot
+# open: it would say so in every run with --jobs.
 define build_cpp
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
-	PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
+	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
 endef
 define test_cpp
 	$(call build_cpp,$(1),$(2))
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --parallel 2 --output-on-failure --no-tests=error
 endef
+
+# The code without its tests; branches to the handling of exceptions that the compiler adds are not counted. The first
+# figures count each instance of a template, the second ones merge them. TENSORRT_INCLUDE_DIR: see cmake/TensorRT.cmake.
+GCOVR = .venv-gcovr/bin/gcovr --root custom_ops --exclude custom_ops/tests/ --exclude-throw-branches \
+	--exclude-unreachable-branches --print-summary
+coverage-cpp: $(VENV)/installed .venv-gcovr/installed
+	$(call build_cpp,build/coverage,-DNNORM_COVERAGE=ON -DNNORM_CUDA=OFF)
+	find build/coverage -name '*.gcda' -delete
+	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/coverage --parallel 2 --output-on-failure --no-tests=error
+	$(GCOVR) --json build/coverage/coverage.json build/coverage
+	$(GCOVR) --txt-metric branch --add-tracefile build/coverage/coverage.json
+	$(GCOVR) --txt-metric branch --add-tracefile build/coverage/coverage.json --merge-lines
 
 # For machines with a GPU; on others each part says why it is skipped. For machines without a network, GPU_PYTHON names
 # an existing environment with the package's dependencies and its extra `test-gpu`. Nothing is installed then: nvcc, CMake
@@ -224,6 +238,11 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	ln -sfn libcudart.so.13 .venv-nvcc/cuda/lib/libcudart.so
 	touch $@
 
+.venv-gcovr/installed:
+	$(PYTHON) -m venv .venv-gcovr
+	.venv-gcovr/bin/python $(PIP_INSTALL) gcovr
+	touch $@
+
 .venv-gpu/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC) | $(VENV)/installed # they share the build's folder
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python $(PIP_INSTALL) torch
@@ -262,4 +281,4 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

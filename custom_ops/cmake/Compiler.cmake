@@ -48,3 +48,11 @@ if(NNORM_SANITIZE)
   target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitizers} ${NNORM_SANITIZE_FLAGS}>)
   target_link_options(nnorm_options INTERFACE ${sanitizers})
 endif()
+if(NNORM_COVERAGE)
+  # -O1, after the build type's -O3, which merges and removes branches; -O0 takes four times as long.
+  target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:--coverage -O1 -fno-inline>)
+  target_link_options(nnorm_options INTERFACE --coverage)
+endif()
+if(NNORM_SANITIZE OR NNORM_COVERAGE)
+  set(NNORM_INSTRUMENTED ON) # the code is not vectorised, and slower
+endif()

@@ -9,10 +9,10 @@
 # zeros must be those of the formulas.
 if(NOT DEFINED NNORM_KERNEL_FLAGS)
   set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast)
-  if(NOT NNORM_SANITIZE) # else the flags of Compiler.cmake
+  if(NOT NNORM_INSTRUMENTED) # else the flags of Compiler.cmake
     list(APPEND NNORM_KERNEL_FLAGS -O3)
   endif()
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT NNORM_SANITIZE) # 3 to 10 % faster; other compilers do so by default
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT NNORM_INSTRUMENTED) # 3 to 10 % faster; other compilers do so by default
     list(APPEND NNORM_KERNEL_FLAGS -funroll-loops --param=max-unroll-times=4 -fschedule-insns -fsched-pressure)
   endif()
 endif()

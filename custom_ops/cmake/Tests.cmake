@@ -38,27 +38,44 @@ foreach(name avx512 avx2 neon baseline device)
   endif()
 endforeach()
 
-file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*.cpp")
-list(FILTER test_sources EXCLUDE REGEX "_target\\.cpp$")
+file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/test_*.cpp")
 foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE
     nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
-    $<$<BOOL:${NNORM_SANITIZE}>:NNORM_SANITIZED>)
+    $<$<BOOL:${NNORM_INSTRUMENTED}>:NNORM_NOT_VECTORISED>)
   add_dependencies(${name} nnorm_ort)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
+target_include_directories(test_dispatch PRIVATE cpu) # it includes dispatch.cpp
 
 # The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
-# ctest runs a short time; `make fuzz-kernels` runs it for long.
+# ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
-add_executable(fuzz_operators tests/onnxruntime/fuzz_operators.cpp tests/onnxruntime/allocations.cpp ${provider_sources})
-target_link_libraries(fuzz_operators PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
-target_compile_definitions(fuzz_operators PRIVATE $<$<BOOL:${NNORM_SANITIZE}>:NNORM_SANITIZED>)
-add_test(NAME fuzz_operators COMMAND fuzz_operators $<IF:$<BOOL:${NNORM_SANITIZE}>,4000,20000> 1)
+foreach(name test_registration fuzz_operators)
+  add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp ${provider_sources})
+  target_link_libraries(${name} PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
+  target_compile_definitions(${name} PRIVATE $<$<BOOL:${NNORM_INSTRUMENTED}>:NNORM_NOT_VECTORISED>)
+endforeach()
+add_test(NAME test_registration COMMAND test_registration)
+add_test(NAME fuzz_operators COMMAND fuzz_operators $<IF:$<BOOL:${NNORM_INSTRUMENTED}>,4000,20000> 1)
+
+# nnorm_ort and the CUDA library that it loads, whose kernels are compiled for the CPU.
+file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cuda/*.cpp")
+add_library(nnorm_cuda_library_on_host MODULE ${provider_sources})
+target_link_libraries(nnorm_cuda_library_on_host PRIVATE nnorm_ort_operators nnorm_cuda_on_host)
+add_executable(test_cuda_library tests/onnxruntime/test_cuda_library.cpp)
+target_include_directories(test_cuda_library PRIVATE onnxruntime)
+target_link_libraries(test_cuda_library PRIVATE nnorm_options nnorm_kernels onnxruntime_headers ${CMAKE_DL_LIBS})
+target_compile_definitions(test_cuda_library PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
+  "NNORM_CUDA_ON_HOST_LIBRARY=\"$<TARGET_FILE:nnorm_cuda_library_on_host>\"")
+add_dependencies(test_cuda_library nnorm_ort nnorm_cuda_library_on_host)
+add_test(NAME test_cuda_library COMMAND test_cuda_library)
+# It loads copies of one library.
+set_tests_properties(test_cuda_library PROPERTIES ENVIRONMENT "ASAN_OPTIONS=detect_odr_violation=0")
 
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
@@ -81,10 +98,12 @@ endfunction()
 # kernels included, runs on the CPU.
 if(TARGET tensorrt_headers)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
-  add_library(nnorm_trt_on_host MODULE "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
+  set(plugin_sources "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
+  add_library(nnorm_trt_on_host MODULE ${plugin_sources})
   add_executable(test_tensorrt_plugin tests/tensorrt/test_tensorrt_plugin.cpp)
+  add_executable(test_plugin_failures tests/tensorrt/test_plugin_failures.cpp tests/failing/allocations.cpp ${plugin_sources})
   target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS=\"$<TARGET_FILE:nnorm_trt_on_host>\"")
-  foreach(target nnorm_trt_on_host test_tensorrt_plugin)
+  foreach(target nnorm_trt_on_host test_tensorrt_plugin test_plugin_failures)
     target_include_directories(${target} PRIVATE tests)
     target_link_libraries(${target} PRIVATE nnorm_options nnorm_cuda_on_host tensorrt_headers ${CMAKE_DL_LIBS})
   endforeach()
@@ -94,7 +113,6 @@ if(TARGET tensorrt_headers)
                libnvinfer_lean.so.${NNORM_TENSORRT_MAJOR} libtensorrt_rtx.so.1)
     add_library(mock_${name} SHARED tests/tensorrt/mock_nvinfer.cpp)
     target_include_directories(mock_${name} PRIVATE tests/cuda_on_host)
-    target_compile_options(mock_${name} PRIVATE -Wno-deprecated-declarations) # the mock implements functions of TensorRT 10's registry that are deprecated
     target_link_libraries(mock_${name} PRIVATE nnorm_options tensorrt_headers)
     set_target_properties(mock_${name} PROPERTIES PREFIX "" OUTPUT_NAME ${name} SUFFIX ""
       LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/mock")
@@ -103,6 +121,7 @@ if(TARGET tensorrt_headers)
   add_dependencies(test_tensorrt_plugin nnorm_trt_on_host ${mocks})
   target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_MOCKS=\"${CMAKE_CURRENT_BINARY_DIR}/mock/\"")
   add_test(NAME test_tensorrt_plugin COMMAND test_tensorrt_plugin)
+  add_test(NAME test_plugin_failures COMMAND test_plugin_failures)
   if(TARGET nnorm_trt)
     target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS_FOR_GPU=\"$<TARGET_FILE:nnorm_trt>\"")
     add_executable(test_tensorrt_registration tests/tensorrt/test_tensorrt_registration.cpp)
