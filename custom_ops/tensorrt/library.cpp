@@ -1,21 +1,40 @@
 // The functions that hosts look for: trtexec --dynamicPlugins, IPluginRegistry::loadLibrary, and register.cpp.
+#include <cstdio>
 #include <memory>
 
 #include "plugin.h"
 
 #define NNORM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Each operator in the namespace that the nodes name, and in the empty one, for parsers that do not read the namespace.
-NNORM_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
-  using namespace nnorm::trt;
-  static const auto& creators = *[] {
-    auto* all = new std::vector<nvinfer1::IPluginCreatorInterface*>();  // never destroyed: registries keep them
+namespace nnorm::trt {
+namespace {
+
+struct Creators {
+  std::vector<std::unique_ptr<Creator>> owned;
+  std::vector<nvinfer1::IPluginCreatorInterface*> pointers;
+
+  // Each operator in the namespace that the nodes name, and in the empty one, for parsers that do not read the namespace.
+  Creators() {
     for (const std::unique_ptr<Operation>& operation : operations())
-      for (const char* plugin_namespace : {"nnorm", ""}) all->push_back(new Creator(*operation, plugin_namespace));
-    return all;
-  }();
-  count = int32_t(creators.size());
-  return creators.data();
+      for (const char* plugin_namespace : {"nnorm", ""}) {
+        owned.push_back(std::make_unique<Creator>(*operation, plugin_namespace));
+        pointers.push_back(owned.back().get());
+      }
+  }
+};
+
+}  // namespace
+}  // namespace nnorm::trt
+
+// An exception must not leave the library: its C++ library may be another one than the host's.
+NNORM_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) noexcept try {
+  static const auto& creators = *new nnorm::trt::Creators();  // never destroyed: registries keep them
+  count = int32_t(creators.pointers.size());
+  return creators.pointers.data();
+} catch (...) {  // the standard library throws only std::bad_alloc here
+  std::fprintf(stderr, "[nnorm] the plugins are not available: out of memory\n");
+  count = 0;
+  return nullptr;
 }
 
 // Hosts call it in every plugin library. The finder's functions differ between TensorRT 10 and 11, so it is not used.

@@ -55,9 +55,9 @@ class OperationOf final : public Operation {
 
 const std::vector<std::unique_ptr<Operation>>& operations() {
   static const auto& all = *[] {
-    auto* created = new std::vector<std::unique_ptr<Operation>>();  // never destroyed: the creators refer to them
+    auto created = std::make_unique<std::vector<std::unique_ptr<Operation>>>();
     for_each_operator([&](auto declared) { created->push_back(std::make_unique<OperationOf<decltype(declared)>>()); });
-    return created;
+    return created.release();  // never destroyed: the creators refer to them
   }();
   return all;
 }

@@ -10,9 +10,9 @@
 namespace nnorm_test {
 namespace {
 
-// Sanitized code is not vectorised: sums over a tile then run in one lane instead of 4 to 16, and their rounding is as much
+// Code that is built for sanitizers or for coverage is not vectorised: sums over a tile then run in one lane instead of 4 to 16, and their rounding is as much
 // worse.
-#if defined(NNORM_SANITIZED)
+#if defined(NNORM_NOT_VECTORISED)
 constexpr double lanes_lost = 10;
 #else
 constexpr double lanes_lost = 1;

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "../failing/failing.h"
 #include "nnorm/operators.h"
 
 namespace nnorm_test::host {
@@ -52,29 +53,12 @@ struct Domain {
   std::vector<const OrtCustomOp*> operators;
 };
 
+inline bool has_cuda_provider = false;
+
 inline long live_statuses = 0, live_infos = 0, live_domains = 0;
 
-// The call of the API from now on that fails, and the allocation of the library; 0 is none.
-inline long failing_call = 0, failing_allocation = 0;
-inline bool failed = false;  // whether one of them did
-inline bool in_library = false;
-
-// While the library runs, its allocations count; while the host runs on its behalf, they do not.
-struct Inside {
-  bool before = in_library;
-  Inside() { in_library = true; }
-  ~Inside() { in_library = before; }
-};
-struct Outside {
-  bool before = in_library;
-  Outside() { in_library = false; }
-  ~Outside() { in_library = before; }
-};
-
-inline bool allocation_fails() {
-  if (!in_library || failing_allocation == 0 || --failing_allocation != 0) return false;
-  return failed = true;
-}
+// The call of the API from now on that fails; 0 is none.
+inline long failing_call = 0;
 
 inline OrtStatus* status_of(OrtErrorCode code, const char* message) {
   const Outside outside;
@@ -85,7 +69,7 @@ inline OrtStatus* status_of(OrtErrorCode code, const char* message) {
 // nullptr, or the error of a call that is made to fail.
 inline OrtStatus* injected() {
   if (failing_call == 0 || --failing_call != 0) return nullptr;
-  failed = true;
+  made_to_fail = true;
   return status_of(ORT_EP_FAIL, "made to fail");
 }
 
@@ -178,6 +162,11 @@ inline OrtApi make_api() {
     for (size_t i = items; i-- > 0;) item(call, i);  // any order must do
     return static_cast<OrtStatus*>(nullptr);
   };
+  api.KernelContext_GetGPUComputeStream = [](const OrtKernelContext*, void** stream) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    *stream = nullptr;
+    return static_cast<OrtStatus*>(nullptr);
+  };
   api.ShapeInferContext_GetInputTypeShape = [](const OrtShapeInferContext* context, size_t,
                                                OrtTensorTypeAndShapeInfo** info) noexcept {
     if (OrtStatus* status = injected()) return status;
@@ -215,10 +204,10 @@ inline OrtApi make_api() {
   };
   api.GetAvailableProviders = [](char*** providers, int* count) noexcept {
     if (OrtStatus* status = injected()) return status;
-    static char name[] = "CPUExecutionProvider";
-    static char* names[] = {name};
-    *providers = names;
-    *count = 1;
+    static char names[][25] = {"CPUExecutionProvider", "CUDAExecutionProvider"};
+    static char* pointers[] = {names[0], names[1]};
+    *providers = pointers;
+    *count = has_cuda_provider ? 2 : 1;
     return static_cast<OrtStatus*>(nullptr);
   };
   api.ReleaseAvailableProviders = [](char**, int) noexcept { return injected(); };
@@ -233,10 +222,8 @@ inline const OrtApiBase base{[](uint32_t) noexcept { return current_api; }, []()
 
 // Forgets what is to fail, and says whether it did.
 inline bool stop_failing() {
-  failing_call = failing_allocation = 0;
-  const bool did = failed;
-  failed = false;
-  return did;
+  failing_call = 0;
+  return nnorm_test::stop_failing();
 }
 
 }  // namespace nnorm_test::host

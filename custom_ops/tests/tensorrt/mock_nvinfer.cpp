@@ -16,6 +16,8 @@ std::string notes;
 class Registry final : public IPluginRegistry {
  public:
 #if NV_TENSORRT_MAJOR < 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // the table has functions for plugins of version 2
   bool registerCreator(IPluginCreator&, const AsciiChar* const) noexcept override { return wrong("registerCreator of V2"); }
   IPluginCreator* const* getPluginCreatorList(int32_t* const) const noexcept override { return nullptr; }
   IPluginCreator* getPluginCreator(const AsciiChar* const, const AsciiChar* const, const AsciiChar* const) noexcept override {
@@ -23,6 +25,7 @@ class Registry final : public IPluginRegistry {
     return nullptr;
   }
   bool deregisterCreator(const IPluginCreator&) noexcept override { return wrong("deregisterCreator of V2"); }
+#pragma GCC diagnostic pop
 #endif
   void setErrorRecorder(IErrorRecorder* const) noexcept override { wrong("setErrorRecorder"); }
   IErrorRecorder* getErrorRecorder() const noexcept override { return nullptr; }

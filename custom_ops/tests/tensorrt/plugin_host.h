@@ -93,7 +93,7 @@ IPluginV3OneRuntime* runtime(const PluginPointer& plugin) {
 }
 
 // The formats that the plugins of batch normalization take. Written out, because the plugin's own list is under test.
-std::vector<TensorFormat> formats_of(DataType type, int rank) {
+inline std::vector<TensorFormat> formats_of(DataType type, int rank) {
   std::vector<TensorFormat> result{TensorFormat::kLINEAR};
   if (rank == 4) result.push_back(TensorFormat::kHWC);
   if (rank == 5) result.push_back(TensorFormat::kDHWC);

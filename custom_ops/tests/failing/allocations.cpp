@@ -1,17 +1,17 @@
-// The allocations of a program that links the library, so that those of the library can fail. They are in a file of their
+// The allocations of a program, so that those of the code under test can fail (failing.h). They are in a file of their
 // own, because compilers that see only one half of a pair of new and delete warn.
 #include <cstdlib>
 #include <new>
 
-#include "host.h"
+#include "failing.h"
 
 void* operator new(std::size_t size) {
-  if (nnorm_test::host::allocation_fails()) throw std::bad_alloc();
+  if (nnorm_test::allocation_fails()) throw std::bad_alloc();
   if (void* memory = std::malloc(size ? size : 1)) return memory;
   throw std::bad_alloc();
 }
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  return nnorm_test::host::allocation_fails() ? nullptr : std::malloc(size ? size : 1);
+  return nnorm_test::allocation_fails() ? nullptr : std::malloc(size ? size : 1);
 }
 void* operator new[](std::size_t size) { return operator new(size); }
 void* operator new[](std::size_t size, const std::nothrow_t& tag) noexcept { return operator new(size, tag); }

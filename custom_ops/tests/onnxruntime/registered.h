@@ -1,0 +1,69 @@
+// The library's operators as ONNX Runtime gets them from RegisterCustomOps.
+#pragma once
+
+#include "../check.h"
+#include "host.h"
+
+extern "C" OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept;
+
+namespace nnorm_test {
+namespace {
+
+// What the tests need to know of an operator.
+struct Operator {
+  const OrtCustomOp* op;
+  std::string name, plain_name;
+  ONNXTensorElementDataType type;
+  bool blocked, per_channel, frozen, takes_residual;
+  size_t inputs;
+  nnorm::Epilogue epilogue;
+};
+
+std::vector<Operator> all_operators(const host::Domain& domain) {
+  std::vector<Operator> all;
+  for (const OrtCustomOp* op : domain.operators) {
+    Operator found{op, op->GetName(op), op->GetName(op), op->GetOutputType(op, 0), false, true, false, false,
+                   op->GetInputTypeCount(op), nnorm::Epilogue::none};
+    found.blocked = found.name.rfind("Nchwc", 0) == 0;
+    if (found.blocked) found.plain_name = found.name.substr(5);
+    found.per_channel = found.name != "LayerNormalNorm";
+    for (const nnorm::EpilogueFacts& facts : nnorm::epilogues)
+      if (found.plain_name == facts.operator_name) {
+        found.frozen = true;
+        found.takes_residual = facts.takes_residual;
+        found.epilogue = facts.epilogue;
+      }
+    all.push_back(found);
+    CHECK(op->GetStartVersion(op) == 1 && op->GetEndVersion(op) == 1, "%s: versions that do not exist", found.name.c_str());
+    CHECK(op->GetOutputTypeCount(op) == 1 && std::string(op->GetExecutionProviderType(op)) == "CPUExecutionProvider",
+          "%s", found.name.c_str());
+    for (size_t i = 0; i < found.inputs; ++i) {
+      const bool wide = i > 0 && !(found.takes_residual && i + 1 == found.inputs);
+      const auto expected_type = !wide ? found.type
+                                 : found.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE ? ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE
+                                                                                      : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+      CHECK(op->GetInputType(op, i) == expected_type && op->GetInputCharacteristic(op, i) == INPUT_OUTPUT_REQUIRED &&
+                op->GetInputMemoryType(op, i) == OrtMemTypeDefault,
+            "%s: input %zu", found.name.c_str(), i);
+    }
+    CHECK(op->GetOutputCharacteristic(op, 0) == INPUT_OUTPUT_REQUIRED, "%s", found.name.c_str());
+  }
+  return all;
+}
+
+// Registers the library with the ONNX Runtime of this API. Returns its domain, or nullptr and the reason.
+const host::Domain* registered(const OrtApi* api, std::string& reason) {
+  host::current_api = api;
+  host::Domain* domain = nullptr;
+  OrtStatus* status;
+  {
+    const Inside inside;
+    status = RegisterCustomOps(reinterpret_cast<OrtSessionOptions*>(&domain), &host::base);
+  }
+  reason = status == nullptr ? "" : api->GetErrorMessage(status);
+  if (status != nullptr) api->ReleaseStatus(status);
+  return domain;
+}
+
+}  // namespace
+}  // namespace nnorm_test

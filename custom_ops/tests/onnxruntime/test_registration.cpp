@@ -1,0 +1,117 @@
+// The library's registration and the callbacks that ONNX Runtime calls before a node runs, each with every call of the API
+// and every allocation failing in turn.
+#include <cstring>
+#include <memory>
+
+#include "registered.h"
+
+namespace nnorm_test {
+namespace {
+
+// Registration with every ONNX Runtime that there may be, and with every call and allocation failing in turn.
+void check_registration(const OrtApi& api) {
+  std::string reason;
+  for (const char* old : {"1.17.3", "0.9", "not a version", ""}) {
+    host::version = old;
+    CHECK(registered(&api, reason) == nullptr && reason.find("1.18") != std::string::npos, "%s: %s", old, reason.c_str());
+  }
+  host::version = "2.0.0";
+  const OrtApi newer = api;
+  CHECK(registered(&newer, reason) != nullptr, "2.0.0: %s", reason.c_str());
+  host::version = "1.31.0";
+  static std::vector<std::unique_ptr<OrtApi>> apis;  // the library may remember an API
+  for (long* const failing : {&host::failing_call, &failing_allocation}) {
+    bool failed = true;
+    for (long n = 1; failed && n < 10000; ++n) {
+      apis.push_back(std::make_unique<OrtApi>(api));
+      const long statuses = host::live_statuses, domains = host::live_domains;
+      *failing = n;
+      registered(apis.back().get(), reason);
+      failed = host::stop_failing();
+      CHECK(failed != reason.empty(), "registration, failure %ld: %s", n, reason.c_str());
+      CHECK(host::live_statuses == statuses, "registration, failure %ld: a status is lost", n);
+      if (failed && failing == &failing_allocation)
+        CHECK(host::live_domains == domains, "registration, failure %ld: a domain is lost", n);
+      registered(apis.back().get(), reason);  // the process goes on
+      CHECK(reason.empty(), "registration after failure %ld: %s", n, reason.c_str());
+    }
+  }
+}
+
+void check_inference(const Operator& target) {
+  struct {
+    host::Info info;
+    bool published;
+  } const cases[] = {{{{2, 3}, {"", ""}}, true},     {{{-1, 3}, {"batch", ""}}, true}, {{{-1, 3}, {"", ""}}, false},
+                     {{{-1, 3}, {}}, false},         {{{}, {}}, false},               {{{0, -1, -1}, {"", "a", "b"}}, true},
+                     {{{0, -1, -1}, {"", "a", ""}}, false}};
+  for (const auto& each : cases)
+    for (long* const failing : {&host::failing_call, &failing_allocation})
+      for (long n = 0; n < 8; ++n) {
+        host::InferenceContext context{each.info};
+        *failing = n;
+        OrtStatus* status;
+        {
+          const Inside inside;
+          status = target.op->InferOutputShapeFn(target.op, reinterpret_cast<OrtShapeInferContext*>(&context));
+        }
+        const bool failed = host::stop_failing();
+        CHECK(failed == (status != nullptr), "%s: shape inference", target.name.c_str());
+        CHECK(failed || context.published == each.published, "%s: shape of rank %zu", target.name.c_str(), each.info.shape.size());
+        CHECK(!failed || !context.published, "%s: a failure published a shape", target.name.c_str());
+        if (status != nullptr) host::current_api->ReleaseStatus(status);
+      }
+}
+
+void check_inplace(const Operator& target) {
+  for (long n = 0; n < 3; ++n) {
+    int *inputs = nullptr, *outputs = nullptr;
+    failing_allocation = n;
+    size_t choices;
+    {
+      const Inside inside;
+      choices = target.op->GetMayInplace(&inputs, &outputs);
+    }
+    CHECK(host::stop_failing() == (n > 0), "%s: in place", target.name.c_str());
+    CHECK(choices == (n > 0 ? 0u : 1u + target.takes_residual), "%s: %zu choices", target.name.c_str(), choices);
+    for (size_t i = 0; i < choices; ++i)
+      CHECK(outputs[i] == 0 && inputs[i] == (i == 0 ? 0 : int(target.inputs) - 1), "%s: choice %zu", target.name.c_str(), i);
+    target.op->ReleaseMayInplace(inputs, outputs);
+  }
+}
+
+// An input that the host does not have.
+void check_missing_input(const Operator& target) {
+  void* state = nullptr;
+  host::Node node;
+  if (target.blocked) node["block"] = int64_t(8);
+  target.op->CreateKernelV2(target.op, host::current_api, reinterpret_cast<const OrtKernelInfo*>(&node), &state);
+  host::Context context;
+  context.inputs.assign(target.inputs, {{2, 8, 3}, nullptr});
+  OrtStatus* status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+  CHECK(status != nullptr && std::strstr(host::current_api->GetErrorMessage(status), "is missing"), "%s", target.name.c_str());
+  host::current_api->ReleaseStatus(status);
+  target.op->KernelDestroy(state);
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main() {
+  using namespace nnorm_test;
+  static const OrtApi api = host::make_api();
+  check_registration(api);
+  static const OrtApi used = host::make_api();
+  std::string reason;
+  const host::Domain* const domain = registered(&used, reason);
+  if (!CHECK(domain != nullptr && reason.empty(), "registration: %s", reason.c_str())) return finish();
+  CHECK(registered(&used, reason) == domain, "a second registration makes another domain");
+  for (const Operator& target : all_operators(*domain)) {
+    check_inference(target);
+    check_inplace(target);
+    check_missing_input(target);
+  }
+  CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses and %ld infos are lost", host::live_statuses,
+        host::live_infos);
+  return finish();
+}
