@@ -295,6 +295,23 @@ def test_nodes_inside_other_functions_are_checked(exported: onnx.ModelProto) -> 
     assert "num_groups is of type float" in problems_of(ModelFile(Path("m.onnx"), proto, {}))[0]
 
 
+def model_of_a_node(
+    op_type: str, attributes: dict[str, Any], rank: int, parameters: tuple[int, ...]
+) -> onnx.ModelProto:
+    """One node with its body, of an X of this rank, whose parameters are ones of this shape."""
+    operator = OPERATORS[op_type]
+    given = {"epsilon": 1e-5, "delta": 3e-3} | attributes  # onnx's evaluator knows no defaults
+    call = helper.make_node(op_type, operator.inputs, ["Y"], domain=DOMAIN, **given)
+    weights = [helper.make_tensor(name, 1, parameters, np.ones(parameters).ravel()) for name in operator.parameters]
+    tensors = [[helper.make_tensor_value_info(name, 1, [None] * rank)] for name in ("X", "Y")]
+    return helper.make_model(
+        helper.make_graph([call], "g", *tensors, weights),
+        functions=[operator.function(20)],
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
+        ir_version=10,
+    )
+
+
 @pytest.mark.parametrize(
     ("op_type", "attributes", "shape", "parameters"),
     [
@@ -313,17 +330,7 @@ def test_bodies_fail_where_kernels_do(
     op_type: str, attributes: dict[str, int], shape: tuple[int, ...], parameters: tuple[int, ...]
 ) -> None:
     """Also outside of load(), which refuses most of these before it opens a session."""
-    operator = OPERATORS[op_type]
-    numbers = {"epsilon": 1e-5, "delta": 3e-3}  # onnx's evaluator knows no defaults
-    call = helper.make_node(op_type, operator.inputs, ["Y"], domain=DOMAIN, **attributes, **numbers)
-    weights = [helper.make_tensor(name, 1, parameters, np.ones(parameters).ravel()) for name in operator.parameters]
-    tensors = [[helper.make_tensor_value_info(name, 1, [None] * len(shape))] for name in ("X", "Y")]
-    proto = helper.make_model(
-        helper.make_graph([call], "g", *tensors, weights),
-        functions=[operator.function(20)],
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
-        ir_version=10,
-    )
+    proto = model_of_a_node(op_type, attributes, len(shape), parameters)
     feed = {"X": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
     with_kernels = onnxruntime.SessionOptions()
     register(with_kernels)
@@ -333,3 +340,24 @@ def test_bodies_fail_where_kernels_do(
             onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, feed)
     with pytest.raises((ValueError, TypeError)):
         ReferenceEvaluator(proto).run(None, feed)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta"])
+@pytest.mark.parametrize("value", [-1e-6, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("op_type", "attributes"), [("LayerNormalNorm", {"axis": -1}), ("GroupNormalNorm", {"num_groups": 2})]
+)
+def test_bodies_return_nan_where_kernels_refuse_a_number(
+    op_type: str, attributes: dict[str, Any], name: str, value: float
+) -> None:
+    """Outside of load(), which refuses such a file. A body cannot refuse a number everywhere, but it computes nothing."""
+    proto = model_of_a_node(op_type, {**attributes, name: value}, 2, (6,))
+    feed = {"X": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)}
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for results in (session.run(None, feed), ReferenceEvaluator(proto).run(None, feed)):
+        assert np.isnan(results[0]).all()
+    with_kernels = onnxruntime.SessionOptions()
+    with_kernels.log_severity_level = 4
+    register(with_kernels)
+    with pytest.raises(Exception, match=f"attribute {name} must be at least 0 and finite"):
+        onnxruntime.InferenceSession(proto.SerializeToString(), with_kernels)

@@ -33,12 +33,24 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
         "double": ("e386882c645df5f0510179094e71bb7ec0ce372f7f2003a535f21eb0817a1214",),
     },
     "LayerNormalNorm": {
-        "float": ("344f8b94bb8e4e370a2836f6c8f9a6386a3df2c9d5cb08de8478b8f097dd5064",),
-        "double": ("6fb735af97f95246026cae466713a7c664b487a52a093edf4bc9cf4ff694dacb",),
+        "float": (
+            "27ea936d56167cf24fee0eefcfedc1a7b59f2f8695b4afc747a9a117857f9d3f",
+            "344f8b94bb8e4e370a2836f6c8f9a6386a3df2c9d5cb08de8478b8f097dd5064",
+        ),
+        "double": (
+            "d3a8c0c4997c68b3d806d2882511c8d4a4324cbe1d3fbd87f16436dc13a2fc95",
+            "6fb735af97f95246026cae466713a7c664b487a52a093edf4bc9cf4ff694dacb",
+        ),
     },
     "GroupNormalNorm": {
-        "float": ("015cde0c46e68914dfa7dc02d9d03c8699fa8c5033cb58a364f6c3a7b28274e6",),
-        "double": ("004afc70b6ecf5ec4ebdedf73256bfa7324f7ec9a60f58162bcfa32c312edb99",),
+        "float": (
+            "9265b03df3f50791b9ff6b68e0eded8e1d36a962eec885845e42486c657c7814",
+            "015cde0c46e68914dfa7dc02d9d03c8699fa8c5033cb58a364f6c3a7b28274e6",
+        ),
+        "double": (
+            "c69b21de72873431defb70188657db4dca3cce16f225711a16fb8e0a2edcf2c5",
+            "004afc70b6ecf5ec4ebdedf73256bfa7324f7ec9a60f58162bcfa32c312edb99",
+        ),
     },
     "BatchNormalNormRelu": {
         "float": ("9eddb58ccc18e7bb20344d4c975fd1d76dff4285db1150b5003c982184e4812f",),

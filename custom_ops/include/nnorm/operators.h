@@ -16,6 +16,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <string>
 #include <utility>
@@ -34,6 +35,12 @@ inline std::string to_string(const Shape& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
+}
+
+inline std::string to_string(float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", double(value));
+  return text;
 }
 
 // The elements of a tensor of this shape, or of its axes from `first_axis` on.
@@ -122,8 +129,8 @@ struct RowOperator {
 
   std::string attribute_refusal() const {
     for (const auto& [name, value] : {std::pair("epsilon", epsilon), std::pair("delta", delta)})
-      if (!(value >= 0))  // NaN is refused
-        return std::string("attribute ") + name + " must be at least 0, it is " + std::to_string(value);
+      if (!(value >= 0 && value <= std::numeric_limits<float>::max()))  // NaN is refused
+        return std::string("attribute ") + name + " must be at least 0 and finite, it is " + to_string(value);
     return "";
   }
 
