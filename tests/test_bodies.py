@@ -342,6 +342,7 @@ def test_bodies_fail_where_kernels_do(
         ReferenceEvaluator(proto).run(None, feed)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the reference evaluator
 @pytest.mark.parametrize("name", ["epsilon", "delta"])
 @pytest.mark.parametrize("value", [-1e-6, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize(

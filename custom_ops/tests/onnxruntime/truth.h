@@ -15,6 +15,20 @@ struct Compared {
   long values = 0, beyond = 0;
 };
 
+// Whether long double is wider than double in this process: Valgrind computes it in 64 bits.
+inline bool long_double_is_wider() {
+  volatile long double one = 1;
+  return one + std::numeric_limits<long double>::epsilon() > one;
+}
+
+// Counts a value that cannot be compared, and returns whether there are such: those of double without a wider type.
+template <class T>
+bool without_truth(Compared& compared) {
+  static const bool lacking = std::is_same_v<T, double> && !long_double_is_wider();
+  compared.beyond += lacking;
+  return lacking;
+}
+
 #if defined(NNORM_NOT_VECTORISED)
 constexpr double lanes_lost = 10;  // as in test_layer_group_normal_norm.cpp
 #else
@@ -23,6 +37,7 @@ constexpr double lanes_lost = 1;
 
 template <class T>
 void compare(const std::string& node, T result, Wider<T> truth, Wider<T> tolerance, Compared& compared) {
+  if (without_truth<T>(compared)) return;
   const double value = double(nnorm::widened(result));
   if (std::isnan(truth)) {
     CHECK(std::isnan(value), "%s: NaN becomes %g", node.c_str(), value);
