@@ -342,7 +342,7 @@ def test_bodies_fail_where_kernels_do(
         ReferenceEvaluator(proto).run(None, feed)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the reference evaluator
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("name", ["epsilon", "delta"])
 @pytest.mark.parametrize("value", [-1e-6, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_bodies_fail_where_kernels_do(
 def test_bodies_return_nan_where_kernels_refuse_a_number(
     op_type: str, attributes: dict[str, Any], name: str, value: float
 ) -> None:
-    """Outside of load(), which refuses such a file. A body cannot refuse a number everywhere, but it computes nothing."""
+    """Outside of load(), which refuses such a file. Bodies cannot refuse a number in every runtime."""
     proto = model_of_a_node(op_type, {**attributes, name: value}, 2, (6,))
     feed = {"X": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)}
     session = onnxruntime.InferenceSession(proto.SerializeToString())

@@ -14,8 +14,8 @@ from nnorm_export.domain.bodies import (
 
 EPSILON_AND_DELTA = {"epsilon": ("float", 1e-5), "delta": ("float", 1e-5**0.5)}
 
-# The attributes as scalars of the arithmetic's type. ONNX attributes are float32, in a float64 model too. A value that is
-# negative, infinite or NaN becomes NaN, and so does Y: the kernels refuse such a node.
+# The attributes as scalars of the arithmetic's type. ONNX attributes are float32, in a float64 model too. A value that
+# is negative, infinite or NaN becomes NaN, and so does Y: the kernels refuse such a node.
 _EPSILON_AND_DELTA_VALUES = "".join(
     f"""
     {name}_f32 = Constant <value_float: float = @{name}> ()
