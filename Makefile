@@ -93,7 +93,7 @@ test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
 	for version in $(RTX); do \
 		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call library_for_tensorrt)" \
 		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
-			tests/test_tensorrt_rtx_plugins.py -rP || exit 1; \
+			tests/test_tensorrt_rtx_plugins.py || exit 1; \
 	done
 # The installed kernels, beside which the plugins are if they were built.
 library_for_tensorrt = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
