@@ -56,6 +56,8 @@ class _Moved(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
         argument = args[0].clone() if name in _OF_ARGUMENT else None  # a copy: the operator may work in place
+        if name == "glu":
+            argument = args[0].chunk(2, *args[1:])[0]
         out = func(*args, **(kwargs or {}))
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if argument is not None:
