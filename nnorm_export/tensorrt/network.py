@@ -102,7 +102,7 @@ def monitored(tensorrt: Any, progress: Progress) -> Iterator[Any]:
             if self.error is None:
                 try:
                     progress(name, self._done)
-                except Exception as error:  # the caller's code
+                except BaseException as error:  # the caller's code; raised again when the block ends
                     self.error = error
 
     monitor = Monitor()
