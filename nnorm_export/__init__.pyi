@@ -1,6 +1,7 @@
 # The public names, and the module that each comes from: `__init__.py` reads this file and imports a name when it is
 # first used. torch takes seconds to import, and `nnorm-export --help` does not need it.
 from . import layers as layers
+from . import testing as testing
 from ._version import __version__ as __version__
 from .errors import (
     CheckpointError as CheckpointError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import subprocess
@@ -19,12 +20,14 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from nnorm_export import (
+    ExportError,
     InputError,
     export,
     export_program,
     export_torchscript,
     replay,
     verify,
+    write_repository,
 )
 from nnorm_export.cli import app
 
@@ -175,6 +178,36 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
     assert (both.exit_code, "--replay takes model, inputs and tolerances from" in both.stderr) == (2, True)
     neither = run(app, ["verify", "m.onnx"])
     assert (neither.exit_code, "give the model to compare with, --model" in neither.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_damaged_file_is_not_called_different(suffix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, path = nn.Linear(4, 3).eval(), torch.randn(5, 4), tmp_path / f"m.{suffix}"
+    (export if suffix == "onnx" else export_program)(model, x, path)  # type: ignore[operator]
+    assert verify(path, model, x, certificate=tmp_path / "c")
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"x" * len(whole)):
+        path.write_bytes(damaged)
+        run = CliRunner().invoke(app, ["verify", str(path), "--replay", str(tmp_path / "c"), "--json"])
+        assert (run.exit_code, json.loads(run.stdout)["exit_code"]) == (2, 2), run.output
+
+
+def test_a_full_disk_leaves_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).eval(), torch.randn(5, 4)
+    path = export(model, x, tmp_path / "m.onnx", verify=False).path
+    monkeypatch.setattr("nnorm_export.parity.certificates._write_tensors", full)
+    with pytest.raises(InputError, match="No space left"):
+        verify(path, model, x, certificate=tmp_path / "deep" / "er" / "c")
+    monkeypatch.setattr("nnorm_export.serving.repository._write_version", full)
+    with pytest.raises(ExportError, match="No space left"):
+        write_repository(path, tmp_path / "deep" / "repository")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.onnx"]
 
 
 @pytest.mark.slow

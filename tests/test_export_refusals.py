@@ -283,6 +283,13 @@ def test_a_batch_that_the_code_fixes_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [(0, 4), (0,)])
+def test_an_empty_input_is_called_empty(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"input input is empty: its shape is \[{', '.join(map(str, shape))}\]"):
+        export(nn.ReLU(), torch.zeros(shape), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Linear(64, 64), torch.randn(2, 64)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -212,3 +213,13 @@ def test_what_leads_to_registered_layers_is_allowed() -> None:
     model.order = [[model[0]], {"first": model[0]}, model]
     model.call = model.forward
     assert type(freeze(model)[0]) is type(freeze(model).order[0][0])
+
+
+def test_a_layer_that_is_too_large_to_be_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = randomized(standins.LayerNormalNorm(8))
+    monkeypatch.setattr("nnorm_export.freezing.trial._LARGEST", 15)
+    with pytest.warns(UserWarning, match=r"layer 0 \(LayerNormalNorm\) has 16 entries, too many to be tried"):
+        freeze(nn.Sequential(layer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        freeze(nn.Sequential(layers.LayerNormalNorm(8)))

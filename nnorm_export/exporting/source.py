@@ -120,6 +120,8 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     exact = deepcopy(model).to(torch.float64) if dtype == torch.float64 else model
     module = freeze(exact, passthrough=request.passthrough)
     example = arguments.bind(module, request.args, request.kwargs)
+    if request.dynamic_shapes is None:
+        arguments.refuse_empty_batch(example)
     rehearse(module, example if dtype is None else arguments.cast(example, _float_dtype(module)), request.passthrough)
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)

@@ -81,6 +81,20 @@ def staged_folder(target: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
+def parents_made(target: Path) -> Iterator[None]:
+    """Makes the folders that ``target`` is to lie in; those that it has made go again after an exception, if empty."""
+    made = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in made:  # the innermost first
+            with contextlib.suppress(OSError):  # another process has written into it meanwhile
+                folder.rmdir()
+        raise
+
+
+@contextmanager
 def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     """Reports that ``path`` cannot be written.
 

@@ -150,6 +150,20 @@ def _batch_length(arguments: Mapping[str, Any]) -> int | None:
     return next((int(tensor.shape[0]) for tensor in tensors_in(dict(arguments)) if tensor.dim() > 0), None)
 
 
+def refuse_empty_batch(arguments: Mapping[str, Any]) -> None:
+    """Raises an InputError if the batch, as :func:`dynamic_batch` finds it, has no rows: nothing would be traced."""
+    for name, value in arguments.items():
+        tensors = [tensor for tensor in tensors_in(value) if tensor.dim() > 0]
+        if tensors:
+            if tensors[0].shape[0] == 0:
+                raise InputError(
+                    f"input {name} is empty: its shape is {list(tensors[0].shape)}. Give an example with at least one "
+                    "row; to export a model that takes an empty input, say which axes are dynamic (dynamic_shapes, "
+                    "--dynamic)"
+                )
+            return
+
+
 def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
     """``arguments`` with the batch, as :func:`dynamic_batch` finds it, cut or repeated to ``size`` rows."""
     length = _batch_length(arguments)

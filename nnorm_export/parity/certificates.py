@@ -24,7 +24,8 @@ from nnorm_export._version import __version__
 from nnorm_export.errors import ExportError, InputError, ModelFileError, NnormExportError, ParityError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
-from nnorm_export.files.staging import staged_folder
+from nnorm_export.files.inspection import describe
+from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import (
     ParityReport,
@@ -37,6 +38,7 @@ from nnorm_export.parity.judgement import (
 from nnorm_export.parity.yardstick import Array
 from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
+from nnorm_export.runtimes.tensorrt import is_engine
 
 CERTIFICATE, DATA, TRUTH, YARDSTICK = "certificate.json", "test_data_set_{}", "truth_{}", "yardstick_{}"
 _FORMAT = 2
@@ -114,8 +116,7 @@ def write(
         "versions": versions(),
     }
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with staged_folder(folder) as staged:
+        with parents_made(folder), staged_folder(folder) as staged:
             (staged / CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
             names = [info.name for info in runner.inputs], [info.name for info in runner.outputs]
             for index, each in enumerate(compared):
@@ -138,7 +139,7 @@ def replay(
     Needs neither PyTorch nor the model's code. ``trust_pickle`` is that of :func:`nnorm_export.load`.
 
     Raises:
-        ParityError: the file is not the one that was certified.
+        ParityError: the file is a model, and not the one that was certified.
         InputError: there is no certificate in ``folder``, or it is damaged.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
@@ -149,6 +150,8 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
     certificate = _read_certificate(folder)
     size_of(path, ModelFileError, f"; give the file that {folder} certifies")
     if (found := file_sha256(path)) != certificate["sha256"]:
+        if not is_engine(path):
+            describe(path)  # a damaged file is not another model: the error says that it cannot be read
         raise ParityError(
             f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
             f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"

@@ -269,7 +269,9 @@ def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool |
     shows_nothing = all(depend is False for depend, decides in zip(depends, deciding, strict=True) if decides)
     found = []
     for output, depend, decides in zip(outputs, depends, deciding, strict=True):
-        if depend is not False:
+        if depend is None and decides:
+            found.append(output.noted(_UNDECIDED))
+        elif depend is not False:
             found.append(output)
         elif shows_nothing and decides and output.passed:
             found.append(output.not_compared(_CONSTANT))
@@ -329,6 +331,8 @@ _CONSTANT = (
     "it does not depend on the input, and no other output does, so that the comparison shows nothing about the layers "
     "before it. Give other inputs, or train the model: a head whose weights are 0 returns its bias"
 )
+
+_UNDECIDED = "of one row, without other inputs that the model takes: it may be constant; give more rows"
 
 
 def _nothing_to_compare(expected: Array, reference: str) -> str:

@@ -105,6 +105,10 @@ def _argument(x: Tensor) -> Tensor:
     return x.abs()
 
 
+def _expm1(x: Tensor) -> Tensor:
+    return 2 * x.expm1().abs()
+
+
 def _half_argument(x: Tensor, **_kwargs: Any) -> Tensor:
     return x.abs() / 2
 
@@ -128,6 +132,8 @@ _SCALES: dict[Any, Callable[..., Tensor | float]] = {
     torch.ops.aten.silu_: _argument,
     torch.ops.aten.glu: _first_half,
     torch.ops.aten.gelu: _half_argument,
+    torch.ops.aten.expm1: _expm1,
+    torch.ops.aten.expm1_: _expm1,
     torch.ops.aten.tanh: _tanh,
     torch.ops.aten.tanh_: _tanh,
 }

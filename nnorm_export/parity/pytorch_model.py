@@ -24,6 +24,7 @@ from nnorm_export.runtimes import Runner
 _LARGE = 2**24  # bytes of weights
 SAMPLES, SAMPLES_OF_FEW_ROWS = 3, 7  # runs with random last bits; rows of one output share their luck
 _FEW = 4
+_MANY = 2**15  # elements, among which there are some whose samples are all small by luck: one more is taken
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
 
@@ -301,7 +302,8 @@ def _moved(model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Arra
 
 def _seeds(result: Sequence[Array]) -> range:
     has_rows = all(array.ndim > 0 and len(array) >= _FEW for array in result)
-    return range(1, 1 + (SAMPLES if has_rows else SAMPLES_OF_FEW_ROWS))
+    has_many = any(array.size >= _MANY for array in result)
+    return range(1, 1 + (SAMPLES + has_many if has_rows else SAMPLES_OF_FEW_ROWS))
 
 
 def _floats(left: Sequence[Array], right: Sequence[Array]) -> list[tuple[Array, Array]]:

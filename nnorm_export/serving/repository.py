@@ -19,7 +19,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.locations import locate
-from nnorm_export.files.staging import staged_folder
+from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes._known_faults import faults_of
@@ -204,26 +204,28 @@ def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> 
     """Writes the version ``number`` and config.pbtxt into ``folder`` in one step, seen by a server that reads it."""
     _external_data(path)  # refuses names outside of the folder before anything is written
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if _config(folder) == config:
-            with staged_folder(folder / str(number), replace=False) as version:
-                _write_version(path, version, backend)
-            return
-        with staged_folder(folder) as model:
-            if folder.is_dir():
-                unfinished = shutil.ignore_patterns(".*.nnorm-*")
-                shutil.copytree(
-                    folder, model, symlinks=True, ignore=unfinished, copy_function=_link, dirs_exist_ok=True
-                )
-            (model / str(number)).mkdir()
-            _write_version(path, model / str(number), backend)
-            (model / _CONFIG).unlink(missing_ok=True)  # it may be a link to the file of the older folder
-            (model / _CONFIG).write_text(config, encoding="utf-8")
+        with parents_made(folder):
+            _write_staged(path, folder, number, config, backend)
     except (OSError, shutil.Error) as error:
         raise ExportError(
             f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); nothing was changed. Check "
             "that its disk has space and that you may write there"
         ) from error
+
+
+def _write_staged(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
+    if _config(folder) == config:
+        with staged_folder(folder / str(number), replace=False) as version:
+            _write_version(path, version, backend)
+        return
+    with staged_folder(folder) as model:
+        if folder.is_dir():
+            unfinished = shutil.ignore_patterns(".*.nnorm-*")
+            shutil.copytree(folder, model, symlinks=True, ignore=unfinished, copy_function=_link, dirs_exist_ok=True)
+        (model / str(number)).mkdir()
+        _write_version(path, model / str(number), backend)
+        (model / _CONFIG).unlink(missing_ok=True)  # it may be a link to the file of the older folder
+        (model / _CONFIG).write_text(config, encoding="utf-8")
 
 
 def _external_data(path: Path) -> list[str]:
