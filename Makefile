@@ -16,6 +16,7 @@
 # make fuzz-networks N=3000    random networks, run in every way and held against float64; resumes where it was stopped
 # make fuzz-kills N=500    writers killed at random moments, their files read all the time
 # make fuzz N=…    these four, N cases each
+# make fuzz-guided N=100000    files mutated towards new branches of the code that reads them (atheris)
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
@@ -59,7 +60,7 @@ RTX := $(if $(filter Linux,$(shell uname -s)),$(RTX_VERSIONS))
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-gpu test-serving test-ray lint bench bench-gpu
-.PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills
+.PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: coverage-cpp wheel clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -91,12 +92,12 @@ test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/in
 # One process for each version: its plugins stay loaded, and its builds share the exported files.
 test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
 	for version in $(RTX); do \
-		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call library_for_tensorrt)" \
+		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
 			tests/test_tensorrt_rtx_plugins.py || exit 1; \
 	done
 # The installed kernels, beside which the plugins are if they were built.
-library_for_tensorrt = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
+installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
 test-cpp: $(VENV)/installed
 	$(call test_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
@@ -203,6 +204,15 @@ fuzz-kills: N ?= 500
 fuzz-kills: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/kills.py $(N) --seed $(SEED)
 
+GUIDED := onnx torchscript program checkpoint safetensors inputs
+fuzz-guided: N ?= 100000
+fuzz-guided: $(VENV)/installed .venv-atheris/installed
+	mkdir -p build/fuzz
+	for target in $(GUIDED); do \
+		PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" .venv-atheris/bin/python \
+			tests/fuzz/guided.py $$target -runs=$(N) -print_final_stats=1 -artifact_prefix=build/fuzz/ || exit 1; \
+	done
+
 test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON=$(CURDIR)/.venv-ray/bin/python $(PYTEST) tests/test_ray.py -rP
 
@@ -266,9 +276,18 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	.venv-tensorrt-rtx-$*/bin/python $(PIP_INSTALL) --no-deps $(foreach part,-libs -bindings,\
 		'tensorrt-rtx-cu13$(part)$(if $(filter newest,$*),,==$*.*)')
 	.venv-tensorrt-rtx-$*/bin/python $(PIP_INSTALL) --no-deps 'tensorrt-rtx-cu13$(if $(filter newest,$*),,==$*.*)'
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> $$(.venv-tensorrt-rtx-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	$(call take_packages,.venv-tensorrt-rtx-$*)
 	touch $@
+
+.venv-atheris/installed: | $(VENV)/installed
+	$(PYTHON) -m venv .venv-atheris
+	.venv-atheris/bin/python $(PIP_INSTALL) atheris
+	$(call take_packages,.venv-atheris)
+	touch $@
+
+# $(call take_packages,ENVIRONMENT): all other packages come from .venv.
+take_packages = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	> $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
 
 .PRECIOUS: .venv-onnxruntime-%/installed
 .venv-onnxruntime-%/installed:
@@ -281,4 +300,4 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-atheris .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

@@ -49,11 +49,11 @@ def _onnx(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any]:
     files = [name for name in (*files_seeds.ONNX, files_seeds.OPTIMIZED) if (seeds / name).exists()]
     name = rng.choice([file for file in files if file != "external.onnx"])
     data = (seeds / name).read_bytes()
-    (folder / name).write_bytes(mutate_bytes(data, rng) if rng.random() < 0.25 else _mutated_model(data, rng))
+    (folder / name).write_bytes(mutate_bytes(data, rng) if rng.random() < 0.25 else mutated_model(data, rng))
     return _command_for(rng, name)
 
 
-def _mutated_model(data: bytes, rng: random.Random) -> bytes:
+def mutated_model(data: bytes, rng: random.Random) -> bytes:
     model = onnx.ModelProto.FromString(data)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         kind = rng.random()
