@@ -111,6 +111,13 @@ def test_engines_have_a_configuration_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert "libnnorm_trt_register_10.so" in written.notes[0]
 
 
+def test_an_engine_of_tensorrt_rtx_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.rtx.plan").write_bytes(b"ptrt")
+    with pytest.raises(ExportError, match=r"this one is TensorRT-RTX's .*build the engine without --rtx"):
+        write_repository(tmp_path / "net.rtx.plan", tmp_path / "models", device="gpu")
+    assert not (tmp_path / "models").exists()
+
+
 @pytest.mark.slow
 def test_without_batching(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)

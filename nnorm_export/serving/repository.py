@@ -23,7 +23,7 @@ from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes._known_faults import faults_of
-from nnorm_export.runtimes.tensorrt import is_engine
+from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
@@ -71,7 +71,7 @@ def write_repository(
     """Writes ``path`` into ``repository`` as a new version of the model ``name``, with a config.pbtxt.
 
     Args:
-        path: a TensorRT engine, or an ONNX file in any form except ``optimized``.
+        path: an engine of TensorRT (not of TensorRT-RTX), or an ONNX file in any form except ``optimized``.
         name: the model's name; by default the file's.
         backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers without the ONNX Runtime
             backend. By default the one for the file.
@@ -125,6 +125,11 @@ def _refuse(
 ) -> None:
     if backend not in BACKENDS:
         raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    if is_rtx_engine(path):
+        raise ExportError(
+            f"{path}: Triton's backend for engines is TensorRT's, and this one is TensorRT-RTX's (its name ends with "
+            ".rtx.plan); build the engine without --rtx, on a machine with the server's GPU"
+        )
     if engine != (backend == "tensorrt"):
         fitting = "tensorrt" if engine else "onnxruntime or python"
         raise ExportError(
