@@ -79,7 +79,7 @@ def _refuse_bomb(path: Path) -> None:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_entries(path, archive.infolist(), CheckpointError)
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):  # the last for versions that it cannot read
         return  # reading it reports this
 
 

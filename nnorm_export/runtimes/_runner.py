@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, NnormExportError, first_line
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
 from nnorm_export.files.tensors import TensorInfo
 
 
@@ -32,14 +32,21 @@ class Runner(ABC):
         Raises:
             InputError: too many, too few or unknown inputs, an input of the wrong dtype or shape, or inputs on which
                 the runtime fails.
+            ModelFileError: the model returns another number of outputs than the file describes.
         """
         feed = self._feed(arrays, named_arrays)
         try:
-            return self._run(feed)
+            results = self._run(feed)
         except NnormExportError:
             raise
         except Exception as error:  # the exceptions of the runtimes share no public base
             raise InputError(f"the runtime {self.runtime} fails on these inputs: {first_line(error)}") from error
+        if len(results) != len(self.outputs):
+            raise ModelFileError(
+                f"the model returns {len(results)} outputs, and its file describes {len(self.outputs)} "
+                f"({', '.join(info.name for info in self.outputs)}): the file was changed; export the model again"
+            )
+        return results
 
     @property
     @abstractmethod
