@@ -134,7 +134,9 @@ def mutate_message(message: Message, rng: random.Random) -> None:
     if not fields:
         return
     field = rng.choice(fields)
-    if _is_repeated(field):
+    if _is_map(field):
+        owner.ClearField(field.name)
+    elif _is_repeated(field):
         _mutate_repeated(owner, field, rng)
     elif rng.random() < 0.2:
         owner.ClearField(field.name)
@@ -151,6 +153,10 @@ def mutate_message(message: Message, rng: random.Random) -> None:
 
 def _is_repeated(field: Any) -> bool:
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == Field.LABEL_REPEATED
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
 def _mutate_repeated(owner: Message, field: Any, rng: random.Random) -> None:
@@ -187,7 +193,7 @@ def _copy(message: Message) -> Message:
 def _messages(message: Message) -> Any:
     yield message
     for field, value in message.ListFields():
-        if field.message_type is not None:
+        if field.message_type is not None and not _is_map(field):
             for item in value if _is_repeated(field) else [value]:
                 yield from _messages(item)
 
