@@ -46,5 +46,12 @@ class RuntimeMissingError(NnormExportError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of another library, whose messages may have dozens; its class if it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error of another library, whose messages may have dozens; its class if it has no message.
+
+    A line may quote a whole file: only its beginning is returned.
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+
+
+_LONGEST_LINE = 1000  # characters

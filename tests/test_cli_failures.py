@@ -20,6 +20,7 @@ from torch import nn
 from nnorm_export import InputError, export, export_program, layers, load, verify
 from nnorm_export.cli import run
 from nnorm_export.cli.output import shown
+from nnorm_export.errors import first_line
 from nnorm_export.serving.repository import write_repository
 
 NETS = """
@@ -248,6 +249,13 @@ def test_names_are_shown_not_sent(folder: Path) -> None:
     assert r"x\x1b[31m\n" in called("inspect", str(path))[1]
     assert shown("λ, 名, é") == "λ, 名, é"
     assert shown("\udcff") == r"\udcff"
+
+
+def test_a_message_that_quotes_a_whole_file_is_cut_off() -> None:
+    """PyTorch's error over an archive's version quoted 30 MB of zeros, which took minutes to show."""
+    quoted = "\0" * 30_000_000
+    assert len(first_line(RuntimeError(quoted))) < 2000
+    assert shown(quoted).endswith("… (29980000 more characters)")
 
 
 @pytest.mark.parametrize("name", [NAME, "'single'", "tab\t", "名前", "\x00\x01", "a/b:0", "\U0001f600", "{ }"])

@@ -21,6 +21,7 @@ from test_golden import STANDINS, trained_network
 
 from nnorm_export import RuntimeMissingError, export, get_plugin_path
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+from nnorm_export.tensorrt import rtx
 
 tensorrt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: `make test-tensorrt` has it")
 pytestmark = [
@@ -44,7 +45,7 @@ class Log(tensorrt.ILogger):  # type: ignore[misc]  # the module has no types
     def log(self, severity: Any, text: str) -> None:
         if severity == tensorrt.ILogger.ERROR:
             self.errors += text + "\n"
-        elif text.startswith("Layers:"):
+        elif text.startswith(rtx.LAYERS):
             self.layers = text
 
 

@@ -71,7 +71,7 @@ class Command(TyperCommand):
             _fail(error, message, NnormExportError.exit_code, as_json, verbose)
         except typer.Exit:
             raise
-        except Exception as error:  # an error that no module expects: Python would exit with 1, which means "differs"
+        except Exception as error:  # a defect of this package: Python would exit with 1, and 1 means "differs" here
             _fail(error, f"unexpected {type(error).__name__}: {error}{_REPORT}", UNEXPECTED, as_json, verbose)
 
 
@@ -91,11 +91,18 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool | None, v
 
 
 def shown(text: str) -> str:
-    """``text`` with control characters, line ends and marks of direction as escapes: a terminal would obey them."""
-    return "".join(
+    """``text`` with control characters, line ends and marks of direction as escapes: a terminal would obey them.
+
+    Only the beginning of a very long text is shown, because a message may quote a whole file.
+    """
+    beginning = "".join(
         character.encode("unicode_escape").decode() if unicodedata.category(character) in _OBEYED else character
-        for character in text
+        for character in text[:_LONGEST]
     )
+    return beginning if len(text) <= _LONGEST else f"{beginning}… ({len(text) - _LONGEST} more characters)"
+
+
+_LONGEST = 20_000  # characters
 
 
 # Control characters, marks of direction, unpaired surrogates (of names that are not UTF-8), line ends.

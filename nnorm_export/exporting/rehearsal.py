@@ -48,7 +48,7 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
             duplicate(*args, **kwargs)
     except (NnormExportError, OSError):  # an OSError says itself which file is missing
         raise
-    except Exception as error:  # the model's own code runs here, and has no common error class
+    except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
         raise InputError(
             f"{type(module).__name__} does not run on these inputs: {type(error).__name__}: {error}; "
             "give inputs that its forward takes"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # mypy takes the name for a module; None says "no locks"
+    fcntl = None  # type: ignore[assignment]  # Windows does not have this module; None means: without locks
 
 _T = TypeVar("_T")
 _ATTEMPTS = 100
@@ -117,7 +117,9 @@ def read_whole(path: Path, read: Callable[[], _T]) -> _T:
         before = _generation(path)
         try:
             found = read()
-        except Exception:  # each parser raises its own errors for a file that is missing or changed; raised again below
+        except (
+            Exception
+        ):  # any parser may run here; if the file has not changed meanwhile, the error is raised again below
             if _generation(path) == before:
                 raise
             continue

@@ -79,8 +79,10 @@ def _refuse_bomb(path: Path) -> None:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_entries(path, archive.infolist(), CheckpointError)
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):  # the last for versions that it cannot read
-        return  # reading it reports this
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        # zipfile raises NotImplementedError for a version of archives that it does not know. torch.load reads the
+        # file next, and its error tells the user what is wrong.
+        return
 
 
 def _reason(error: Exception, trust_pickle: bool) -> str:

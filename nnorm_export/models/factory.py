@@ -82,7 +82,7 @@ def _import(name: str) -> Any:
                 "run this where the module lies, or add that folder to PYTHONPATH"
             ) from error
         raise NnormExportError(f"module {name} cannot be imported: {error}; install what it imports") from error
-    except Exception as error:  # the model's own code runs here, and has no common error class
+    except Exception as error:  # the user's module runs here and may raise any exception; the message shows it
         raise NnormExportError(
             f"module {name} cannot be imported: {_describe(error)}; correct it until `python -c 'import {name}'` passes"
         ) from error
@@ -118,7 +118,7 @@ def _call(factory: Any, arguments: dict[str, Any], spec: str) -> nn.Module:
             ) from error
     try:
         model = factory(**arguments)
-    except Exception as error:  # the model's own code runs here, and has no common error class
+    except Exception as error:  # the user's module runs here and may raise any exception; the message shows it
         raise NnormExportError(
             f"{spec} failed: {_describe(error)}; correct the factory, or its arguments with --model-arg key=value"
         ) from error

@@ -124,7 +124,7 @@ class PyTorchModel:
             return _run(model, example)
         except (NnormExportError, OSError):  # an OSError says itself which file is missing
             raise
-        except Exception as error:  # the model's own code runs here, and has no common error class
+        except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
             name = type(self._model).__name__
             raise InputError(
                 f"{name} does not run on these inputs; give others, as its forward takes them: "

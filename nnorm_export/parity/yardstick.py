@@ -160,8 +160,8 @@ _FIT = 8.0  # the greatest of 10⁶ normally distributed elements is 5 times the
 def _product_of_scales(values: Array, axes: Sequence[int]) -> Array | None:
     """Scales s(i, j, …) = a(i)·b(j)·…, so that v/s has the root mean square 1 along each axis; None if none fit.
 
-    The factors are found in turn, as in Sinkhorn's algorithm. Where an element is far greater than its product, the
-    scales are no product. Elements that are less may be small by luck.
+    The factors are found in turn, as in Sinkhorn's algorithm. If an element is far greater than its product, scales
+    of this form do not fit, and the function returns None. An element that is less than its product proves nothing.
     """
     squares = np.square(values)
     product = np.full(values.shape, np.mean(squares))

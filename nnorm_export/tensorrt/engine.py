@@ -241,7 +241,10 @@ class RtxBuilder:
         self.notices = [] if self.compute_capabilities else [_CHOSEN_BY_RTX]
 
     def load_plugins(self, file: ModelFile, plugins: bool | None) -> str:
-        """Why there are no plugins; empty if they are loaded, or are not needed: bodies run what has bodies."""
+        """The reason why the plugins cannot be loaded; an empty string if they are loaded or not needed.
+
+        A normalization that has a body does not need a plugin here.
+        """
         if plugins or (plugins is None and bare_operators(file)):
             return rtx_plugins.load(self._tensorrt, needed=bool(plugins))
         return ""

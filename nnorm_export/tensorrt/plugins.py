@@ -55,7 +55,7 @@ def load_plugins(polygraphy: Any, tensorrt: Any, plugins: bool | None) -> str:
     """Loads the plugins for every engine that this process builds or opens from now on, unless ``plugins`` is False.
 
     Returns:
-        Why there are no plugins; empty if they are loaded, or ``plugins`` is False.
+        The reason why the plugins cannot be loaded; an empty string if they are loaded, or ``plugins`` is False.
 
     Raises:
         RuntimeMissingError: ``plugins`` is True and there are none, or the installed ones cannot be loaded.

@@ -28,7 +28,8 @@ CURRENT = "current"  # the compute capability of this machine's GPU
 
 _TURING = "7.5"
 _KERNEL = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<type>\w+)", re.MULTILINE)
-_ON_THE_HOST = frozenset({"shape_call"})  # layers of an engine that are no kernels of the GPU
+LAYERS = "Layers:"  # the first word of the builder's log message that lists the layers of an engine
+_ON_THE_HOST = frozenset({"shape_call"})  # types of layers that run on the processor, not on the GPU
 _LONGEST_LINE = 300  # TensorRT-RTX names every node that a kernel comes from, thousands of characters long
 
 
@@ -199,7 +200,7 @@ def _log(tensorrt: Any) -> Any:
         def log(self, level: Any, text: str) -> None:
             if level in (severity.ERROR, severity.INTERNAL_ERROR):
                 self.errors.append(text)
-            elif text.startswith("Layers:"):
+            elif text.startswith(LAYERS):
                 self.layers = text
 
     return Log()

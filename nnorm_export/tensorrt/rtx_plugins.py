@@ -20,7 +20,7 @@ def load(tensorrt: Any, *, needed: bool) -> str:
     """Loads the plugins for every network that this process parses from now on.
 
     Returns:
-        Why there are no plugins; empty if they are loaded.
+        The reason why the plugins cannot be loaded; an empty string if they are loaded.
 
     Raises:
         RuntimeMissingError: they are ``needed`` and cannot be loaded.

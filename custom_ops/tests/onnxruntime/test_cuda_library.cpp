@@ -25,7 +25,7 @@ using Register = OrtStatus*(OrtSessionOptions*, const OrtApiBase*);
 class Folder {
  public:
   Folder() {
-    std::string name = (files::temp_directory_path() / "nnorm-XXXXXX").string();
+    std::string name = (files::temp_directory_path() / "nnorm-XXXXXX").string();  // mkdtemp replaces the six letters
     CHECK(mkdtemp(name.data()) != nullptr, "%s", name.c_str());
     path_ = name;
     files::copy_file(NNORM_ORT_LIBRARY, path_ / "libnnorm_ort.so");

@@ -1,6 +1,6 @@
-// The libraries that register the plugins when they are loaded, with libraries of ours in TensorRT's place, and with those
-// of NVIDIA's that NNORM_TENSORRT_LIBRARIES lists in the environment, paths with ":" between them. Each test is a process
-// of its own, because such a library does its work once in a process.
+// Tests of the libraries that register the plugins when a program loads them. The tests use mock libraries instead of
+// TensorRT. They also use NVIDIA's libraries if the environment variable NNORM_TENSORRT_LIBRARIES lists their paths,
+// separated by ":". Each test runs in its own process, because such a library registers the plugins once per process.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
