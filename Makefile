@@ -92,9 +92,10 @@ test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/in
 # One process for each version: its plugins stay loaded, and its builds share the exported files.
 test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
 	for version in $(RTX); do \
-		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		PATH="$(abspath $(BIN)):$$PATH" OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" \
+		NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
-			tests/test_tensorrt_rtx_plugins.py || exit 1; \
+			tests/test_tensorrt_rtx_plugins.py tests/test_tensorrt_sample.py || exit 1; \
 	done
 # The installed kernels, beside which the plugins are if they were built.
 installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')

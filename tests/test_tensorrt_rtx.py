@@ -160,6 +160,7 @@ def test_options_that_do_not_fit(options: dict[str, Any], message: str, small: P
         build_engine(small, tmp_path / "net.plan", **{"rtx": True, **options})
 
 
+@pytest.mark.skipif(VERSION < COUNTED_IN, reason="1.4 has products of float32 for the compute capability 7.5")
 def test_what_it_cannot_build_is_told_in_its_words(small: Path, tmp_path: Path) -> None:
     message = r"cannot build an engine of it\. It says:\n(?s:.*)FP32 GEMM is not supported(?s:.*)--dtype fp16, or leave"
     with pytest.raises(ModelFileError, match=message):
@@ -272,8 +273,9 @@ def test_nodes_without_bodies_and_without_plugins_are_refused_in_words(
     small: Path, exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nnorm_export.library.find_library", lambda: None)
+    message = "has no TensorRT plugins" if VERSION >= (1, 7) else "makes no plugins"
     for path, options in ((exported("fc", "custom"), {}), (small, {"plugins": True})):
-        with pytest.raises(RuntimeMissingError, match="has no TensorRT plugins"):
+        with pytest.raises(RuntimeMissingError, match=message):
             build(path, tmp_path, **options)
     with pytest.raises(ModelFileError, match="have no bodies in it"):
         build(exported("fc", "custom"), tmp_path, plugins=False)

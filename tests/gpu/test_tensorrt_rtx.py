@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from programs import run as run_program
 from small_network import Network, randomized
+from tensorrt_sample import build_sample
+from torch import nn
 
-from nnorm_export import RuntimeMissingError, build_engine, export, get_plugin_path, load, verify
+from nnorm_export import RuntimeMissingError, build_engine, export, freeze, get_plugin_path, layers, load, verify
 
 tensorrt_rtx = pytest.importorskip(
     "tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'nnorm_export[tensorrt-rtx]'"
@@ -58,3 +62,21 @@ def test_onnx_runtimes_provider_computes_what_pytorch_does(tmp_path: Path) -> No
     path = export(network, (image,), tmp_path / "net.onnx", verify=False).path
     assert set(load(path, "onnxruntime-tensorrt-rtx").implementations.values()) == {"body"}
     assert verify(path, network, image, runtime="onnxruntime-tensorrt-rtx")
+
+
+@pytest.mark.parametrize("plugins", [True, None])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_sample_in_cpp_computes_what_pytorch_does(dynamic: bool, plugins: bool | None, tmp_path: Path) -> None:
+    program = build_sample(tmp_path / "build")
+    torch.manual_seed(0)
+    model = randomized(nn.Sequential(nn.Conv2d(1, 8, 3), layers.BatchNormalNorm2d(8), nn.Flatten(), nn.Linear(288, 10)))
+    images = torch.randn(66, 1, 8, 8)  # more than one batch of the dynamic engine
+    shapes = None if dynamic else {}
+    path = export(model, images[:2], tmp_path / "net.onnx", dynamic_shapes=shapes, verify=False).path
+    engine = build_engine(path, tmp_path / "net.rtx.plan", rtx=True, compute_capabilities=["current"], plugins=plugins)
+    images.numpy().tofile(tmp_path / "images.f32")
+    libraries = [get_plugin_path(registering=True, rtx=True)] if plugins else []
+    done = run_program(program, engine.path, tmp_path / "images.f32", *libraries)
+    assert done.returncode == 0, done.stderr
+    logits = [[float(word) for word in line.split(" ")] for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(logits, freeze(model)(images).detach(), rtol=1e-4, atol=1e-4)
