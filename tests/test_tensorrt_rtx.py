@@ -53,14 +53,21 @@ CASES = [
     if ALL or dynamic == (dtype != "fp16")
 ]
 
-# Kernels of the engine of each golden network by bodies, for compute capability 8.9, in the newest TensorRT-RTX.
+# Kernels of the engine of each golden network (dtype, dynamic batch) for compute capability 8.9: by bodies in
+# TensorRT-RTX 1.4 and in 1.7, and with every node a plugin in 1.7, the first version with plugins.
 KERNELS = {
-    ("fc", "fp32", True): 4, ("fc", "fp16", False): 4, ("fc", "bf16", True): 4,
-    ("vit", "fp32", True): 35, ("vit", "fp16", False): 23, ("vit", "bf16", True): 23,
-    ("wideresnet", "fp32", True): 13, ("wideresnet", "fp16", False): 13, ("wideresnet", "bf16", True): 14,
-}  # fmt: skip
-BY_PLUGINS = {"fc": 6, "vit": 40, "wideresnet": 19}  # the same in float32 with dynamic axes, every node a plugin
-COUNTED_IN = (1, 7)
+    ("fc", "fp32", True): (5, 4, 6),
+    ("fc", "fp16", False): (4, 4, 6),
+    ("fc", "bf16", True): (5, 4, 6),
+    ("vit", "fp32", True): (36, 35, 40),
+    ("vit", "fp16", False): (23, 23, 28),
+    ("vit", "bf16", True): (24, 23, 28),
+    ("wideresnet", "fp32", True): (14, 13, 19),
+    ("wideresnet", "fp16", False): (13, 13, 19),
+    ("wideresnet", "bf16", True): (15, 14, 34),
+}
+COUNTED_IN = {(1, 4): 0, (1, 7): 1}  # the version: its column of KERNELS, by bodies
+COLUMN = COUNTED_IN.get(min(VERSION, max(COUNTED_IN)))  # newer versions are held to the newest count
 
 
 Exporter = Callable[..., Path]
@@ -160,7 +167,7 @@ def test_options_that_do_not_fit(options: dict[str, Any], message: str, small: P
         build_engine(small, tmp_path / "net.plan", **{"rtx": True, **options})
 
 
-@pytest.mark.skipif(VERSION < COUNTED_IN, reason="1.4 has products of float32 for the compute capability 7.5")
+@pytest.mark.skipif(VERSION < (1, 7), reason="1.4 has products of float32 for the compute capability 7.5")
 def test_what_it_cannot_build_is_told_in_its_words(small: Path, tmp_path: Path) -> None:
     message = r"cannot build an engine of it\. It says:\n(?s:.*)FP32 GEMM is not supported(?s:.*)--dtype fp16, or leave"
     with pytest.raises(ModelFileError, match=message):
@@ -205,15 +212,15 @@ def test_doctor_says_what_an_engine_would_have(small: Path) -> None:
 def test_golden_networks(name: str, form: str, dtype: str, dynamic: bool, exported: Exporter, tmp_path: Path) -> None:
     report = build(exported(name, form, dtype, dynamic), tmp_path)
     assert set(report.implementations.values()) <= {"body"}
-    if VERSION >= COUNTED_IN and (name, dtype, dynamic) in KERNELS:
-        assert report.kernels == KERNELS[name, dtype, dynamic]
+    if COLUMN is not None and (name, dtype, dynamic) in KERNELS:
+        assert report.kernels == KERNELS[name, dtype, dynamic][COLUMN]
 
 
 def test_attention_of_float32_is_decomposed(exported: Exporter, tmp_path: Path) -> None:
     """Without it the build fails: no kernel computes it in float32."""
     path = exported("vit", "portable", opset=WITH_ATTENTION)
     assert any(node.op_type == "Attention" for node in onnx_file.read(path).proto.graph.node)
-    assert build(path, tmp_path).kernels <= KERNELS["vit", "fp32", True]
+    assert build(path, tmp_path).kernels <= max(KERNELS["vit", "fp32", True][:2])
 
 
 class Family(nn.Module):
@@ -297,19 +304,34 @@ def test_older_versions_take_no_plugins_and_say_so(small: Path, exported: Export
     assert set(build(small, tmp_path).implementations.values()) == {"body"}
 
 
-@pytest.mark.skipif(VERSION < (1, 7), reason="1.7 is the first TensorRT-RTX whose parser makes plugins")
+FIRST_WITH_PLUGINS = pytest.mark.skipif(
+    VERSION < (1, 7), reason="1.7 is the first TensorRT-RTX whose parser makes plugins"
+)
+
+
+@FIRST_WITH_PLUGINS
+@pytest.mark.parametrize(("name", "dtype", "dynamic"), KERNELS)
+def test_plugins_run_every_node_if_asked_to(
+    name: str, dtype: str, dynamic: bool, exported: Exporter, tmp_path: Path
+) -> None:
+    _require_plugins()
+    path = exported(name, "portable", dtype, dynamic)
+    report = build(path, tmp_path, plugins=True)
+    assert report.implementations == {node.name: "plugin" for node in onnx_file.read(path).normalizations}
+    _, by_bodies, by_plugins = KERNELS[name, dtype, dynamic]
+    assert report.kernels == by_plugins >= by_bodies  # which is why bodies are the default
+    assert any("runs only where the plugins are loaded" in notice for notice in report.notices)
+
+
+@FIRST_WITH_PLUGINS
 @pytest.mark.parametrize("name", NETWORKS)
-def test_plugins_run_every_node_if_asked_to(name: str, exported: Exporter, tmp_path: Path) -> None:
+def test_plugins_run_what_has_no_body_and_what_the_parser_is_given(
+    name: str, exported: Exporter, tmp_path: Path
+) -> None:
     _require_plugins()
     portable, custom = exported(name, "portable"), exported(name, "custom")
     nodes = [node.name for node in onnx_file.read(portable).normalizations]
-    by_plugin = dict.fromkeys(nodes, "plugin")
-    report = build(portable, tmp_path, plugins=True)
-    assert report.implementations == by_plugin
-    assert report.kernels == BY_PLUGINS[name]
-    assert report.kernels >= KERNELS[name, "fp32", True]  # which is why bodies are the default
-    assert any("runs only where the plugins are loaded" in notice for notice in report.notices)
-    assert build(custom, tmp_path).implementations == by_plugin
+    assert build(custom, tmp_path).implementations == dict.fromkeys(nodes, "plugin")
     # Loaded plugins do not change what is built by default.
     assert build(portable, tmp_path).implementations == dict.fromkeys(nodes, "body")
     # The file as it is: this parser takes a plugin for a node that asks for it, also where it has a body.
@@ -319,7 +341,14 @@ def test_plugins_run_every_node_if_asked_to(name: str, exported: Exporter, tmp_p
 
 def test_the_readme_shows_these_counts() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    for (name, dtype, dynamic), count in KERNELS.items():
-        by_plugins = BY_PLUGINS[name] if (dtype, dynamic) == ("fp32", True) else ""
-        row = f"| {name}, {dtype}, {'dynamic batch' if dynamic else 'fixed'} | {count} | {by_plugins}".rstrip() + " |"
-        assert row in readme
+    for (name, dtype, dynamic), counts in KERNELS.items():
+        axes = "dynamic batch" if dynamic else "fixed"
+        assert f"| {name}, {dtype}, {axes} | {' | '.join(map(str, counts))} |" in readme
+    every = len(NETWORKS) * len(FORMS) * len(KINDS)
+    assert f"| the three golden networks | {every} | portable and primitives; fp32, fp16 and bf16; " in readme
+    assert (
+        f"| the {len(EVALUATIONS)} evaluations of the golden layers, in one file | {len(FORMS) * len(OPSETS)} |"
+        in readme
+    )
+    assert f"| the {len(family.CASES)} layers of the family, in one file | {len(FORMS) * len(OPSETS)} |" in readme
+    assert f"these {every + 4 * len(OPSETS)} files" in readme
