@@ -108,22 +108,49 @@ def frozen_instance_norm() -> nn.Module:
     return nn.InstanceNorm2d(4, track_running_stats=True)
 
 
+class RmsNorm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class Scaled(nn.BatchNorm2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1.01 * super().forward(x)
+
+
 @pytest.mark.parametrize(
-    ("refused", "message"),
+    ("build", "reason"),
     [
-        (lambda: nn.SyncBatchNorm(4), r"body\.1: SyncBatchNorm .* before calling convert_sync_batchnorm"),
-        (nn.LazyBatchNorm2d, r"body\.1: LazyBatchNorm2d .* Run the model once"),
-        (frozen_instance_norm, r"body\.1: InstanceNorm2d has track_running_stats=True"),
+        (lambda: nn.SyncBatchNorm(4), "shares statistics between processes.* before convert_sync_batchnorm"),
+        (nn.LazyBatchNorm2d, "has no shape yet; run the model once"),
+        (frozen_instance_norm, "has track_running_stats=True"),
+        (lambda: RmsNorm(4), "is not a norm of torch.nn"),
+        (lambda: nn.RMSNorm(4), "is not a norm of torch.nn"),
+        (lambda: Scaled(4), "is not a norm of torch.nn"),
     ],
 )
-def test_refusals_name_the_path_and_leave_the_model_alone(refused: Callable[[], nn.Module], message: str) -> None:
+def test_what_has_no_counterpart_is_kept_and_named_once(build: Callable[[], nn.Module], reason: str) -> None:
     model = nn.Sequential()
     model.add_module("head", nn.BatchNorm2d(4))
-    model.add_module("body", nn.Sequential(nn.ReLU(), refused()))
-    before = [id(m) for m in model.modules()]
-    with pytest.raises(ValueError, match=message):
-        convert_normal_norm(model)
-    assert [id(m) for m in model.modules()] == before
+    model.add_module("body", nn.Sequential(nn.ReLU(), build(), build()))
+    before = [id(module) for module in model.modules()]
+    name = type(model.body[1]).__name__
+    with pytest.raises(ValueError, match=rf"^kept 2 {name} \(body\.1, body\.2\): it {reason}.*skip="):
+        convert_normal_norm(model, strict=True)
+    assert [id(module) for module in model.modules()] == before
+    with pytest.warns(UserWarning, match=rf"^converted 1 of 3 normalizations: .*kept 2 {name}") as warned:
+        _, report = convert_normal_norm(model, return_report=True)
+    assert len(warned) == 1
+    assert [(entry.path, entry.layer, entry.norm) for entry in report.converted] == [
+        ("head", "BatchNorm2d", "BatchNormalNorm2d")
+    ]
+    assert [(entry.path, entry.layer) for entry in report.kept] == [("body.1", name), ("body.2", name)]
+    assert [id(module) for module in model.body.modules()] == before[2:]
 
 
 def test_a_lazy_layer_converts_once_it_has_a_shape() -> None:
@@ -132,15 +159,144 @@ def test_a_lazy_layer_converts_once_it_has_a_shape() -> None:
     assert type(convert_normal_norm(model)[0]) is layers.BatchNormalNorm2d
 
 
-def test_subclasses_are_left_alone_with_a_warning() -> None:
-    class Mine(nn.LayerNorm):
-        pass
+class NormAct(nn.BatchNorm2d):
+    """A batch norm with dropout and an activation behind it, as timm has them."""
 
-    model = nn.Sequential(nn.Sequential(Mine(4)), nn.LayerNorm(4))
-    with pytest.warns(UserWarning, match=r"0\.0: Mine is a subclass"):
-        convert_normal_norm(model)
-    assert type(model[0][0]) is Mine
-    assert type(model[1]) is layers.LayerNormalNorm
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, eps=1e-3)
+        self.drop = nn.Dropout(0.5)
+        self.act = nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
+class LayerNorm2d(nn.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class NormOfChannels(nn.Module):
+    """A layer norm over the channels with names of its own, and parameters that broadcast."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.g = nn.Parameter(torch.ones(channels, 1, 1))
+        self.tiny = 1e-4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        return (x - mean) / torch.sqrt(variance + self.tiny) * self.g + self.b
+
+
+class FrozenNorm(nn.Module):
+    """A batch norm whose statistics do not move, as detection networks have them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.eps = 1e-5
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.5), ("running_var", 2.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
+
+
+class GroupNorm1(nn.GroupNorm):
+    def __init__(self, channels: int) -> None:
+        super().__init__(1, channels)
+
+
+def subclass_without_changes(channels: int) -> nn.Module:
+    return type("Mine", (nn.BatchNorm2d,), {})(channels)
+
+
+LOOKALIKES = [
+    (NormAct, layers.BatchNormalNorm2d, True),
+    (FrozenNorm, layers.BatchNormalNorm2d, True),
+    (subclass_without_changes, layers.BatchNormalNorm2d, True),
+    (LayerNorm2d, layers.LayerNormalNorm, False),
+    (NormOfChannels, layers.LayerNormalNorm, False),
+    (GroupNorm1, layers.GroupNormalNorm, False),
+]
+
+
+@pytest.mark.parametrize(("build", "expected", "is_batch"), LOOKALIKES)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_that_computes_a_norm_of_torch_is_converted(
+    build: Callable[[int], nn.Module], expected: type[nn.Module], is_batch: bool, training: bool
+) -> None:
+    """Whatever its class and its names; an activation behind it stays. With λ = 1 a batch norm computes what it did."""
+    old = build(4)
+    for parameter in old.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    x = torch.randn(2, 4, 5, 3)
+    before = copy.deepcopy(old).eval()(x)
+    old.train(training)
+    model, report = convert_normal_norm(nn.Sequential(old), form="paper", noise_train=0.0, return_report=True)
+    assert [(entry.path, entry.norm) for entry in report.converted] == [("0", expected.__name__)]
+    (norm,) = (layer for layer in model.modules() if isinstance(layer, layers.NormalNorm))
+    assert type(norm) is expected
+    assert norm.training is model[0].training is training
+    after = model.eval()(x)
+    assert after.shape == before.shape
+    if is_batch:
+        torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+    else:  # λ comes from x: with the exponents of λ = 1 it would be what it was
+        assert 1e-6 < float((after - before).detach().abs().max()) < 3
+
+
+def test_the_submodules_behind_a_norm_stay_and_frozen_affines_do_not_train() -> None:
+    act = NormAct(4)
+    model = convert_normal_norm(nn.Sequential(act, FrozenNorm(4)))
+    assert [name for name, _ in model[0].named_children()] == ["norm", "drop", "act"]
+    assert model[0].act is act.act
+    assert model[0].norm.weight is act.weight
+    assert not model[1].weight.requires_grad
+
+
+def test_only_and_skip_take_paths_and_classes() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.BatchNorm2d(4), nn.GroupNorm(2, 4)), nn.BatchNorm2d(4))
+
+    def converted(**options: Any) -> list[str]:
+        _, report = convert_normal_norm(build(), return_report=True, **options)
+        assert not report.kept
+        return [entry.path for entry in report.converted]
+
+    assert converted() == ["0.0", "0.1", "1"]
+    assert converted(only=["0"]) == ["0.0", "0.1"]
+    assert converted(skip=["*.1"]) == ["0.0", "1"]
+    assert converted(only=[nn.BatchNorm2d], skip=["1"]) == ["0.0"]
+    for options, message in (
+        ({"skip": ["2"]}, "skip: the model has no '2'"),
+        ({"only": [nn.LayerNorm]}, "only: the model has no 'LayerNorm'"),
+        ({"skip": "0"}, r"write skip=\['0'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert_normal_norm(build(), **options)
+
+
+def test_a_warm_start_estimates_statistics_and_lmbda() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(64, 2, generator=generator).exp() * torch.tensor([1.0, 3.0]) for _ in range(4)]
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5), nn.LayerNorm(2)).eval()
+    model[0].train()
+    loader = [(batch, torch.zeros(64)) for batch in batches]
+    norm = convert_normal_norm(model, warm_start=loader)[0]
+    expected = layers.BatchNormalNorm1d(2, momentum=None, noise_train=0.0)
+    for batch in batches:
+        expected(batch)
+    for name in ("running_mean", "running_var", "running_lmbda"):
+        torch.testing.assert_close(getattr(norm, name), getattr(expected, name))
+    assert float(norm.running_lmbda.max()) < 0.9, "the exponential of a normal variable is skewed"
+    assert (norm.momentum, norm.noise_train, int(norm.num_batches_tracked)) == (0.1, 0.4, 0)
+    assert [module.training for module in model.modules()] == [False, True, False, False]
+    with pytest.raises(ValueError, match="warm_start has no batch"):
+        convert_normal_norm(nn.Sequential(nn.BatchNorm1d(2)), warm_start=[])
 
 
 def test_unknown_form() -> None:

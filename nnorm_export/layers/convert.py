@@ -2,41 +2,86 @@
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from nnorm_export.layers._base import Form, NormalNorm
+from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
+from nnorm_export.layers.conversion_report import ConversionReport, Converted, Kept
+from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
-from nnorm_export.layers.layer import LayerNormalNorm
+from nnorm_export.layers.layer import ChannelsFirst, LayerNormalNorm
+from nnorm_export.layers.recognition import Recognized, Recognizer, looks_like_norm
+from nnorm_export.layers.warm_start import estimate_statistics
 from nnorm_export.models.modules import keep_norms_from_fusion
 
-_BATCH: dict[type[nn.Module], Callable[..., NormalNorm]] = {
-    nn.BatchNorm1d: BatchNormalNorm1d,
-    nn.BatchNorm2d: BatchNormalNorm2d,
-    nn.BatchNorm3d: BatchNormalNorm3d,
-}
-_INSTANCE: dict[type[nn.Module], Callable[..., NormalNorm]] = {
-    nn.InstanceNorm1d: InstanceNormalNorm1d,
-    nn.InstanceNorm2d: InstanceNormalNorm2d,
-    nn.InstanceNorm3d: InstanceNormalNorm3d,
-}
-_TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
+_BATCH: tuple[Callable[..., NormalNorm], ...] = (
+    BatchNormalNorm1d, BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d,
+)  # fmt: skip
+_INSTANCE: tuple[Callable[..., NormalNorm], ...] = (
+    InstanceNormalNorm1d, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d,
+)  # fmt: skip
+Chosen = Iterable[str | type[nn.Module]]
 
 
-def convert_normal_norm(module: nn.Module, *, noise_train: float | None = None, form: Form = "reference") -> nn.Module:
-    r"""Replace each torch.nn BatchNorm, LayerNorm, GroupNorm and InstanceNorm by its normality-normalizing counterpart.
+@overload
+def convert_normal_norm(
+    module: nn.Module,
+    *,
+    noise_train: float | None = ...,
+    form: Form = ...,
+    only: Chosen | None = ...,
+    skip: Chosen = ...,
+    strict: bool = ...,
+    warm_start: Iterable[Any] | None = ...,
+    return_report: Literal[False] = ...,
+) -> nn.Module: ...
+@overload
+def convert_normal_norm(
+    module: nn.Module,
+    *,
+    noise_train: float | None = ...,
+    form: Form = ...,
+    only: Chosen | None = ...,
+    skip: Chosen = ...,
+    strict: bool = ...,
+    warm_start: Iterable[Any] | None = ...,
+    return_report: Literal[True],
+) -> tuple[nn.Module, ConversionReport]: ...
+def convert_normal_norm(
+    module: nn.Module,
+    *,
+    noise_train: float | None = None,
+    form: Form = "reference",
+    only: Chosen | None = None,
+    skip: Chosen = (),
+    strict: bool = False,
+    warm_start: Iterable[Any] | None = None,
+    return_report: bool = False,
+) -> nn.Module | tuple[nn.Module, ConversionReport]:
+    r"""Replace each BatchNorm, LayerNorm, GroupNorm and InstanceNorm by its normality-normalizing counterpart.
 
     (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
-    the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1.
-    A layer that occurs several times is replaced by one layer. A layer without bias gets one of zeros, so build
-    the optimizer after converting. The fused inference path of nn.TransformerEncoderLayer always computes a plain
-    LayerNorm, so it is switched off where a norm of such a layer is replaced.
+    the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1,
+    where ψ is the identity but for the exponent shift of ``form="reference"`` (√ε): a pretrained network with batch
+    norms computes what it did, and can be fine-tuned. A layer that occurs several times is replaced by one layer. A
+    layer without bias gets one of zeros, so build the optimizer after converting. The fused inference path of
+    nn.TransformerEncoderLayer always computes a plain LayerNorm, so it is switched off where a norm of such a layer is
+    replaced.
+
+    A layer of another library or of your own is replaced if it computes what a norm of torch.nn and the layer's
+    submodules after it compute (timm's ``BatchNormAct2d`` and ``LayerNorm2d``, torchvision's ``FrozenBatchNorm2d``):
+    that is tried, on a copy with random weights. Submodules that follow, an activation for example, stay behind the new
+    norm, in an nn.Sequential. Other normalizations are kept, and one warning names them.
 
     The counterpart of a BatchNorm with ``track_running_stats=False`` has that too, and evaluates with the initial
     statistics, whereas torch's layer takes those of the batch.
@@ -45,87 +90,178 @@ def convert_normal_norm(module: nn.Module, *, noise_train: float | None = None, 
         module: the model, changed in place, or a single normalization.
         noise_train: ξ of the new layers; None for each layer's default.
         form: ``"reference"`` or ``"paper"``.
+        only: paths in the model (``"blocks.*"``, with the wildcards of :mod:`fnmatch`; a path stands for all below it)
+            and classes: what to replace. None for everything.
+        skip: paths and classes that stay as they are.
+        strict: whether a normalization that has no counterpart is an error.
+        warm_start: a few batches, from which the statistics and λ of the new batch norms are estimated; a tensor or a
+            sequence whose first element is the input (a DataLoader over images and labels), or a dict of arguments.
+        return_report: whether to return what was converted and what was kept too.
 
     Returns:
-        ``module``, or its replacement if it is itself a normalization.
+        ``module``, or its replacement if it is itself a normalization; with ``return_report`` (that, the report).
 
     Raises:
-        ValueError: naming the layer's path, for a SyncBatchNorm, an uninitialised lazy layer and an InstanceNorm with
-            frozen statistics. The model is then unchanged.
+        ValueError: ``only`` or ``skip`` names what the model does not have; with ``strict``, a normalization is kept
+            (the message has its path and the reason). The model is then unchanged. Also if ``warm_start`` is empty.
 
     Warns:
-        UserWarning: for a subclass of a torch.nn normalization, which is not replaced.
+        UserWarning: once, naming the normalizations that were kept and why.
     """
     options: dict[str, Any] = {"form": form} if noise_train is None else {"form": form, "noise_train": noise_train}
+    is_chosen = _choice(module, only, skip)
     # All layers are built before any is placed, so that an error leaves the model unchanged.
-    replacements: dict[int, NormalNorm] = {}
-    for path, layer in module.named_modules():
-        replacement = _counterpart(layer, path or "the module itself", module, options)
-        if replacement is not None:
-            replacements[id(layer)] = replacement
-    modules = list(module.modules())
-    for parent in modules:
+    replacements: dict[int, nn.Module] = {}
+    converted: list[Converted] = []
+    kept: list[Kept] = []
+    recognize = Recognizer()
+    for path, layer in _norms(module, is_chosen):
+        made = _counterpart(layer, module, options, recognize)
+        if isinstance(made, str):
+            kept.append(Kept(path, type(layer).__name__, made))
+        else:
+            replacements[id(layer)] = made
+            converted.append(Converted(path, type(layer).__name__, type(_norm_in(made)).__name__))
+    report = ConversionReport(tuple(converted), tuple(kept))
+    if kept and strict:
+        raise ValueError(f"{report.text_of_kept()}. Name them in skip= to leave them as they are, or drop strict=True")
+    for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
             if id(child) in replacements:
                 setattr(parent, name, replacements[id(child)])
     keep_norms_from_fusion(module, NormalNorm)
-    return replacements.get(id(module), module)
+    result = replacements.get(id(module), module)
+    if kept:
+        warnings.warn(str(report), UserWarning, stacklevel=2)
+    if warm_start is not None:
+        estimate_statistics(result, [norm for made in replacements.values() for norm in made.modules()], warm_start)
+    return (result, report) if return_report else result
 
 
-def _counterpart(layer: nn.Module, path: str, root: nn.Module, options: dict[str, Any]) -> NormalNorm | None:
-    cls = type(layer)
-    if not isinstance(layer, _TORCH_NORMS):
-        return None
+def _choice(root: nn.Module, only: Chosen | None, skip: Chosen) -> Callable[[str, nn.Module], bool]:
+    """Whether a layer at a path is to be replaced; refuses patterns and classes that fit nothing."""
+    everything = list(root.named_modules())
+
+    def fits(entry: str | type[nn.Module], path: str, layer: nn.Module) -> bool:
+        if isinstance(entry, type):
+            return isinstance(layer, entry)
+        parts = path.split(".")
+        return any(fnmatch.fnmatchcase(".".join(parts[:end]), entry) for end in range(1, len(parts) + 1))
+
+    chosen = {"only": None if only is None else _entries("only", only), "skip": _entries("skip", skip)}
+    for option, entries in chosen.items():
+        for entry in entries or ():
+            if not any(fits(entry, path, layer) for path, layer in everything):
+                name = entry if isinstance(entry, str) else entry.__name__
+                raise ValueError(
+                    f"{option}: the model has no {name!r}; give paths as model.named_modules() has them, or classes"
+                )
+
+    def is_chosen(path: str, layer: nn.Module) -> bool:
+        wanted = chosen["only"] is None or any(fits(entry, path, layer) for entry in chosen["only"])
+        return wanted and not any(fits(entry, path, layer) for entry in chosen["skip"] or ())
+
+    return is_chosen
+
+
+def _entries(option: str, given: Chosen) -> list[str | type[nn.Module]]:
+    if isinstance(given, (str, type)):
+        raise ValueError(f"{option} takes a sequence of paths and classes, got {given!r}; write {option}=[{given!r}]")
+    return list(given)
+
+
+def _norms(root: nn.Module, is_chosen: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each normalization that is to be replaced, once, with its path; not those inside another one."""
+    inside: set[int] = set()
+    for path, layer in root.named_modules():
+        if id(layer) in inside:
+            continue
+        if isinstance(layer, (Normalization, FrozenModule)):
+            inside.update(map(id, layer.modules()))
+        elif looks_like_norm(layer) and is_chosen(path, layer):
+            inside.update(map(id, layer.modules()))
+            yield path, layer
+
+
+def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], recognize: Recognizer) -> nn.Module | str:
+    """The layer that replaces ``layer``, or why there is none."""
     if isinstance(layer, LazyModuleMixin):
-        raise ValueError(f"{path}: {cls.__name__} has no shape yet. Run the model once on an example, then convert it.")
+        return "it has no shape yet; run the model once on an example, then convert it"
     if isinstance(layer, nn.SyncBatchNorm):
-        raise ValueError(
-            f"{path}: {cls.__name__} shares statistics between processes, which BatchNormalNorm does not. "
-            "Convert before calling convert_sync_batchnorm, or use torch.nn.BatchNorm2d there."
+        return (
+            "it shares statistics between processes, which BatchNormalNorm does not; convert before "
+            "convert_sync_batchnorm is called"
         )
-    options = {**options, "eps": layer.eps, **placement(layer, root)}
-    if cls in _BATCH:
-        new = _BATCH[cls](
-            layer.num_features,
-            affine=layer.affine,
-            track_running_stats=layer.track_running_stats,
-            momentum=layer.momentum,
+    if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+        return (
+            "it has track_running_stats=True, but InstanceNormalNorm always takes its statistics from the input; set "
+            "track_running_stats=False"
+        )
+    recognized = recognize(layer)
+    if recognized is None:
+        return (
+            "it is not a norm of torch.nn, nor one that its submodules follow, so normality normalization has no "
+            "counterpart of it"
+        )
+    new = _build(recognized, layer, {**options, "eps": recognized.epsilon, **placement(layer, root)})
+    _take_over_state(new, layer, recognized)
+    new.train(layer.training)
+    made: nn.Module = ChannelsFirst(new) if recognized.kind == "channels" else new
+    if recognized.tail:
+        tail = {name: layer.get_submodule(name) for name in recognized.tail}
+        name = "norm" if "norm" not in tail else "normal_norm"
+        made = nn.Sequential()
+        made.add_module(name, new if recognized.kind != "channels" else ChannelsFirst(new))
+        for name, follower in tail.items():
+            made.add_module(name, follower)
+    made.training = layer.training
+    return made
+
+
+def _build(recognized: Recognized, layer: nn.Module, options: dict[str, Any]) -> NormalNorm:
+    (channels, *_), spatial = recognized.shape, recognized.spatial
+    affine = recognized.weight is not None or recognized.bias is not None
+    if recognized.kind == "batch":
+        return _BATCH[spatial](
+            channels,
+            affine=affine,
+            track_running_stats=getattr(layer, "track_running_stats", True),
+            momentum=getattr(layer, "momentum", 0.1),
             **options,
         )
-    elif cls in _INSTANCE:
-        if layer.track_running_stats:
-            raise ValueError(
-                f"{path}: {cls.__name__} has track_running_stats=True, but InstanceNormalNorm always takes its "
-                "statistics from the input. Set track_running_stats=False there, or convert a copy without it."
-            )
-        new = _INSTANCE[cls](layer.num_features, affine=layer.affine, **options)
-    elif type(layer) is nn.LayerNorm:
-        new = LayerNormalNorm(layer.normalized_shape, elementwise_affine=layer.elementwise_affine, **options)
-    elif type(layer) is nn.GroupNorm:
-        new = GroupNormalNorm(layer.num_channels, layer.num_groups, affine=layer.affine, **options)
-    else:
-        warnings.warn(
-            f"{path}: {cls.__name__} is a subclass of a torch.nn normalization and may compute something else, so it "
-            "is not replaced. Replace it yourself if it should normalise to normality.",
-            UserWarning,
-            stacklevel=3,
-        )
-        return None
-    _take_over_state(new, layer)
-    return new.train(layer.training)
+    if recognized.kind == "instance":
+        return _INSTANCE[spatial](channels, affine=affine, **options)
+    if recognized.kind == "group":
+        return GroupNormalNorm(channels, recognized.groups, affine=affine, **options)
+    return LayerNormalNorm(recognized.shape, elementwise_affine=affine, **options)
 
 
-def _take_over_state(new: NormalNorm, old: nn.Module) -> None:
-    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        # Where torch's layer has None or no attribute (a bias, untracked statistics), the initial value stays.
-        value = getattr(old, name, None)
-        if value is not None:
-            setattr(new, name, value)
+def _take_over_state(new: NormalNorm, old: nn.Module, recognized: Recognized) -> None:
+    """Gives ``new`` the parameters and statistics of ``old``; what ``old`` lacks keeps its initial value."""
+    for name, source in (("weight", recognized.weight), ("bias", recognized.bias)):
+        if source is not None:
+            setattr(new, name, _parameter(getattr(old, source), recognized.shape))
+    if recognized.kind == "batch":
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            value = getattr(old, name, None)
+            if value is not None:
+                setattr(new, name, value)
+
+
+def _parameter(value: Tensor, shape: Sequence[int]) -> nn.Parameter:
+    """``value`` itself if it is a parameter of this shape, so that an optimizer's reference stays good."""
+    if isinstance(value, nn.Parameter) and value.shape == torch.Size(shape):
+        return value
+    return nn.Parameter(value.detach().reshape(shape), requires_grad=value.requires_grad)
+
+
+def _norm_in(made: nn.Module) -> nn.Module:
+    return next(layer for layer in made.modules() if isinstance(layer, NormalNorm))
 
 
 def placement(layer: nn.Module, root: nn.Module) -> dict[str, Any]:
     """Device and dtype of the layer's tensors, or of the model's if it has none; {} if the model has none either."""
-    for tensor in (*_tensors(layer), *_tensors(root)):
+    for tensor in itertools.chain(_tensors(layer), _tensors(root)):
         if tensor.is_floating_point():
             return {"device": tensor.device, "dtype": tensor.dtype}
     return {}

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nnorm_export.layers._base import Form, NormalNorm
 
@@ -66,3 +66,18 @@ class LayerNormalNorm(NormalNorm):
             f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
             f"noise_train={self.noise_train}, form={self.form!r}"
         )
+
+
+class ChannelsFirst(nn.Module):
+    r"""norm(x) over the channels of x of shape [N, C, \*spatial], for a ``norm`` over the last axis.
+
+    What libraries call LayerNorm2d: the statistics are those of the channels at each place.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        x: Tensor = self.norm(input.movedim(1, -1))
+        return x.movedim(-1, 1)

@@ -1,0 +1,53 @@
+"""What :func:`nnorm_export.layers.convert_normal_norm` did with each normalization of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from nnorm_export.names import layer_name
+
+_SHOWN_PATHS = 3
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A normalization that was replaced: its path in the model, its class, and the class of the new norm."""
+
+    path: str
+    layer: str
+    norm: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A normalization that stays: its path in the model, its class, and why it has no counterpart."""
+
+    path: str
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was converted and what was kept, in the order of the model; ``str`` is a summary by class and reason."""
+
+    converted: tuple[Converted, ...]
+    kept: tuple[Kept, ...]
+
+    def __str__(self) -> str:
+        classes = Counter(f"{entry.layer} to {entry.norm}" for entry in self.converted)
+        lines = [f"converted {len(self.converted)} of {len(self.converted) + len(self.kept)} normalizations"]
+        lines[0] += ": " + ", ".join(f"{count} {pair}" for pair, count in classes.items()) if classes else ""
+        return "; ".join([*lines, *([self.text_of_kept()] if self.kept else [])])
+
+    def text_of_kept(self) -> str:
+        """What was kept, by class and reason, with the first paths."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for entry in self.kept:
+            groups.setdefault((entry.layer, entry.reason), []).append(layer_name(entry.path))
+        texts = []
+        for (layer, reason), paths in groups.items():
+            more = f" and {len(paths) - _SHOWN_PATHS} more" if len(paths) > _SHOWN_PATHS else ""
+            texts.append(f"{len(paths)} {layer} ({', '.join(paths[:_SHOWN_PATHS])}{more}): {reason}")
+        return f"kept {'; '.join(texts)}"

@@ -1,0 +1,267 @@
+"""Which normalization of torch.nn a layer of the user's computes, found by trying it.
+
+Libraries write their own norms: subclasses that add an activation, layer norms over the channels of a map, norms with
+frozen statistics. Neither their names nor their base classes say what they compute. A copy of the layer in float64,
+with random parameters and statistics, runs on small inputs; what it may be is computed by torch's own functions and by
+the layer's submodules after them. The layer is what gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+Kind = Literal["batch", "instance", "layer", "channels", "group"]
+
+_STATISTICS = ("running_mean", "running_var")
+_TOLERANCE = 1e-5  # of the greatest value: some layers compute in float32 whatever the input
+_LARGEST_EPSILON = 0.1
+_SPATIAL = ((3, 4), (), (5,), (2, 3, 2))  # the axes after the channels, the likeliest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognized:
+    """A normalization y = tail(norm(x)·weight + bias).
+
+    Attributes:
+        kind: of the norm; ``channels`` is a layer norm over axis 1 of [N, C, *spatial].
+        epsilon: ε, added to the variance.
+        shape: of the parameters: the channels, or the normalized shape.
+        spatial: the number of axes after the channels.
+        groups: of a group norm.
+        weight, bias: the names of the layer's tensors that are these; None if it has none.
+        tail: the names of the submodules that are applied afterwards.
+        is_frozen: whether a batch norm uses its running statistics in training too.
+    """
+
+    kind: Kind
+    epsilon: float
+    shape: tuple[int, ...]
+    spatial: int = 0
+    groups: int = 1
+    weight: str | None = None
+    bias: str | None = None
+    tail: tuple[str, ...] = ()
+    is_frozen: bool = False
+
+    def compute(self, layer: nn.Module, x: Tensor, training: bool) -> Tensor:
+        """What a layer of this description computes with the tensors and submodules of ``layer``."""
+        y = self._norm(layer, x, training and not self.is_frozen)
+        for name in self.tail:
+            y = layer.get_submodule(name)(y)
+        return y
+
+    def _norm(self, layer: nn.Module, x: Tensor, training: bool) -> Tensor:
+        weight, bias = (
+            None if name is None else getattr(layer, name).reshape(self.shape) for name in (self.weight, self.bias)
+        )
+        if self.kind == "layer":
+            return F.layer_norm(x, self.shape, weight, bias, self.epsilon)
+        if self.kind == "channels":
+            return F.layer_norm(x.movedim(1, -1), self.shape, weight, bias, self.epsilon).movedim(-1, 1)
+        if self.kind == "group":
+            return F.group_norm(x, self.groups, weight, bias, self.epsilon)
+        if self.kind == "instance":
+            return F.instance_norm(x, None, None, weight, bias, use_input_stats=True, eps=self.epsilon)
+        mean, variance = (getattr(layer, name, None) for name in _STATISTICS)
+        if training or mean is None:  # without the statistics, which this call would move
+            return F.batch_norm(x, None, None, weight, bias, training=True, eps=self.epsilon)
+        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=self.epsilon)
+
+
+_TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
+
+
+def looks_like_norm(layer: nn.Module) -> bool:
+    """Whether ``layer`` derives from a norm of torch.nn, or is named a norm and has no norm inside, or no submodules.
+
+    A layer that keeps a λ is a normality normalization already.
+    """
+    names = (*layer._buffers, *layer._parameters, *vars(layer))
+    if any("lmbda" in name for name in names):
+        return False
+    if isinstance(layer, _TORCH_NORMS):
+        return True
+    owns_tensors = bool(layer._parameters or layer._buffers)
+    is_named = "norm" in type(layer).__name__.lower()
+    return is_named and (owns_tensors or not layer._modules)
+
+
+class Recognizer:
+    """:func:`recognize` for the layers of one model, which are of few kinds: each kind is tried once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Recognized | None] = {}
+
+    def __call__(self, layer: nn.Module) -> Recognized | None:
+        key = _kind_of(layer)
+        if key not in self._known:
+            self._known[key] = recognize(layer)
+        return self._known[key]
+
+
+def _kind_of(layer: nn.Module) -> object:
+    """The same for layers whose classes, settings and shapes are the same: they compute the same function."""
+    parts: list[object] = []
+    for path, module in layer.named_modules():
+        settings = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+        tensors = {**module._parameters, **module._buffers}
+        shapes = [(name, None if tensor is None else (tensor.shape, tensor.dtype)) for name, tensor in tensors.items()]
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        # Other values than numbers and texts, functions for example, are compared by identity.
+        known = [(name, value if isinstance(value, _PLAIN) else id(value)) for name, value in settings.items()]
+        parts.append((path, type(module), tuple(shapes), tuple(known), id(module) if hooks else 0))
+    return tuple(parts)
+
+
+_PLAIN = (int, float, str, tuple, type(None))
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def recognize(layer: nn.Module) -> Recognized | None:
+    """What ``layer`` computes, or None if it is no normalization of torch.nn followed by its submodules."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            trial = _trial_copy(layer)
+        except Exception:  # the layer's own code, which may raise anything
+            return None
+        return next((candidate for candidate in _candidates(layer) if _agrees(candidate, trial)), None)
+
+
+def _trial_copy(layer: nn.Module) -> nn.Module:
+    """A copy on the CPU in float64 whose tensors are random, so that each of them counts."""
+    trial = copy.deepcopy(layer)
+    is_meta = any(tensor.is_meta for tensor in _tensors(trial))
+    trial = (trial.to_empty(device="cpu") if is_meta else trial.cpu()).double()
+    generator = torch.Generator().manual_seed(0)
+    for tensor in _tensors(trial):
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5, generator=generator)  # positive, as a variance has to be
+        else:
+            tensor.zero_()
+    return trial
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _candidates(layer: nn.Module) -> Iterator[Recognized]:
+    """What ``layer`` may compute, by its attributes and the shapes of its tensors."""
+    own = {
+        name: tensor
+        for name, tensor in (*layer._parameters.items(), *layer._buffers.items())
+        if tensor is not None and tensor.is_floating_point()
+    }
+    small = [value for value in vars(layer).values() if type(value) is float and 0 <= value <= _LARGEST_EPSILON]
+    epsilons = [getattr(layer, "eps", None), *small]
+    affine = [name for name in own if name not in _STATISTICS]
+    tails = [tuple(layer._modules)] if layer._modules else [()]
+    for kind, shape, spatial, groups in _forms(layer, own):
+        for epsilon, (weight, bias), tail in itertools.product(
+            dict.fromkeys(value for value in epsilons if isinstance(value, (float, int))), _roles(affine), tails
+        ):
+            if any(name is not None and own[name].numel() != torch.Size(shape).numel() for name in (weight, bias)):
+                continue
+            for is_frozen in (False, True) if kind == "batch" and _STATISTICS[0] in own else (False,):
+                yield Recognized(
+                    kind=kind, epsilon=epsilon, shape=shape, spatial=spatial, groups=groups,
+                    weight=weight, bias=bias, tail=tail, is_frozen=is_frozen,
+                )  # fmt: skip
+
+
+def _forms(layer: nn.Module, own: dict[str, Tensor]) -> Iterator[tuple[Kind, tuple[int, ...], int, int]]:
+    """Yield (kind, shape of the parameters, spatial axes, groups)."""
+    channels = _channels(layer, own)
+    if isinstance(normalized := getattr(layer, "normalized_shape", None), Sequence):
+        yield "layer", tuple(normalized), 0, 1
+    if not channels:
+        return
+    spatial = [len(axes) for axes in _SPATIAL if _takes(layer, len(axes))]
+    if _STATISTICS[0] in own or isinstance(layer, _BatchNorm):
+        yield from (("batch", (channels,), axes, 1) for axes in spatial)
+        return
+    if isinstance(layer, _InstanceNorm):
+        yield from (("instance", (channels,), axes, 1) for axes in spatial if axes)
+        return
+    groups = getattr(layer, "num_groups", None)
+    if isinstance(groups, int) and groups > 0 and channels % groups == 0:
+        yield "group", (channels,), 2, groups
+        return
+    yield "layer", (channels,), 0, 1
+    yield "channels", (channels,), 2, 1
+    yield "group", (channels,), 2, 1
+
+
+def _channels(layer: nn.Module, own: dict[str, Tensor]) -> int:
+    """The number of channels; 0 if the layer has none, or several."""
+    sizes = {tensor.numel() for tensor in own.values()}
+    if not sizes:
+        names = ("num_features", "num_channels")
+        sizes = {size for name in names if isinstance(size := getattr(layer, name, None), int)}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _takes(layer: nn.Module, spatial: int) -> bool:
+    """Whether a class of torch.nn that ``layer`` derives from leaves it this number of axes."""
+    ranks: dict[type[nn.Module], tuple[int, ...]] = {
+        nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,),
+        nn.InstanceNorm1d: (1,), nn.InstanceNorm2d: (2,), nn.InstanceNorm3d: (3,),
+    }  # fmt: skip
+    return next((spatial in axes for cls, axes in ranks.items() if isinstance(layer, cls)), True)
+
+
+def _roles(names: list[str]) -> list[tuple[str | None, str | None]]:
+    """The possible (weight, bias) among the tensors ``names``, the usual names first."""
+    if not names:
+        return [(None, None)]
+    if len(names) == 1:
+        return [(names[0], None), (None, names[0])]
+    if len(names) == 2:
+        ordered = sorted(names, key=lambda name: "bias" in name or "beta" in name)
+        return [(ordered[0], ordered[1]), (ordered[1], ordered[0])]
+    return []
+
+
+def _agrees(candidate: Recognized, trial: nn.Module) -> bool:
+    """Whether ``trial`` computes what ``candidate`` does, in both modes."""
+    for x in _inputs(candidate):
+        for training in (False, True):
+            try:
+                trial.train(training)
+                actual = trial(x.clone())  # in training it may move its statistics, which decide nothing there
+                again = trial(x.clone()) if training else actual
+                expected = candidate.compute(trial, x.clone(), training)
+            except Exception:  # the layer's own code, or an input that it does not take
+                return False
+            if not isinstance(actual, Tensor) or actual.shape != expected.shape:
+                return False
+            if training and not torch.equal(actual, again):
+                continue  # dropout: what the layer computes is decided in eval mode
+            if not bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
+                return False
+    return True
+
+
+def _inputs(candidate: Recognized) -> list[Tensor]:
+    """Inputs of the shapes that the layer has to take; their scale is such that ε counts."""
+    if candidate.kind == "layer":
+        shapes: list[tuple[int, ...]] = [(3, *candidate.shape), (2, 3, *candidate.shape)]
+    else:
+        shapes = [(2, *candidate.shape, *next(axes for axes in _SPATIAL if len(axes) == candidate.spatial))]
+    generator = torch.Generator().manual_seed(1)
+    scales = (candidate.epsilon**0.5, 1.0)
+    return [
+        torch.randn(shape, dtype=torch.float64, generator=generator) * scale + 0.5 * scale
+        for shape, scale in itertools.product(shapes, scales)
+    ]
