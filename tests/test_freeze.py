@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 
 import pytest
 import standins
@@ -156,8 +157,8 @@ class LayerNorm(nn.Module):
 
 
 def test_a_namesake_without_the_attributes_is_unknown() -> None:
-    with pytest.raises(FreezeError, match=r"\(LayerNorm\): it looks like a normalization, but"):
-        freeze(nn.Sequential(LayerNorm()))
+    with pytest.warns(UserWarning, match=r"norms that nnorm_export does not know .* \(LayerNorm: 0\)"):
+        assert type(freeze(nn.Sequential(LayerNorm()))[0]) is LayerNorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -184,14 +185,28 @@ class Gaussianize(nn.Module):
         self.register_buffer("running_lmbda", torch.ones(3))
 
 
-@pytest.mark.parametrize("unknown", [RMSNormalization(), Gaussianize()], ids=lambda m: type(m).__name__)
-def test_an_unknown_normalization_is_refused_by_path_unless_passed_through(unknown: nn.Module) -> None:
-    model = nn.Sequential(nn.Identity(), nn.Sequential(unknown))
-    name = type(unknown).__name__
-    with pytest.raises(FreezeError, match=rf"layer 1\.0 \({name}\).*passthrough"):
+def test_an_unknown_norm_is_plain_pytorch_and_named_once() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(RMSNormalization(), RMSNormalization()))
+    with pytest.warns(
+        UserWarning, match=r"\(RMSNormalization: 1\.0, 1\.1\); passthrough=\['RMSNormalization'\]"
+    ) as warned:
+        frozen = freeze(model)
+    assert len(warned) == 1
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(frozen(x), model(x), rtol=0, atol=0)
+    with pytest.raises(FreezeError, match=r"RMSNormalization: 1\.0, 1\.1"):
+        freeze(model, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        freeze(model, passthrough=[RMSNormalization], strict=True)
+
+
+def test_an_unknown_layer_that_keeps_a_lmbda_is_refused_by_path_unless_passed_through() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Gaussianize()))
+    with pytest.raises(FreezeError, match=r"layer 1\.0 \(Gaussianize\).*passthrough"):
         freeze(model)
-    assert type(freeze(model, passthrough=[name])[1][0]) is type(unknown)
-    assert type(freeze(model, passthrough=[type(unknown)])[1][0]) is type(unknown)
+    assert type(freeze(model, passthrough=["Gaussianize"])[1][0]) is Gaussianize
+    assert type(freeze(model, passthrough=[Gaussianize])[1][0]) is Gaussianize
 
 
 def test_a_wrapper_around_a_known_normalization_is_no_unknown_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, FreezeError
 from nnorm_export.exporting.rehearsal import rehearse
 from nnorm_export.files.staging import check_target
-from nnorm_export.freezing import freeze
+from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models import arguments
@@ -118,7 +119,9 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     dtype = arguments.resolve_dtype(request.dtype)
     # Operators resolve their parameters in float64 and round them to the arithmetic of the layer that they freeze.
     exact = deepcopy(model).to(torch.float64) if dtype == torch.float64 else model
-    module = freeze(exact, passthrough=request.passthrough)
+    module, notice = frozen_copy(exact, request.passthrough)
+    if notice:
+        warnings.warn(notice, UserWarning, stacklevel=2)
     example = arguments.bind(module, request.args, request.kwargs)
     if request.dynamic_shapes is None:
         arguments.refuse_empty_batch(example)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -10,37 +11,52 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnorm_export.errors import FreezeError
-from nnorm_export.freezing.table import looks_like_normalization, refuse, row_for
+from nnorm_export.freezing.table import is_named_norm, keeps_lmbda, refuse, row_for
 from nnorm_export.freezing.trial import require_same_results
 from nnorm_export.freezing.understood import require_understood
 from nnorm_export.freezing.unregistered import refuse_unregistered
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers, refuse_meta
-from nnorm_export.names import listed
+from nnorm_export.names import layer_name, listed
 from nnorm_export.operators import FrozenOperator
 
 
-@neutral()
-def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = ()) -> nn.Module:
+def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (), strict: bool = False) -> nn.Module:
     """Return a copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
 
     The model itself is not changed. Shared layers stay shared, and references to a layer from plain lists, dicts and
     attributes lead to its operator too. PyTorch's own layers, including its norms and classes that derive from them,
-    are copied unchanged. Freezing a frozen model returns a copy of it.
+    are copied unchanged. So is a layer that is named a norm and is unknown (RMSNorm, a norm of your own): it is PyTorch
+    code like any other, and one warning names all of them. Freezing a frozen model returns a copy of it.
 
     Args:
         model: any module; its normalizations are found by class name and attributes, subclasses included.
-        passthrough: classes, or names of classes, that look like an unknown normalization but are plain PyTorch
-            code, to be exported unchanged.
+        passthrough: classes, or names of classes, that are plain PyTorch code, to be copied unchanged: norms that need
+            no warning, and layers that look like one of the table and are not.
+        strict: whether an unknown norm is an error.
 
     Raises:
-        FreezeError: a layer that looks like a normalization but is unknown; whose code is not that of the layer that
+        FreezeError: a layer that keeps a λ but is unknown; whose code is not that of the layer that
             its class name says (a method that a subclass overrides or that was assigned to the instance, hooks, other
             results on a few small inputs); that cannot be frozen (no running statistics, a negative variance, a λ that
             is not finite, a mismatched shape); or that is not a registered submodule. The message names its path in the
-            model.
+            model. With ``strict``, also for unknown norms.
+
+    Warns:
+        UserWarning: once, naming the unknown norms.
     """
+    frozen, notice = frozen_copy(model, passthrough, strict=strict)
+    if notice:
+        warnings.warn(notice, UserWarning, stacklevel=2)
+    return frozen
+
+
+@neutral()
+def frozen_copy(
+    model: nn.Module, passthrough: Iterable[str | type[nn.Module]] = (), *, strict: bool = False
+) -> tuple[nn.Module, str]:
+    """:func:`freeze` without its warning, which is the second value; empty if there is none."""
     if not isinstance(model, nn.Module):
         raise FreezeError(
             f"freeze() takes a torch.nn.Module, got {type(model).__name__}; build the model and load the state into it"
@@ -48,13 +64,36 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
     passthrough = listed(passthrough, "passthrough", FreezeError)
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
     refuse_meta(model)
-    frozen = _freeze(model, names, prefix="")
+    unknown: dict[str, str] = {}
+    frozen = _freeze(model, names, "", unknown)
+    notice = _notice(unknown)
+    if strict and unknown:
+        raise FreezeError(notice)
     _fold_parametrizations(frozen)
     keep_norms_from_fusion(frozen, FrozenOperator)
-    return frozen.eval()
+    return frozen.eval(), notice
 
 
-def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
+def _notice(unknown: dict[str, str]) -> str:
+    """The unknown norms by class, with their paths; empty if there are none."""
+    classes: dict[str, list[str]] = {}
+    for path, name in unknown.items():
+        classes.setdefault(name, []).append(layer_name(path))
+    if not classes:
+        return ""
+    found = "; ".join(
+        f"{name}: {', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
+        for name, paths in classes.items()
+    )
+    return (
+        f"norms that nnorm_export does not know are exported as the PyTorch code that they are ({found}); "
+        f"passthrough={sorted(classes)} (--passthrough) says that this is meant, and "
+        "nnorm_export.freezing.register adds a row for a normality normalization of your own"
+    )
+
+
+def _freeze(model: nn.Module, names: set[str], prefix: str, unknown: dict[str, str]) -> nn.Module:
+    """The copy without parametrizations folded; adds path and class of each unknown norm to ``unknown``."""
     # deepcopy asks its memo first, so an operator entered there replaces its layer wherever the model refers to it.
     memo: dict[int, object] = {}
     composites: list[str] = []
@@ -74,16 +113,18 @@ def _freeze(model: nn.Module, names: set[str], prefix: str) -> nn.Module:
             require_understood(path, layer, row)
             frozen = _in_arithmetic_of(model, layer, row.freeze(layer, path))
             require_same_results(path, layer, row.freeze)
-            memo[id(layer)] = _freeze(frozen, names, path) if has_children else frozen
+            memo[id(layer)] = _freeze(frozen, names, path, unknown) if has_children else frozen
             composites += [inner_path] * has_children
-        elif looks_like_normalization(layer):
+        elif keeps_lmbda(layer):
             raise refuse(
                 path,
                 layer,
-                "it looks like a normalization, but it is unknown to nnorm_export",
+                "it looks like a normality normalization, but it is unknown to nnorm_export",
                 "register a row for it (nnorm_export.freezing.register), or, if it is plain PyTorch code, "
                 f"export it unchanged with passthrough=[{type(layer).__name__!r}] (--passthrough)",
             )
+        elif is_named_norm(layer):
+            unknown.setdefault(path, type(layer).__name__)
     refuse_unregistered(model, names)
     try:
         return deepcopy(model, memo)

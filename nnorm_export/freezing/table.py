@@ -103,13 +103,17 @@ def is_torchs_own(layer: nn.Module) -> bool:
     return is_of_torch(class_of(layer))
 
 
-def looks_like_normalization(layer: nn.Module) -> bool:
-    """Whether ``layer`` keeps a λ, or is a leaf with "norm" in its class name, and does not come from PyTorch."""
+def keeps_lmbda(layer: nn.Module) -> bool:
+    """Whether ``layer`` keeps a λ, and does not come from PyTorch."""
     if is_torchs_own(layer):
         return False
-    keeps_lmbda = any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer)))
+    return any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer)))
+
+
+def is_named_norm(layer: nn.Module) -> bool:
+    """Whether ``layer`` is a leaf with "norm" in its class name; not PyTorch's own, nor derived from its norms."""
     is_leaf = next(layer.children(), None) is None and not isinstance(layer, _TORCH_NORMS)
-    return keeps_lmbda or (is_leaf and "norm" in type(layer).__name__.lower())
+    return not is_torchs_own(layer) and is_leaf and "norm" in type(layer).__name__.lower()
 
 
 def _user_classes(layer: nn.Module) -> list[type]:

@@ -86,8 +86,9 @@ def looks_like_norm(layer: nn.Module) -> bool:
 
     A layer that keeps a λ is a normality normalization already.
     """
-    names = (*layer._buffers, *layer._parameters, *vars(layer))
-    if any("lmbda" in name for name in names):
+    if isinstance(layer, torch.jit.ScriptModule):
+        return False
+    if any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer))):
         return False
     if isinstance(layer, _TORCH_NORMS):
         return True

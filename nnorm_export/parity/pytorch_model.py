@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError, NnormExportError
-from nnorm_export.freezing import freeze
+from nnorm_export.freezing import frozen_copy
 from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.judgement import judge
@@ -83,13 +83,13 @@ class PyTorchModel:
     def _frozen(self) -> nn.Module | None:
         if self.dtype not in HALVES:
             return None
-        return self._copy("frozen", lambda: freeze(self._model, passthrough=self._passthrough))
+        return self._copy("frozen", lambda: frozen_copy(self._model, self._passthrough)[0])
 
     @property
     def _in_dtype(self) -> nn.Module:
         def make() -> nn.Module:
             is_half = self.dtype in HALVES
-            module = freeze(self._model, passthrough=self._passthrough) if is_half else eval_copy(self._model)
+            module = frozen_copy(self._model, self._passthrough)[0] if is_half else eval_copy(self._model)
             # A model of several dtypes is unchanged if the file's dtype is one of them.
             if self.dtype is not None and self.dtype not in {p.dtype for p in module.parameters()}:
                 module.to(self.dtype)
