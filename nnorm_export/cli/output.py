@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import sys
@@ -12,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -27,6 +29,7 @@ from nnorm_export.errors import NnormExportError, ParityError
 if TYPE_CHECKING:
     from nnorm_export.parity.judgement import ParityReport
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an exception that this package does not know
 INTERRUPTED = 130  # the exit code of shells; click's own, 1, would mean a mismatch here
 BROKEN_PIPE = 141  # the shell reports 128 + SIGPIPE for a program whose output pipe was closed
@@ -122,6 +125,16 @@ def echo(text: str = "", *, err: bool = False, label: str = "") -> None:
     typer.echo("\n".join(lines), err=err)
 
 
+def _show_warning(
+    show: Callable[..., None], message: Warning | str, category: type[Warning], filename: str, *rest: Any
+) -> None:
+    """Shows a warning of this package as one line; those of others with their place in the code, as Python does."""
+    if Path(filename).is_relative_to(_PACKAGE):
+        echo(str(message), err=True, label="warning")
+    else:
+        show(message, category, filename, *rest)
+
+
 @dataclass
 class Output(OutputOptions):
     """How much a command prints, and as what."""
@@ -133,6 +146,7 @@ class Output(OutputOptions):
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):  # torch's own code causes them, not the user's model
                 warnings.simplefilter("ignore", category)
+            warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
             if self.quiet or not console.is_terminal:
                 yield
             else:
