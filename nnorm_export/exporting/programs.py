@@ -23,6 +23,7 @@ from nnorm_export.files.staging import opened_for_torch, staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 from nnorm_export.operators import NORMALIZATIONS
+from nnorm_export.operators.spec import TracedOperator
 
 # The package uses as many threads as the process that loads it; weights are folded and packed; and a batch of one
 # passes the package's own check of its inputs (AOTI_RUNTIME_CHECK_INPUTS).
@@ -58,8 +59,7 @@ def export_program(
     Raises:
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
 
-    In a decomposed program that ``torch.compile`` compiles for a CPU, expm1(x) becomes exp(x) − 1, and exponents near 0
-    lose their digits. Operators that are kept are not affected, and neither is ``export_aoti``.
+    A decomposed program is right in runtimes that compute expm1(x) as exp(x) − 1, too.
     """
     if operators not in PT2_OPERATORS:
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(PT2_OPERATORS)}")
@@ -68,7 +68,7 @@ def export_program(
     )
     with exporting_state():
         traced = trace(frozen)
-        program = _decomposed(traced.program, _FOR_ATEN) if operators == "decomposed" else traced.program
+        program = _decomposed(traced.program, _for_aten) if operators == "decomposed" else traced.program
     note = _note(traced, program, PT2, operators)
     path = frozen.request.path
     with staged(path) as staging:
@@ -116,7 +116,7 @@ def export_aoti(
     )
     with exporting_state():
         traced = trace(frozen)
-        program = _decomposed(traced.program, _FOR_INDUCTOR)
+        program = _decomposed(traced.program, _for_inductor)
     note = _note(traced, program, AOTI, notes.device_of(frozen.module).type)
     path = frozen.request.path
     with staged(path) as staging:
@@ -137,20 +137,28 @@ def _pt2(f: str | Path) -> Path:
     return path
 
 
-Functions = Mapping[Any, Callable[..., Tensor]]  # torch op -> the function that computes the same
+_OPERATORS = {operator.torch_op: operator for operator in NORMALIZATIONS.values()}
+# (operator, the values of its parameters by their names) -> the function that computes the same
+Choice = Callable[[TracedOperator, Mapping[str, Tensor | None]], Callable[..., Tensor]]
 
-_FOR_ATEN: Functions = {operator.torch_op: operator.aten_function for operator in NORMALIZATIONS.values()}
-_FOR_INDUCTOR: Functions = {operator.torch_op: operator.inductor_function for operator in NORMALIZATIONS.values()}
+
+def _for_aten(operator: TracedOperator, parameters: Mapping[str, Tensor | None]) -> Callable[..., Tensor]:
+    is_near_zero = operator.has_exponent_near_zero(parameters)
+    return operator.near_zero_function if is_near_zero else operator.aten_function
 
 
-def _decomposed(program: torch.export.ExportedProgram, functions: Functions) -> torch.export.ExportedProgram:
-    """``program`` with each call of a torch op in ``functions`` replaced by the operators of its function.
+def _for_inductor(operator: TracedOperator, _: Mapping[str, Tensor | None]) -> Callable[..., Tensor]:
+    return operator.inductor_function
+
+
+def _decomposed(program: torch.export.ExportedProgram, choose: Choice) -> torch.export.ExportedProgram:
+    """``program`` with each call of a normalization replaced by the operators of the function that ``choose`` returns.
 
     torch requires decompositions to be functional, and these functions work in place. Therefore the functions take the
     place of the torch ops in the graph, and torch traces them as the model's own code. ATen's operators are kept.
     """
     try:
-        with _replaced(program, functions):
+        with _replaced(program, choose):
             decomposed: torch.export.ExportedProgram = program.run_decompositions({})
     except Exception as error:  # any operator of the model may fail here, with an error of its own
         raise ExportError(
@@ -162,22 +170,35 @@ def _decomposed(program: torch.export.ExportedProgram, functions: Functions) -> 
             f"the model changes its input {changed[0]} in place, which a functional program cannot do; let forward "
             "work on a copy (x.clone()), or call its first layer without inplace=True"
         )
-    if left := [node for node in nodes_of(decomposed) if node.target in functions]:
+    if left := [node for node in nodes_of(decomposed) if node.target in _OPERATORS]:
         raise ExportError(f"torch does not decompose {left[0].target} at this place; export to another format")
     drop_source_lines(decomposed)
     return decomposed
 
 
 @contextmanager
-def _replaced(program: torch.export.ExportedProgram, functions: Functions) -> Iterator[None]:
-    calls = [(node, node.target) for node in nodes_of(program) if node.target in functions]
+def _replaced(program: torch.export.ExportedProgram, choose: Choice) -> Iterator[None]:
+    calls = [(node, node.target) for node in nodes_of(program) if node.target in _OPERATORS]
     for node, target in calls:
-        node.target = functions[target]
+        operator = _OPERATORS[target]
+        names = operator.declaration.parameters
+        values = [_value(program, argument) for argument in node.args[1 : 1 + len(names)]]
+        node.target = choose(operator, dict(zip(names, values, strict=True)))
     try:
         yield
     finally:
         for node, target in calls:
             node.target = target
+
+
+def _value(program: torch.export.ExportedProgram, argument: Any) -> Tensor | None:
+    """The values of a parameter or buffer of the program; None for any other node, such as one within a branch."""
+    if not isinstance(argument, torch.fx.Node) or argument.graph is not program.graph:
+        return None
+    signature = program.graph_signature
+    name = (signature.inputs_to_buffers | signature.inputs_to_parameters).get(argument.name, "")
+    value = program.state_dict.get(name, program.constants.get(name))
+    return value if isinstance(value, Tensor) else None
 
 
 def _note(traced: Traced, program: torch.export.ExportedProgram, file_format: str, form: str) -> Note:

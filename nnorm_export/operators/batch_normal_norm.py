@@ -55,7 +55,11 @@ class FrozenBatchNormalNorm(FrozenOperator):
         exponent_neg: Tensor
 
     operator = TracedOperator.register(
-        BATCH_NORMAL_NORM, batch_normal_norm, _computed_by(inductor.weighted_power_transform)
+        BATCH_NORMAL_NORM,
+        batch_normal_norm,
+        _computed_by(inductor.weighted_power_transform),
+        near_zero_function=_computed_by(aten.weighted_power_transform),
+        frozen_exponents=("exponent_pos", "exponent_neg"),
     )
 
     def _arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

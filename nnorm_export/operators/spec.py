@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from nnorm_export.domain import Operator
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, layer_name
+from nnorm_export.operators.aten import NEAR_ZERO
 
 _OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 
@@ -26,13 +27,18 @@ class TracedOperator:
         declaration: the operator in ONNX.
         torch_op: the ``torch.library`` op that a traced model calls.
         aten_function: what ``torch_op`` computes, in ATen's operators alone; TorchScript compiles it.
+        near_zero_function: the same for files in which an exponent is near 0 (:mod:`nnorm_export.operators.aten`); it
+            is ``aten_function`` where that is right in any runtime.
         inductor_function: the same for Inductor (:mod:`nnorm_export.operators.inductor`).
+        frozen_exponents: the parameters that are exponents.
     """
 
     declaration: Operator
     torch_op: torch._ops.OpOverload
     aten_function: Callable[..., Tensor]
+    near_zero_function: Callable[..., Tensor]
     inductor_function: Callable[..., Tensor]
+    frozen_exponents: tuple[str, ...]
 
     @classmethod
     def register(
@@ -41,6 +47,8 @@ class TracedOperator:
         aten_function: Callable[..., Tensor],
         inductor_function: Callable[..., Tensor],
         *,
+        near_zero_function: Callable[..., Tensor] | None = None,
+        frozen_exponents: tuple[str, ...] = (),
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> TracedOperator:
         """Register the torch op ``nnorm::`` with the name and the signature of ``aten_function``.
@@ -49,6 +57,8 @@ class TracedOperator:
             declaration: the operator in ONNX.
             aten_function: takes the inputs of the declaration, then the attributes by their names.
             inductor_function: the same for Inductor.
+            near_zero_function: the same for exponents near 0 in other runtimes; by default ``aten_function``.
+            frozen_exponents: the parameters that are exponents.
             memory_format: of the output.
         """
         op = torch.library.custom_op(f"{DOMAIN}::{aten_function.__name__}", aten_function, mutates_args=())
@@ -57,7 +67,9 @@ class TracedOperator:
             declaration=declaration,
             torch_op=op._opoverload,
             aten_function=aten_function,
+            near_zero_function=near_zero_function or aten_function,
             inductor_function=inductor_function,
+            frozen_exponents=frozen_exponents,
         )
 
     @property
@@ -79,6 +91,14 @@ class TracedOperator:
 
         return translate
 
+    def has_exponent_near_zero(self, parameters: Mapping[str, Tensor | None]) -> bool:
+        """Whether a call with ``parameters`` needs :attr:`near_zero_function` in a file that other runtimes may read.
+
+        A parameter whose values are not known is None.
+        """
+        exponents = [parameters[name] for name in self.frozen_exponents]
+        return any(values is None or bool((values.abs() <= NEAR_ZERO).any()) for values in exponents)
+
 
 class FrozenOperator(FrozenModule):
     """A normalization frozen for inference: buffers that hold the operator's parameters, and a call of its torch op.
@@ -88,7 +108,8 @@ class FrozenOperator(FrozenModule):
 
     Attributes:
         operator: the operator.
-        function: its :attr:`TracedOperator.aten_function`, as a static method, which TorchScript compiles.
+        function, near_zero_function: those of the operator, as static methods, which TorchScript compiles.
+        has_exponent_near_zero: which of them TorchScript takes.
         record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``form`` and so on.
         expected: the shape of an input, in words.
     """
@@ -96,19 +117,24 @@ class FrozenOperator(FrozenModule):
     if TYPE_CHECKING:  # TorchScript would read the annotations of a class as types of its own
         operator: TracedOperator
         function: Callable[..., Tensor]
+        near_zero_function: Callable[..., Tensor]
         record: dict[str, Any]
         expected: str
         weight: Tensor
         bias: Tensor
 
+    __constants__ = ("has_exponent_near_zero",)
+
     def __init_subclass__(cls) -> None:
         cls.function = staticmethod(cls.operator.aten_function)
+        cls.near_zero_function = staticmethod(cls.operator.near_zero_function)
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
         super().__init__(parameters)
         self.record = record
         self.name = f"layer {layer_name(record['path'])} ({record['layer']})"
         self.is_per_channel = self.operator.declaration.is_per_channel
+        self.has_exponent_near_zero = self.operator.has_exponent_near_zero(parameters)
         lengths = ", ".join(str(length) for length in self.weight.shape)
         self.expected = f"[N, {lengths}, *spatial]" if self.is_per_channel else f"[*, {lengths}]"
 
@@ -129,7 +155,10 @@ class FrozenOperator(FrozenModule):
 
     def _compute(self, x: Tensor) -> Tensor:
         if torch.jit.is_scripting() or torch.jit.is_tracing():
-            y = self.function(x, *self._arguments())
+            if self.has_exponent_near_zero:
+                y = self.near_zero_function(x, *self._arguments())
+            else:
+                y = self.function(x, *self._arguments())
         else:
             y = self.operator.torch_op(x, *self._arguments())
         return y
