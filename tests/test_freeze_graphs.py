@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import family
+import layer_zoo
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch.fx.graph_module import _copy_attr
 from torch.optim.swa_utils import AveragedModel
 
 from nnorm_export import ExportError, export, freeze, layers, verify
+from nnorm_export.layers._normalization import Normalization
 from nnorm_export.operators import FrozenBatchNormalNorm
 
 
@@ -35,17 +38,12 @@ class Network(nn.Module):
         return self.training_head(y) if self.training else self.head(y) + self.offset
 
 
-class Tracer(fx.Tracer):
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return super().is_leaf_module(module, name) or isinstance(module, layers.NormalNorm)
-
-
 class DualGraph(fx.GraphModule):
     """What torchvision's create_feature_extractor returns: a graph for each mode."""
 
     def __init__(self, root: nn.Module) -> None:
         super(fx.GraphModule, self).__init__()
-        self.train_graph, self.eval_graph = Tracer().trace(root.train()), Tracer().trace(root.eval())
+        self.train_graph, self.eval_graph = fx.Tracer().trace(root.train()), fx.Tracer().trace(root.eval())
         for node in chain(self.train_graph.nodes, self.eval_graph.nodes):
             if node.op in ("get_attr", "call_module"):
                 _copy_attr(root, self, node.target)
@@ -60,7 +58,7 @@ class DualGraph(fx.GraphModule):
 
 
 def one_graph(root: nn.Module) -> fx.GraphModule:
-    return fx.GraphModule(root.eval(), Tracer().trace(root)).train()
+    return fx.GraphModule(root.eval(), fx.Tracer().trace(root)).train()
 
 
 @pytest.mark.slow
@@ -77,6 +75,18 @@ def test_a_graph_module_in_training_mode_is_compared_in_eval_mode(make: type[Dua
     assert module.training
     module.head.weight.data.mul_(1.01)
     assert not verify(path, module, x)
+
+
+@pytest.mark.parametrize("name", [*layer_zoo.EXAMPLES, *family.CASES])
+def test_layers_are_leaves_of_traced_graphs(name: str) -> None:
+    if name in family.CASES:
+        layer, x = family.CASES[name].make(), torch.randn(family.CASES[name].shape)
+    else:
+        layer, x = layer_zoo.make(name)
+    traced = fx.symbolic_trace(nn.Sequential(nn.Identity(), layer, nn.ReLU()).eval())
+    if isinstance(layer, (Normalization, layers.ProxyNorm)):
+        assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1", "2"]
+    torch.testing.assert_close(traced(x), layer.eval()(x).relu(), rtol=0, atol=0)
 
 
 def chained() -> nn.Sequential:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from nnorm_export.mathematics import expand_trailing
 
@@ -35,6 +36,8 @@ class Normalization(nn.Module, ABC):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, callers may use it as a keyword
         """Normalise ``input``; shape and dtype of the output are those of the input."""
+        if isinstance(input, fx.Proxy):
+            return call_in_graph(self, input)
         if not input.is_floating_point():  # torch.nn's norms refuse integers in the same way
             raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}; pass x.float()")
         self._check_input(input)
@@ -77,6 +80,13 @@ class Normalization(nn.Module, ABC):
         if self.bias is not None:
             x = x + expand_trailing(self.bias, trailing).to(x.dtype)
         return x
+
+
+def call_in_graph(layer: nn.Module, x: fx.Proxy) -> Tensor:
+    """The call of ``layer`` in a graph of :mod:`torch.fx`, which has it as a leaf, as it has the layers of torch.nn."""
+    tracer = x.tracer
+    assert isinstance(tracer, fx.Tracer)
+    return cast("Tensor", tracer.create_proxy("call_module", tracer.path_of_module(layer), (x,), {}))
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -82,7 +82,7 @@ _TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalRespo
 
 
 def looks_like_norm(layer: nn.Module) -> bool:
-    """Whether ``layer`` derives from a norm of torch.nn, or is named a norm and has no norm inside, or no submodules.
+    """Whether ``layer`` derives from a norm of torch.nn, or is named a norm and is no block of linear maps.
 
     A layer that keeps a λ is a normality normalization already.
     """
@@ -94,7 +94,8 @@ def looks_like_norm(layer: nn.Module) -> bool:
         return True
     owns_tensors = bool(layer._parameters or layer._buffers)
     is_named = "norm" in type(layer).__name__.lower()
-    return is_named and (owns_tensors or not layer._modules)
+    is_block = any(tensor.dim() > 1 for child in layer.children() for tensor in child.parameters())
+    return is_named and not is_block and (owns_tensors or not layer._modules)
 
 
 class Recognizer:

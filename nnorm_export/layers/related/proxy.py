@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from nnorm_export.layers._normalization import without_autocast
+from nnorm_export.layers._normalization import call_in_graph, without_autocast
 from nnorm_export.layers.frozen_module import FrozenModule, arithmetic_of
 from nnorm_export.layers.related._standard import Freezable, channels_of
 from nnorm_export.mathematics import in_dtype, per_channel
@@ -95,6 +95,8 @@ class ProxyNorm(Freezable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, activate and proxy-normalise ``x``."""
+        if isinstance(x, fx.Proxy):
+            return call_in_graph(self, x)
         x = self.activation(self.norm(x))
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         with without_autocast(x.device):
