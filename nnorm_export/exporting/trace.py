@@ -97,6 +97,11 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
                     "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "
                     "axes that the model's code fixes."
                 )
+        if unknown := re.search(r"Found <class '(?:[^']*\.)?(\w+)'> in (in|out)put, which is not a", str(error)):
+            remedy = (
+                f"\nIf {unknown[1]} is a dataclass, call torch.export.register_dataclass({unknown[1]}) before the export; "
+                "else let the model take and return tensors, tuples and dicts."
+            )
         raise ExportError(
             f"torch.export cannot trace {type(frozen.module).__name__}: {_reason(error)}{remedy}"
         ) from error

@@ -94,7 +94,12 @@ def with_tensors(values: dict[str, Any], tensors: Iterable[Tensor]) -> dict[str,
 def leaf_names(values: Any, separator: str = "_") -> list[str]:
     """Names for the leaves of a nested value, from the keys that lead to them: ``{"a": (x, y)}`` -> ``a_0, a_1``."""
     paths = [path for path, _ in pytree.tree_flatten_with_path(values)[0]]
-    return [separator.join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths]
+    return [separator.join(map(_key_name, path)) for path in paths]
+
+
+def _key_name(key: Any) -> str:
+    """A key of a dict, an index of a tuple, or the name of a field of a named tuple or dataclass."""
+    return str(next((getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)), key))
 
 
 def tensor_names(values: Any) -> list[str]:
