@@ -99,7 +99,7 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
                 )
         if unknown := re.search(r"Found <class '(?:[^']*\.)?(\w+)'> in (in|out)put, which is not a", str(error)):
             remedy = (
-                f"\nIf {unknown[1]} is a dataclass, call torch.export.register_dataclass({unknown[1]}) before the export; "
+                f"\nIf {unknown[1]} is a dataclass, call torch.export.register_dataclass({unknown[1]}) first; "
                 "else let the model take and return tensors, tuples and dicts."
             )
         raise ExportError(
