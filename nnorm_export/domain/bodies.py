@@ -2,18 +2,27 @@
 
 **Power transform.** With a = |h|, the textbook s·((1 + a)^η − 1)/η cancels twice in floating point: in 1 + a for small
 a, and in (…)^η − 1 for small exponents. ONNX has neither log1p nor expm1, and in ONNX Runtime Pow and Where are slow.
-The body evaluates
+With b = fl(1 + u + a), u the machine epsilon of the arithmetic, t = log b and y = η·t/2, the body evaluates
 
-    ψ(h) = h · expm1(η·log b) / (η·(b − 1)),      b = fl(1 + u + a),   u the machine epsilon of the arithmetic
+    ψ(h) = h·t/(b − 1) · φ(2y),      φ(2y) = expm1(2y)/(2y) = tanh(y)/y · (exp(2y) + 1)/2
 
 - h/(b − 1) replaces a by the number that the rounding of b left of it, so that log b and b − 1 belong to the same
   argument: the quotient is a smooth function of that argument and keeps full relative accuracy (Kahan's evaluation of
-  log1p). Adding u keeps b above 1, so the quotient is never 0/0; it moves the argument by one rounding.
-- expm1(z) = tanh(z/2)·(exp z + 1) is accurate for every z, and Exp and Tanh are vectorised in ONNX Runtime.
-- The sign of h picks the exponent through p = HardSigmoid(1e30·h + ½) ∈ {0, 1} in η = η₋ + p·(η₊ − η₋): one pass
-  where Sign takes seven and Where four (ONNX Runtime 1.31). At h = 0, p = ½ is harmless: ψ(0) = 0 whatever η.
-- An exponent smaller than v = 2u·(|η₊| + |η₋|), about 5e-7, becomes v: the logarithmic branch within v·t/2 relative,
-  without a branch. A smaller one would be lost in η₋ + (η₊ − η₋), which must not be 0.
+  log1p). Adding u keeps b above 1, so the quotient is never 0/0; it moves the argument by one rounding. Tools that
+  convert a model to half precision round u away: then the least value of b − 1 keeps the quotient from 0/0.
+- Exp and Tanh are vectorised in ONNX Runtime.
+
+**Absolute errors.** Where y is near 0, the Tanh of many runtimes has an absolute error e of 6e-8 to 1.2e-7 in place of
+a relative one; then tanh(y)/y has the error e/y. There are two forms for it:
+
+- :data:`POWER_TRANSFORM` takes the quotient at max(|y|, c) with c = 1/32, and adds k·(c² − y²) where |y| < c, with
+  k = 1/3 − 2c²/15. That differs from tanh(y)/y − tanh(c)/c by less than c⁴/30, half a rounding. Nothing is divided by
+  a small y, an exponent may be 0, and the error of the quotient is at most e/c.
+- :data:`POWER_TRANSFORM_FAR_FROM_ZERO` is shorter, and has the error 2e/η. It is for exponents that are known to be
+  large, see :func:`nnorm_export.domain.batch_normal_norm.variant`. The sign of h picks the exponent through
+  p = HardSigmoid(1e30·h + ½) ∈ {0, 1} in η = η₋ + p·(η₊ − η₋): one pass where Sign takes seven and Where four (ONNX
+  Runtime 1.31). At h = 0, p = ½ is harmless: ψ(0) = 0 whatever η. An exponent smaller than v = 2u·(|η₊| + |η₋|), about
+  5e-7, becomes v: the logarithmic branch within v·t/2 relative, without a branch.
 
 **Estimate of λ** (NN eq. 5–15): the sums of :func:`nnorm_export.mathematics.estimate_lmbda` over the last axis, from
 the same b and log b.
@@ -50,17 +59,22 @@ MAGNITUDE = """
     magnitude = Abs (h)
     base = Add (magnitude, one_and_epsilon)
     log_base = Log (base)
-    excess = Sub (base, one)
+    base_less_one = Sub (base, one)
+    excess = Clip (base_less_one, least_excess)
+"""
+
+SIGNED_LOGARITHM = """
+    # h, log_base, excess -> signed_log = sign(h)·log(1 + |h|)
+    log_per_h = Div (log_base, excess)
+    signed_log = Mul (log_per_h, h)
 """
 
 ESTIMATE_LMBDA = """
-    # h, base, log_base, excess, delta_value -> lmbda = 1 - L' / (L'' + delta), over the last axis
+    # h, base, log_base, signed_log, excess, delta_value -> lmbda = 1 - L' / (L'' + delta), over the last axis
     base_log = Mul (base, log_base)
     d = Sub (base_log, excess)
     hd = Mul (h, d)
     mean_hd = ReduceMean <keepdims = 1> (hd, last_axis)
-    signed_log_per_h = Div (log_base, excess)
-    signed_log = Mul (signed_log_per_h, h)
     mean_signed_log = ReduceMean <keepdims = 1> (signed_log, last_axis)
     slope = Sub (mean_hd, mean_signed_log)
     mean_d = ReduceMean <keepdims = 1> (d, last_axis)
@@ -120,13 +134,39 @@ HALF_EXPONENTS = f"""
     is_positive = IsPositive (h)
 """
 
-SELECT_EXPONENT = """
-    # is_positive, half_difference, half_neg -> half_exponent, where the exponents broadcast against h
-    above_half_neg = Mul (is_positive, half_difference)
-    half_exponent = Add (above_half_neg, half_neg)
+# Quarters, because half_z is half of z: the exponents of the two signs are the sum and the difference of the two.
+QUARTER_EXPONENTS = """
+    # eta_pos, eta_neg (small beside h) -> even_part, odd_part
+    exponent_sum = Add (eta_pos, eta_neg)
+    even_part = Mul (exponent_sum, quarter)
+    exponent_difference = Sub (eta_pos, eta_neg)
+    odd_part = Mul (exponent_difference, quarter)
+"""
+
+HALF_Z_OF_ROWS = """
+    # log_base, signed_log, even_part, odd_part -> half_z, where the exponents broadcast against h
+    even_half_z = Mul (log_base, even_part)
+    odd_half_z = Mul (signed_log, odd_part)
+    half_z = Add (even_half_z, odd_half_z)
 """
 
 POWER_TRANSFORM = """
+    # signed_log, half_z -> twice_psi
+    half_z_size = Abs (half_z)
+    divisor_of_tanh = Clip (half_z_size, near_zero)
+    tanh_away_from_zero = Tanh (divisor_of_tanh)
+    ratio_away_from_zero = Div (tanh_away_from_zero, divisor_of_tanh)
+    half_z_square = Mul (half_z, half_z)
+    ratio_near_zero = RatioNearZero (half_z_square)
+    ratio = Add (ratio_away_from_zero, ratio_near_zero)
+    z = Add (half_z, half_z)
+    exp_z = Exp (z)
+    exp_z_plus_one = Add (exp_z, one)
+    twice_psi_per_log = Mul (ratio, exp_z_plus_one)
+    twice_psi = Mul (twice_psi_per_log, signed_log)
+"""
+
+POWER_TRANSFORM_FAR_FROM_ZERO = """
     # h, log_base, excess, half_exponent -> twice_psi
     half_z = Mul (log_base, half_exponent)
     tanh_half_z = Tanh (half_z)
@@ -134,9 +174,9 @@ POWER_TRANSFORM = """
     exp_z = Exp (z)
     exp_z_plus_one = Add (exp_z, one)
     expm1_z = Mul (tanh_half_z, exp_z_plus_one)
-    half_exponent_excess = Mul (half_exponent, excess)
-    twice_psi_per_h = Div (expm1_z, half_exponent_excess)
-    twice_psi = Mul (twice_psi_per_h, h)
+    expm1_z_per_half_exponent = Div (expm1_z, half_exponent)
+    h_per_excess = Div (h, excess)
+    twice_psi = Mul (expm1_z_per_half_exponent, h_per_excess)
 """
 
 # ONNX's per-channel multiply-add is BatchNormalization with mean 0 and variance 1: one pass over a tensor of any rank
@@ -156,14 +196,29 @@ def per_channel_affine(y: str, x: str, scale: str, shift: str) -> str:
     return f"    {y} = BatchNormalization <epsilon = {_UNIT_EPSILON!r}> ({inputs})"
 
 
-# What replaces the statement "is_positive = IsPositive (h)", the fastest for each arithmetic: ONNX Runtime has no
-# HardSigmoid for float64.
-_IS_POSITIVE = {
-    "float": "is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)",
-    "double": """steep = Constant <value = double {1e30}> ()
+# c, and k, in the formula above. In float32 a number of half precision too.
+_NEAR_ZERO = {"float": 2.0**-5, "double": 2.0**-13}
+_SLOPES = {arithmetic: 1 / 3 - 2 * c**2 / 15 for arithmetic, c in _NEAR_ZERO.items()}
+
+# What replaces two statements, the fastest for each arithmetic: ONNX Runtime has no HardSigmoid for float64.
+_CLAMPED = {
+    "float": {
+        "is_positive = IsPositive (h)": "is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)",
+        "ratio_near_zero = RatioNearZero (half_z_square)": f"""ratio_near_zero = HardSigmoid
+            <alpha = {-_SLOPES["float"]!r}, beta = {_SLOPES["float"] * _NEAR_ZERO["float"] ** 2!r}> (half_z_square)""",
+    },
+    "double": {
+        "is_positive = IsPositive (h)": """steep = Constant <value = double {1e30}> ()
     steep_h = Mul (h, steep)
     steep_h_and_half = Add (steep_h, half)
     is_positive = Clip (steep_h_and_half, zero, one)""",
+        "ratio_near_zero = RatioNearZero (half_z_square)": f"""
+    ratio_slope = Constant <value = double {{{_SLOPES["double"]!r}}}> ()
+    near_zero_square = Constant <value = double {{{_NEAR_ZERO["double"] ** 2!r}}}> ()
+    square_below = Sub (near_zero_square, half_z_square)
+    square_below_or_zero = Relu (square_below)
+    ratio_near_zero = Mul (square_below_or_zero, ratio_slope)""",
+    },
 }
 
 
@@ -182,7 +237,8 @@ def function_proto(
     """
     inputs, attributes = list(inputs), list(attributes)
     attribute_list = f"<{', '.join(attributes)}>" if attributes else ""
-    body = body.replace("is_positive = IsPositive (h)", _IS_POSITIVE[arithmetic])
+    for statement, replacement in _CLAMPED[arithmetic].items():
+        body = body.replace(statement, replacement)
     text = (
         f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">\n'
         f"{op_type} {attribute_list} ({', '.join(inputs)}) => (Y) {{\n{_constants(arithmetic)}\n{body}\n}}"
@@ -195,7 +251,9 @@ def function_proto(
 
 def _constants(arithmetic: str) -> str:
     epsilon = float(np.finfo(np.float64 if arithmetic == "double" else np.float32).eps)
-    scalars = {"zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0}
+    scalars = {"zero": 0.0, "quarter": 0.25, "half": 0.5, "one": 1.0, "two": 2.0}
     scalars |= {"one_and_epsilon": 1.0 + epsilon, "twice_epsilon": 2.0 * epsilon, "unit_variance": 1.0 - _UNIT_EPSILON}
+    # Less than epsilon, and in float32 a number of half precision too, the least.
+    scalars |= {"least_excess": 0.5 * epsilon, "near_zero": _NEAR_ZERO[arithmetic]}
     lines = [f"    {name} = Constant <value = {arithmetic} {{{value!r}}}> ()" for name, value in scalars.items()]
     return "\n".join([*lines, "    last_axis = Constant <value_ints = [-1]> ()"])

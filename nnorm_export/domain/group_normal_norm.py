@@ -17,7 +17,8 @@ GROUP_NORMAL_NORM = Operator(
     attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
     # The weight is brought into groups and back, so that a node whose groups do not divide the channels fails. With 0
     # groups the divisor is 1, and Reshape fails: some runtimes end the process where integers are divided by 0.
-    statement=f"""
+    statements={
+        "": f"""
     x = CastLike (X, weight)
     shape = Shape (x)
     batch = Shape <start = 0, end = 1> (x)
@@ -42,5 +43,6 @@ GROUP_NORMAL_NORM = Operator(
     half_weight = Mul (weight_of_channels, half)
 {UNIT_STATISTICS}
 {per_channel_affine("y", "twice_psi_of_x", "half_weight", "bias")}
-""",
+"""
+    },
 )

@@ -15,7 +15,8 @@ LAYER_NORMAL_NORM = Operator(
     # the length of one. So a node whose weight does not fit X fails, in Reshape or Mul, instead of mixing the rows.
     # Rows without elements are divided by 1: some runtimes end the process where integers are divided by 0.
     # (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
-    statement=f"""
+    statements={
+        "": f"""
     x = CastLike (X, weight)
     shape = Shape (x)
     one_axis = Constant <value_ints = [1]> ()
@@ -40,5 +41,6 @@ LAYER_NORMAL_NORM = Operator(
     weighted = Mul (twice_psi, half_weight)
     y_rows = Add (weighted, bias_row)
     y = Reshape <allowzero = 1> (y_rows, shape)
-""",
+"""
+    },
 )

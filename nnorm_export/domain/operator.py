@@ -44,8 +44,11 @@ class Operator:
     Attributes:
         op_type: the name of the ONNX node.
         parameters: the inputs after X, float32 (float64 in a float64 model).
-        statement: ONNX statements that compute y from X and the parameters, not yet rounded to the dtype of X
-            (:mod:`nnorm_export.domain.bodies`).
+        statements: name of a body -> ONNX statements that compute y from X and the parameters, not yet rounded to the
+            dtype of X (:mod:`nnorm_export.domain.bodies`). The body without a name is right for any parameters, if
+            the runtime's functions have small relative errors.
+        variant: parameters -> the name of the body for a node with these parameters; None stands for a parameter that
+            is not a constant.
         is_frozen: whether statistics and λ are frozen into the parameters, so that an element of y depends on that
             element of X alone; else they are computed from X.
         is_per_channel: whether each parameter has one number for each channel, axis 1 of X; else it has the shape of
@@ -58,9 +61,10 @@ class Operator:
 
     op_type: str
     parameters: tuple[str, ...]
-    statement: str
+    statements: Mapping[str, str]
     is_frozen: bool
     is_per_channel: bool
+    variant: Callable[[Mapping[str, Array | None]], str] = lambda _: ""
     attributes: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     epilogue: tuple[Step, ...] = ()
     norm: str = ""
@@ -105,10 +109,9 @@ class Operator:
             y = step.compute(y) if step.operand is None else step.compute(y, next(rest))
         return y
 
-    @property
-    def body(self) -> str:
+    def body(self, variant: str = "") -> str:
         """ONNX statements that compute Y from the inputs."""
-        lines, y = [self.statement], "y"
+        lines, y = [self.statements[variant]], "y"
         for step in self.epilogue:
             inputs = [y]
             if step.operand is not None:
@@ -118,10 +121,21 @@ class Operator:
             y = f"{y}_{step.op_type}"
         return "\n".join([*lines, f"    Y = CastLike ({y}, X)"])
 
-    def function(self, opset: int, arithmetic: str = "float") -> onnx.FunctionProto:
-        """The body as a model-local function for a model at ``opset``; ``arithmetic`` is ``float`` or ``double``."""
+    def function(
+        self, opset: int, arithmetic: str = "float", variant: str = "", overload: str = ""
+    ) -> onnx.FunctionProto:
+        """A body as a model-local function.
+
+        Args:
+            opset: that of the model.
+            arithmetic: ``float`` or ``double``.
+            variant: the name of the body.
+            overload: the name by which nodes call it. A model has one function for each operator and overload.
+        """
         declarations = [f"{name}: {kind} = {default!r}" for name, (kind, default) in self.attributes.items()]
-        return function_proto(self.op_type, self.inputs, declarations, self.body, opset, arithmetic)
+        function = function_proto(self.op_type, self.inputs, declarations, self.body(variant), opset, arithmetic)
+        function.overload = overload
+        return function
 
     def schema(self) -> onnx.defs.OpSchema:
         """The ONNX schema, which torch's exporter needs registered while it translates."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from nnorm_export.domain.bodies import (
     ESTIMATE_LMBDA,
-    HALF_EXPONENTS,
+    HALF_Z_OF_ROWS,
     MAGNITUDE,
     POWER_TRANSFORM,
+    QUARTER_EXPONENTS,
     RESOLVE_EXPONENTS,
-    SELECT_EXPONENT,
+    SIGNED_LOGARITHM,
     STANDARDIZE_ROWS,
 )
 
@@ -34,10 +35,11 @@ NORMAL_NORM_ROWS = "".join(
         _EPSILON_AND_DELTA_VALUES,
         STANDARDIZE_ROWS,
         MAGNITUDE,
+        SIGNED_LOGARITHM,
         ESTIMATE_LMBDA,
         RESOLVE_EXPONENTS,
-        HALF_EXPONENTS,
-        SELECT_EXPONENT,
+        QUARTER_EXPONENTS,
+        HALF_Z_OF_ROWS,
         POWER_TRANSFORM,
     ]
 )

@@ -17,7 +17,7 @@ from nnorm_export._version import __version__
 from nnorm_export.domain import OPERATORS, Operator
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.files.onnx_file import ModelFile, identifier, with_nested
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, PRODUCER
 
 _STANDARD = ("", "ai.onnx")
@@ -66,7 +66,7 @@ def _unknown_text(file: ModelFile, unknown: dict[str, str]) -> str:
 def unknown_bodies(file: ModelFile) -> dict[str, str]:
     """Operator -> why its body is not one that this package writes. Those without a kernel or a body are left out."""
     unknown = {}
-    arithmetic: dict[str, str] = {}
+    arithmetic: dict[tuple[str, str, str], str] = {}
     redefined = {function.name for function in file.proto.functions if function.domain in _STANDARD}
     for function in file.proto.functions:
         if function.domain != DOMAIN or function.name not in _WITH_KERNEL:
@@ -78,9 +78,9 @@ def unknown_bodies(file: ModelFile) -> dict[str, str]:
         elif shadowed:
             unknown[function.name] = f"the file has a function of its own for {', '.join(shadowed)}"
         else:
-            arithmetic[function.name] = found
+            arithmetic[identifier(function)] = found
     for use in _uses(file):
-        op_type, wanted = use.node.op_type, arithmetic.get(use.node.op_type)
+        op_type, wanted = use.node.op_type, arithmetic.get(identifier(use.node))
         given = {_ARITHMETIC.get(tensor.data_type) for tensor in use.parameters.values()}
         if wanted is not None and given - {wanted, None}:
             unknown.setdefault(op_type, f"it computes in {wanted}, {use} has parameters of another dtype")

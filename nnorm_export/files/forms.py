@@ -22,7 +22,8 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
-from nnorm_export.domain import OPERATORS
+from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.domain.operator import Array
 from nnorm_export.errors import ExportError
 from nnorm_export.names import DOMAIN, FORMS
 
@@ -47,6 +48,9 @@ def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(OPERATORS)) 
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         if identifier[1] in op_types:
             del model.functions[identifier]
+    for node in nodes_of(model):
+        if node.op_type in op_types:
+            node.overload = ""
 
 
 def nodes_of(model: ir.Model) -> list[ir.Node]:
@@ -55,17 +59,29 @@ def nodes_of(model: ir.Model) -> list[ir.Node]:
 
 
 def _attach_bodies(model: ir.Model) -> None:
+    """Adds the body of each normalization. Those of one operator with different bodies call them by overloads."""
     nodes = nodes_of(model)
-    arithmetic = {node.inputs[1].dtype for node in nodes if node.inputs[1] is not None}
-    if arithmetic == {ir.DataType.FLOAT, ir.DataType.DOUBLE}:
-        raise ExportError(
-            "the model has float32 and float64 normalizations, and a file has one body per operator; "
-            "export with dtype='fp32' or dtype='fp64'"
-        )
-    kind = "double" if arithmetic == {ir.DataType.DOUBLE} else "float"
-    for op_type in sorted({node.op_type for node in nodes}):
-        function = ir.serde.deserialize_function(OPERATORS[op_type].function(model.opset_imports[""], kind))
-        model.functions[function.identifier()] = function
+    arithmetics = {_arithmetic(node) for node in nodes}
+    for node in nodes:
+        operator, arithmetic = OPERATORS[node.op_type], _arithmetic(node)
+        variant = operator.variant(_parameters(operator, node))
+        is_mixed = len(arithmetics) > 1 and arithmetic == "double"
+        node.overload = "_".join(filter(None, [variant, arithmetic if is_mixed else ""]))
+        if node.op_identifier() not in model.functions:
+            function = operator.function(model.opset_imports[""], arithmetic, variant, node.overload)
+            model.functions[node.op_identifier()] = ir.serde.deserialize_function(function)
+
+
+def _arithmetic(node: ir.Node) -> str:
+    """``float`` or ``double``, by the dtype of the parameters."""
+    parameter = node.inputs[1]
+    return "double" if parameter is not None and parameter.dtype == ir.DataType.DOUBLE else "float"
+
+
+def _parameters(operator: Operator, node: ir.Node) -> dict[str, Array | None]:
+    values = dict(zip(operator.inputs, node.inputs, strict=True))
+    constants = {name: ir.convenience.get_const_tensor(values[name]) for name in operator.parameters}
+    return {name: None if constant is None else constant.numpy() for name, constant in constants.items()}
 
 
 def inline_bodies(model: ir.Model) -> None:

@@ -48,8 +48,13 @@ class ModelFile:
 
     @property
     def has_bodies(self) -> bool:
-        bodies = {function.name for function in self.proto.functions if function.domain == DOMAIN}
-        return all(node.op_type in bodies for node in self.normalizations)
+        return not self.bare
+
+    @property
+    def bare(self) -> frozenset[str]:
+        """The operators of the normalizations that have no body in the file."""
+        bodies = {identifier(function) for function in self.proto.functions}
+        return frozenset(node.op_type for node in self.normalizations if identifier(node) not in bodies)
 
     @property
     def external_data(self) -> list[str]:
@@ -77,6 +82,12 @@ class ModelFile:
         """Whether any value is float16, intermediate values included."""
         kind = onnx.TensorProto.FLOAT16
         return self.holds(kind) or any(_makes(node, kind) for node in all_nodes(self.proto))
+
+
+def identifier(called: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, str]:
+    """The domain, the name and the overload by which a node calls a function."""
+    name = called.name if isinstance(called, onnx.FunctionProto) else called.op_type
+    return called.domain, name, called.overload
 
 
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

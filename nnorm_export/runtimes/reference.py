@@ -32,7 +32,7 @@ class ReferenceRunner(Runner):
                 "reference evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
             )
         try:
-            self._evaluator = ReferenceEvaluator(str(path))
+            self._evaluator = ReferenceEvaluator(_without_overloads(self._file) or str(path))
         except Exception as error:  # missing weights, unknown operators and attributes: errors of many types
             raise ModelFileError(
                 f"{path}: the reference evaluator cannot load it: {str(error) or type(error).__name__}"
@@ -48,6 +48,24 @@ class ReferenceRunner(Runner):
             results = self._evaluator.run(None, feed)
         # The evaluator computes some operators in a wider dtype than the graph's (float16 in onnx 1.2x).
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
+
+
+def _without_overloads(file: onnx_file.ModelFile) -> onnx.ModelProto | None:
+    """The model with a name of its own for each overload of a function; None for a file without overloads.
+
+    onnx's evaluator (1.23) knows functions by domain and name, and runs one overload for all.
+    """
+    if not any(function.overload for function in file.proto.functions):
+        return None
+    proto = onnx_file.read_with_weights(file.path)
+    functions = {onnx_file.identifier(function) for function in proto.functions}
+    for node in onnx_file.all_nodes(proto):
+        if node.overload and onnx_file.identifier(node) in functions:
+            node.op_type, node.overload = f"{node.op_type}:{node.overload}", ""
+    for function in proto.functions:
+        if function.overload:
+            function.name, function.overload = f"{function.name}:{function.overload}", ""
+    return proto
 
 
 def _components() -> list[Component]:

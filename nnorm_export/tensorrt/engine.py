@@ -18,7 +18,7 @@ from nnorm_export.tensorrt import installation, rtx_plugins
 from nnorm_export.tensorrt import rtx as tensorrt_rtx
 from nnorm_export.tensorrt.network import Built, Progress, allow_decomposition, monitored, plugins_in
 from nnorm_export.tensorrt.parser_input import write_for_parser
-from nnorm_export.tensorrt.plugins import bare_operators, check_plugins, choose_plugins, faster_as_plugins, load_plugins
+from nnorm_export.tensorrt.plugins import check_plugins, choose_plugins, faster_as_plugins, load_plugins
 from nnorm_export.tensorrt.profiles import (
     DEFAULT_BATCH,
     Given,
@@ -245,7 +245,7 @@ class RtxBuilder:
 
         A normalization that has a body does not need a plugin here.
         """
-        if plugins or (plugins is None and bare_operators(file)):
+        if plugins or (plugins is None and file.bare):
             return rtx_plugins.load(self._tensorrt, needed=bool(plugins))
         return ""
 

@@ -25,7 +25,6 @@ from nnorm_export.domain import OPERATORS
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import OPTIMIZED
-from nnorm_export.names import DOMAIN
 
 
 def faster_as_plugins(op_types: Iterable[str]) -> frozenset[str]:
@@ -77,12 +76,6 @@ def load_plugins(polygraphy: Any, tensorrt: Any, plugins: bool | None) -> str:
     return ""
 
 
-def bare_operators(file: ModelFile) -> frozenset[str]:
-    """The operators of ``file`` that have no body in it, so that plugins alone can run them."""
-    bodies = {function.name for function in file.proto.functions if function.domain == DOMAIN}
-    return frozenset(node.op_type for node in file.normalizations) - bodies
-
-
 def choose_plugins(
     file: ModelFile, plugins: bool | None, unavailable: str, preferred: Callable[[frozenset[str]], frozenset[str]]
 ) -> frozenset[str]:
@@ -108,7 +101,7 @@ def choose_plugins(
             f"{file.path}: the file has no nnorm nodes for plugins to run (its form is {file.form!r}); export the form "
             "'portable', or leave plugins off"
         )
-    bare = bare_operators(file)
+    bare = file.bare
     if bare and plugins is False:
         raise ModelFileError(
             f"{file.path}: {', '.join(sorted(bare))} have no bodies in it (its form is {file.form!r}), so only plugins "
