@@ -79,8 +79,9 @@ def _arithmetic(node: ir.Node) -> str:
 
 
 def _parameters(operator: Operator, node: ir.Node) -> dict[str, Array | None]:
+    """Name -> value; None for a parameter that is not a constant."""
     values = dict(zip(operator.inputs, node.inputs, strict=True))
-    constants = {name: ir.convenience.get_const_tensor(values[name]) for name in operator.parameters}
+    constants = {name: None if (value := values[name]) is None else value.const_value for name in operator.parameters}
     return {name: None if constant is None else constant.numpy() for name, constant in constants.items()}
 
 
