@@ -48,32 +48,35 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
       nnorm-export export -m nets:Encoder -c best.ckpt -i x:float32[2,16,64] \\
         -i mask:bool[2,16] --dynamic x:0=batch,1=seq --dynamic mask:0=batch,1=seq
 
+      nnorm-export export -m nets:build -c best.pth -i 1,3,32,32 --target opencv
+
       nnorm-export export -m program.pt2 --form primitives
 
       nnorm-export export -m nets:build -c best.pth -i data.npz --format aoti
     """
-    function, default_name = FORMATS[options.file_format]
-    target = options.target or default_name
-    _refuse_misnamed(target, options.file_format)
-    own_options = _own_options(options)
+    file_format = _format(options)
+    function, default_name = FORMATS[file_format]
+    path = options.file or default_name
+    _refuse_misnamed(path, file_format)
+    own_options = _own_options(options, file_format)
     import nnorm_export
     from nnorm_export.cli.source import bisect_command, load_source
     from nnorm_export.files.inspection import describe
     from nnorm_export.files.staging import check_target
 
-    check_target(target)  # before the model is loaded, which may take minutes
+    check_target(path)  # before the model is loaded, which may take minutes
     with output.working("Loading the model"):
         source = load_source(model)
         args, kwargs, notices = _example(source, model.input_specs, options)
         dynamic_shapes = _dynamic_shapes(source, args, kwargs, options)
     notices = [*source.notices, *notices]
-    output.notices([*notices, _DEPRECATED] if options.file_format == "torchscript" else notices)
+    output.notices([*notices, _DEPRECATED] if file_format == "torchscript" else notices)
     try:
-        with output.working(f"Exporting to {target}: freeze, trace, write, verify"):
+        with output.working(f"Exporting to {path}: freeze, trace, write, verify"):
             report: ExportReport = getattr(nnorm_export, function)(
                 source.program or source.module,
                 args,
-                target,
+                path,
                 kwargs=kwargs,
                 dynamic_shapes=dynamic_shapes,
                 input_names=_names(options.input_names),
@@ -83,10 +86,10 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
                 passthrough=model.passthrough or (),
                 **own_options,
             )
-            description = describe(target)
+            description = describe(path)
     except ParityError as error:
-        form = "--format onnx " if options.file_format != "onnx" else "--form portable "
-        kept = str(Path(target).with_suffix(".unverified.onnx"))
+        form = "--format onnx " if file_format != "onnx" else "--form portable "
+        kept = str(Path(path).with_suffix(".unverified.onnx"))
         raise ParityError(
             error.finding,
             f"To find the layer that differs, export again with {form}--no-verify -o {shlex.quote(kept)}, then run\n"
@@ -101,21 +104,32 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     output.show(as_json, lambda: _print(report, description, output.verbose))
 
 
-def _refuse_misnamed(target: str, file_format: str) -> None:
+def _format(options: ExportOptions) -> str:
+    """The format that the options ask for; a target decides it."""
+    if options.target is not None and options.file_format not in (None, "onnx"):
+        raise NnormExportError(
+            f"--target {options.target} decides the format; leave out --format {options.file_format}, or leave out "
+            "--target"
+        )
+    return options.file_format or "onnx"
+
+
+def _refuse_misnamed(path: str, file_format: str) -> None:
     """An ONNX file with the name of another format is a forgotten ``--format``."""
     endings = {".pt2": "--format pt2 or --format aoti", ".pt": "--format torchscript"}
-    meant = endings.get(Path(target).suffix)
+    meant = endings.get(Path(path).suffix)
     if file_format == "onnx" and meant:
-        raise NnormExportError(f"{target} is not a name for an ONNX file; say {meant}, or end it in .onnx")
+        raise NnormExportError(f"{path} is not a name for an ONNX file; say {meant}, or end it in .onnx")
 
 
-def _own_options(options: ExportOptions) -> dict[str, Any]:
+def _own_options(options: ExportOptions, file_format: str) -> dict[str, Any]:
     """Returns the arguments that only this format's function takes, and refuses the options of other formats."""
     from nnorm_export.models.factory import parse_arguments
 
     configs = options.inductor_config and parse_arguments(options.inductor_config, "--inductor-config", dotted=True)
     arguments: dict[str, Any] = {}
     for flag, owner, parameter, value in (
+        ("--target", "onnx", "target", options.target),
         ("--form", "onnx", "form", options.form),
         ("--opset", "onnx", "opset_version", options.opset),
         ("--external-data", "onnx", "external_data", options.external_data),
@@ -124,8 +138,8 @@ def _own_options(options: ExportOptions) -> dict[str, Any]:
         ("--operators", "pt2", "operators", options.operators),
         ("--inductor-config", "aoti", "inductor_configs", configs),
     ):
-        if value is not None and owner != options.file_format:
-            raise NnormExportError(f"{flag} goes with --format {owner}, and this is {options.file_format}")
+        if value is not None and owner != file_format:
+            raise NnormExportError(f"{flag} goes with --format {owner}, and this is {file_format}")
         if value is not None:
             arguments[parameter] = value
     return arguments
@@ -178,6 +192,7 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
             ("file", str(report.path)),
             ("size", size_text(sum(size or 0 for size in description.files.values()))),
             ("format", report.format),
+            ("target", report.target or ""),
             ("form", f"{report.form}, opset {report.opset}" if report.opset else report.form),
             ("nodes", str(report.nodes)),
             ("normalizations", kinds or "none that nnorm_export knows"),

@@ -176,16 +176,25 @@ class ExportOptions:
     fixed_shape: Annotated[bool, _inputs("--fixed-shape", "Fix every axis. By default the batch is dynamic.")] = False
     input_names: Annotated[str | None, _inputs("--input-names A,B", "Names of the inputs in the file.")] = None
     output_names: Annotated[str | None, _inputs("--output-names A,B", "Names of the outputs in the file.")] = None
-    target: Annotated[str | None, _target("model.onnx, model.pt, model.pt2 or model.aoti.pt2")] = None
+    file: Annotated[str | None, _target("model.onnx, model.pt, model.pt2 or model.aoti.pt2")] = None
+    target: Annotated[
+        str | None,
+        _file(
+            "--target -t RUNTIME",
+            "The runtime that the file is for, which gets the format, form, opset and shapes that it reads: "
+            "onnxruntime (default), openvino, opencv, web (onnxruntime-web), tract, tensorrt.",
+            **_one_of("nnorm_export.exporting.targets:TARGETS"),
+        ),
+    ] = None
     file_format: Annotated[
-        str,
+        str | None,
         _file(
             "--format -f FORMAT",
-            "onnx: ONNX Runtime, TensorRT and others. pt2: torch.export.load. aoti: the same compiled by "
+            "onnx (default): ONNX Runtime, TensorRT and others. pt2: torch.export.load. aoti: the same compiled by "
             "AOTInductor, for Python and C++. torchscript: torch.jit.load and LibTorch; PyTorch has deprecated it.",
             **_one_of("nnorm_export.cli.export:FORMATS"),
         ),
-    ] = "onnx"
+    ] = None
     dtype: Annotated[
         str | None,
         _file(
@@ -199,8 +208,8 @@ class ExportOptions:
         str | None,
         _onnx(
             "--form FORM",
-            "portable (default): nodes with bodies, runs everywhere. primitives: standard operators only. "
-            "custom: nodes without bodies, needs a kernel or plugin.",
+            "portable (default): nodes with bodies. primitives: standard operators only, for runtimes without "
+            "functions. custom: nodes without bodies, needs a kernel or plugin.",
             **_one_of("nnorm_export.names:FORMS"),
         ),
     ] = None

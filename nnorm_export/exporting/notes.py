@@ -53,8 +53,8 @@ def _layer(node: str, op_type: str, path: str, frozen: Frozen) -> Entry:
     return {"node": node, "op_type": op_type, "path": path, **frozen.records.get(path, {})}
 
 
-def stamp(model: ir.Model, form: str, layers: list[Entry], weights_sha256: str) -> None:
-    """Writes into ``model`` which program made it, in which form, and what its layers were."""
+def stamp(model: ir.Model, form: str, target: str, layers: list[Entry], weights_sha256: str) -> None:
+    """Writes into ``model`` which program made it, in which form, for which target, and what its layers were."""
     model.producer_name = PRODUCER
     model.producer_version = __version__
     model.graph.name = "main_graph"
@@ -62,6 +62,7 @@ def stamp(model: ir.Model, form: str, layers: list[Entry], weights_sha256: str) 
         "version": __version__,
         "torch": _TORCH,
         "form": form,
+        "target": target,
         "layers": json.dumps(layers),
         "weights_sha256": weights_sha256,
     }

@@ -16,11 +16,13 @@ from nnorm_export.errors import ExportError
 from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.notes import layers_of_model, stamp
 from nnorm_export.exporting.report import ExportReport, prove
-from nnorm_export.exporting.source import Frozen, Model, Passthrough, Request, freeze_source
+from nnorm_export.exporting.source import Frozen, Model, Passthrough, Request, freeze_source, refuse_model
+from nnorm_export.exporting.targets import refuse_unread, target_named
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.exporting.translate import translate
 from nnorm_export.files.forms import apply_form, check_form, strip_bodies
 from nnorm_export.files.staging import save, staged, writing
+from nnorm_export.models import arguments
 from nnorm_export.models.ambient import neutral
 from nnorm_export.process import release_memory
 
@@ -33,7 +35,8 @@ def export(
     args: Sequence[Any] | Tensor,
     f: str | Path,
     *,
-    form: str = "portable",
+    target: str | None = None,
+    form: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -51,7 +54,10 @@ def export(
             an exported program of a frozen one.
         args: example inputs, a tuple or one tensor. Ignored, as ``kwargs``, for a program, which carries its own.
         f: the file to write.
-        form: ``portable`` (default), ``primitives`` or ``custom``; see :mod:`nnorm_export.files.forms`.
+        target: the runtime that the file is for: it decides the format, the form, the opset and whether axes are
+            dynamic, where these arguments do not (:data:`nnorm_export.exporting.targets.TARGETS`). ``onnxruntime``
+            (default), ``openvino``, ``opencv``, ``web``, ``tract`` and ``tensorrt`` get ONNX.
+        form: ``portable``, ``primitives`` or ``custom``; see :mod:`nnorm_export.files.forms`. None takes the target's.
         kwargs: example keyword inputs.
         input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
             its result.
@@ -70,22 +76,36 @@ def export(
 
     Raises:
         FreezeError: a layer cannot be frozen.
-        ExportError: bad arguments, an untraceable model, a path that cannot be written.
+        ExportError: bad arguments, something that the target does not read, an untraceable model, a path that cannot be
+            written.
         ParityError: the written model computes something else.
         In every case ``f`` is what it was before.
     """
-    check_form(form)
+    row = target_named(target)
+    if form is not None:
+        check_form(form)
     _check_opset(opset_version)
+    refuse_unread(
+        row,
+        form=form,
+        opset=opset_version,
+        external_data=external_data,
+        dynamic_shapes=dynamic_shapes,
+        dtype=arguments.dtype_name(dtype),
+    )
+    form = form or row.forms[0]
+    dynamic_shapes = dynamic_shapes if row.has_dynamic_axes else {}
     frozen = freeze_source(
         Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
     )
-    onnx_model, opset = _translated(frozen, opset_version)
+    refuse_model(row, frozen)
+    onnx_model, opset = _translated(frozen, opset_version or row.opset)
     layers = layers_of_model(onnx_model, frozen)
     frozen = frozen.without_module()
     # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
     comparable = "portable" if verify and form == "custom" else form
     apply_form(onnx_model, comparable)
-    stamp(onnx_model, form, layers, frozen.weights_sha256)
+    stamp(onnx_model, form, row.name, layers, frozen.weights_sha256)
 
     path, nodes = frozen.request.path, len(onnx_model.graph)
     with staged(path) as staging:
@@ -109,7 +129,7 @@ def export(
             with writing(path):
                 for file in final.parent.iterdir():
                     os.replace(file, staging.with_name(file.name))
-    return ExportReport(path, "onnx", form, opset, nodes, layers, frozen.weights_sha256, parity)
+    return ExportReport(path, "onnx", form, opset, nodes, layers, frozen.weights_sha256, parity, row.name)
 
 
 def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, int]:

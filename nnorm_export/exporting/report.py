@@ -31,6 +31,7 @@ class ExportReport:
         layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
+        target: the runtime that the file is for; None in PyTorch's own formats.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class ExportReport:
     layers: list[dict[str, Any]]
     weights_sha256: str
     parity: ParityReport | None
+    target: str | None = None
 
     @classmethod
     def of_note(cls, path: Path, note: Note, parity: ParityReport | None) -> ExportReport:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError
 from nnorm_export.exporting.rehearsal import rehearse
+from nnorm_export.exporting.targets import Target, refuse_dtype
 from nnorm_export.files.staging import check_target
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
@@ -113,6 +114,20 @@ def freeze_source(request: Request) -> Frozen:
     return (
         _of_program(request, model) if isinstance(model, torch.export.ExportedProgram) else _of_module(request, model)
     )
+
+
+def refuse_model(target: Target, frozen: Frozen) -> None:
+    """Raises an ExportError if the runtime ``target`` does not take the dtypes or the dynamic axes of the model."""
+    program = frozen.program
+    tensors = [*arguments.tensors_in(frozen.example), *frozen.module.parameters(), *frozen.module.buffers()]
+    for name in sorted({arguments.dtype_name(tensor.dtype) or "" for tensor in tensors if tensor.is_floating_point()}):
+        if name != "fp32":  # normalizations compute in float32 in a narrower model too
+            refuse_dtype(target, name)
+    if program is not None and program.range_constraints and not target.has_dynamic_axes:
+        raise ExportError(
+            f"{target.title} takes fixed shapes, and the exported program has dynamic axes: give the module, or call "
+            "torch.export.export without dynamic_shapes"
+        )
 
 
 def _of_module(request: Request, model: nn.Module) -> Frozen:

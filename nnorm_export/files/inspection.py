@@ -52,6 +52,7 @@ class ModelDescription:
         format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
         form: as of :class:`nnorm_export.ExportReport`, ``optimized``, or ``unknown`` for a file that nnorm_export did
             not write. If such a file is not ONNX, its other facts are mostly missing.
+        target: the runtime that the file was exported for; None if that is not known.
         optimized_for: the machine that a file in the form ``optimized`` is for; None for other files.
         compiled_for: the machine that the code of AOTInductor is for; None for other files.
         opsets: domain -> version; ``opset`` is that of the standard operators.
@@ -66,6 +67,7 @@ class ModelDescription:
     path: str
     format: str
     form: str
+    target: str | None
     optimized_for: Machine | None
     compiled_for: str | None
     opset: int | None
@@ -116,6 +118,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         path=str(archive.path),
         format=archive.format,
         form=archive.form,
+        target=None,
         optimized_for=None,
         compiled_for=archive.machine or None,
         opset=None,
@@ -143,6 +146,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         path=str(file.path),
         format="onnx",
         form=file.form,
+        target=file.metadata.get("target"),
         optimized_for=_optimized_for(file),
         compiled_for=None,
         opset=opsets.get(STANDARD_DOMAIN),

@@ -32,6 +32,16 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     raise ExportError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPE_NAMES)} (or the torch dtype)")
 
 
+def dtype_name(dtype: str | torch.dtype | None) -> str | None:
+    """``fp16`` for each spelling that :func:`resolve_dtype` takes; None stays None.
+
+    Raises:
+        ExportError: the dtype is unknown.
+    """
+    resolved = resolve_dtype(dtype)
+    return next((short for short in DTYPE_NAMES if DTYPES[short] == resolved), None)
+
+
 def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Parameter name of ``forward`` -> example value, in the order of the call.
 
