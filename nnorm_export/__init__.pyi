@@ -27,6 +27,8 @@ from .errors import (
 from .errors import (
     RuntimeMissingError as RuntimeMissingError,
 )
+from .exporting.change_form import FormReport as FormReport
+from .exporting.change_form import change_form as change_form
 from .exporting.onnx import export as export
 from .exporting.programs import export_aoti as export_aoti
 from .exporting.programs import export_program as export_program

@@ -34,8 +34,8 @@ from nnorm_export import (
     optimize,
     verify,
 )
-from nnorm_export.optimizing import agreement
 from nnorm_export.optimizing import optimize as optimizer
+from nnorm_export.parity import agreement
 from nnorm_export.runtimes import _optimized_files
 from nnorm_export.runtimes._description import describe_run
 

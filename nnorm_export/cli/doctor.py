@@ -55,6 +55,9 @@ def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
     print_facts(facts)
     typer.echo()
     print_facts((found.runtime, _runtime_text(found, path)) for found in diagnosis.runtimes)
+    for change in diagnosis.changes:
+        typer.echo()
+        echo(change, label="changed")
     for fault in dict.fromkeys(fault for found in diagnosis.runtimes for fault in found.known_faults):
         typer.echo()
         echo(str(fault), label="known fault")

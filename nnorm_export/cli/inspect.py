@@ -23,7 +23,9 @@ def inspect(
     """Show a file's format, inputs, normalizations, their λ and what runs them.
 
     ONNX, TorchScript, exported programs (.pt2) and packages of AOTInductor.
-    Files that other programs wrote are described too, with fewer facts.
+    Files that other programs wrote are described too, with fewer facts. What
+    other programs changed in a file of ours, for example by dropping its
+    functions or turning it to float16, is told with a remedy.
     To see what runs the normalizations, the file is opened in its runtime, which
     runs the code of TorchScript: use --no-run for files that you do not trust.
     Packages of AOTInductor are machine code and are not opened. Exported
@@ -79,6 +81,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         *(("output", str(info)) for info in description.outputs),
         ("weights", f"sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
         *(("problem", problem) for problem in description.problems),
+        *(("changed", change) for change in description.changes),
         ("runtime", description.runtime or ""),
         ("not run", one_line(description.runtime_problem or "")),
     ]

@@ -319,6 +319,22 @@ class OptimizeOptions:
 
 
 @dataclass
+class ConvertOptions:
+    form: Annotated[
+        str,
+        _onnx(
+            "--form FORM",
+            "primitives (default): standard operators only. portable: nodes with bodies. custom: nodes without bodies.",
+            **_one_of("nnorm_export.names:FORMS"),
+        ),
+    ] = "primitives"
+    input_specs: Inputs = None
+    target: Annotated[str | None, _target("MODEL.FORM.onnx beside the model")] = None
+    external_data: ExternalData = None
+    no_verify: NoVerify = False
+
+
+@dataclass
 class EngineOptions:
     least: Annotated[
         list[str] | None, _shapes("--min NAME:SHAPE", "The least shape of an input: x:1,3,32,32. Repeatable.")

@@ -98,9 +98,26 @@ def arithmetic_of(function: onnx.FunctionProto) -> str | None:
     opset = next((entry.version for entry in function.opset_import if entry.domain in _STANDARD), 0)
     if opset < OLDEST_OPSET:
         return None
-    found = digest(function)
+    found = {digest(function), digest(_with_lists(function))}
     bodies = RELEASED.get(function.name, {})
-    return next((arithmetic for arithmetic, digests in bodies.items() if found in digests), None)
+    return next((arithmetic for arithmetic, digests in bodies.items() if not found.isdisjoint(digests)), None)
+
+
+def _with_lists(function: onnx.FunctionProto) -> onnx.FunctionProto:
+    """``function`` with vectors of integers as lists, as the bodies are written. onnxslim makes tensors of them."""
+    written = onnx.FunctionProto()
+    written.CopyFrom(function)
+    for node in written.node:
+        if node.op_type != "Constant" or len(node.attribute) != 1:
+            continue
+        tensor = node.attribute[0].t
+        if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1 and not uses_external_data(tensor):
+            try:
+                numbers = numpy_helper.to_array(tensor).tolist()
+            except (ValueError, TypeError):  # a damaged tensor
+                continue
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value_ints", numbers))
+    return written
 
 
 def digest(function: onnx.FunctionProto) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import problems_of
+from nnorm_export.files.changes import changes_of
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import Machine, machine_of
@@ -60,6 +61,7 @@ class ModelDescription:
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
         files: file name -> bytes, external data included; None for a missing file.
         problems: why a node of the domain ``nnorm`` is invalid, or its body unknown; no kernel runs such a file.
+        changes: what other programs changed after the file was written, and what to do (:mod:`.files.changes`).
         runtime: the runtime that says what runs each normalization; None if no runtime has opened the file.
         runtime_problem: why the runtime cannot open the file.
     """
@@ -81,6 +83,7 @@ class ModelDescription:
     outputs: list[TensorInfo]
     files: dict[str, int | None]
     problems: list[str]
+    changes: list[str]
     runtime: str | None
     runtime_problem: str | None
     layers: list[LayerDescription]
@@ -132,6 +135,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
         files={archive.path.name: archive.path.stat().st_size},
         problems=[],
+        changes=[],
         runtime=None,
         runtime_problem=None,
         layers=[_layer(entry, implementation) for entry in note.layers] if note else [],
@@ -160,6 +164,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         outputs=outputs_of(file.proto),
         files=_files(file),
         problems=problems_of(file),
+        changes=changes_of(file),
         runtime=None,
         runtime_problem=None,
         layers=[_layer(entry, None if entry["node"] in nodes else "inlined") for entry in _entries(file)],
@@ -177,8 +182,12 @@ def _entries(file: ModelFile) -> list[dict[str, Any]]:
     """What export() wrote about each normalization; other writers' nodes have a name and an operator only."""
     noted = file.layers
     known = {entry["node"] for entry in noted}
-    others = [node for node in file.normalizations if node.name not in known]
-    return noted + [{"node": node.name, "op_type": node.op_type, "path": ""} for node in others]
+    others = {node.name: node for node in file.normalizations if node.name not in known}
+    names = {node.name for node in file.normalizations}
+    for entry in noted:  # a tool may have put a prefix to the names of all nodes
+        if entry["node"] not in names and (name := next((n for n in others if n.endswith(entry["node"])), "")):
+            entry |= {"node": name, "op_type": others.pop(name).op_type}
+    return noted + [{"node": node.name, "op_type": node.op_type, "path": ""} for node in others.values()]
 
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:

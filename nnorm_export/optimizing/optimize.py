@@ -16,10 +16,10 @@ from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
-from nnorm_export.optimizing.agreement import compare
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
+from nnorm_export.parity.agreement import compare
 from nnorm_export.parity.judgement import ParityReport
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes._optimized_files import this_machine
@@ -149,7 +149,10 @@ def optimize(
         with writing(target):
             save(model, staging, external_data)
         runner = load(staging)
-        parity = compare(runner, load(source.path), inputs) if verify else None
+        parity = None
+        if verify:
+            name = "the optimised file"
+            parity = compare(runner, load(source.path), inputs, name=name, other_roundings=False)
         if parity is not None and not parity:
             raise ParityError(
                 f"{target} was not written: its results differ from those of {path}.\n{parity}",

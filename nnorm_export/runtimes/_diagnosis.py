@@ -11,6 +11,7 @@ from typing import Any
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.files.inspection import describe
 from nnorm_export.reading import size_of
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes._runtime import installed_version
@@ -46,11 +47,17 @@ class RuntimeDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found. ``needed`` is the runtime that must work."""
+    """What :func:`diagnose` found.
+
+    Attributes:
+        needed: the runtime that must work.
+        changes: what other programs changed in the file, and what to do about it (:mod:`nnorm_export.files.changes`).
+    """
 
     components: list[Component]
     runtimes: list[RuntimeDiagnosis]
     needed: str
+    changes: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> RuntimeDiagnosis | None:
@@ -81,7 +88,15 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
     if needed not in names:
         what = "nnorm_export" if path is None else str(path)
         raise NnormExportError(f"{what} has no runtime {needed}; it has {', '.join(names)}")
-    return Diagnosis(list(_components()), [_diagnose(each, path, trust_pickle) for each in candidates], needed)
+    diagnoses = [_diagnose(each, path, trust_pickle) for each in candidates]
+    return Diagnosis(list(_components()), diagnoses, needed, [] if path is None else _changes(path))
+
+
+def _changes(path: str | Path) -> list[str]:
+    try:
+        return [] if is_url(path) else describe(path).changes
+    except ModelFileError:  # an engine, or a file that no runtime opens, as each of them says
+        return []
 
 
 def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> RuntimeDiagnosis:

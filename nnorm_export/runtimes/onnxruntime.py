@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
+from nnorm_export.files.changes import changes_of, renamed
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
@@ -187,6 +189,8 @@ class OnnxRuntimeRunner(Runner):
         if kernels:
             refuse_unknown_bodies(self._file)
             library.register(options)
+            if unused := renamed(self._file):
+                warnings.warn(f"{self._file.path}: {unused}", stacklevel=1)
         return options
 
     def _open(self, options: Any) -> Any:
@@ -210,6 +214,8 @@ class OnnxRuntimeRunner(Runner):
                 "nnorm_export.register(session_options) first; else optimise the portable file again with this ONNX "
                 f"Runtime. ({reason})"
             )
+        if changes := changes_of(self._file):
+            return f"{'; '.join(changes)}. ({reason})"
         if not self._file.has_bodies:
             return (
                 f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernels "

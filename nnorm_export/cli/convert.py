@@ -1,0 +1,70 @@
+"""``nnorm-export convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nnorm_export.cli.options import ConvertOptions
+from nnorm_export.cli.output import Output, counted, print_facts, print_parity, size_text
+
+if TYPE_CHECKING:
+    from nnorm_export.exporting.change_form import FormReport
+
+
+def convert(
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A file in the form portable or custom.")],
+    options: ConvertOptions,
+    output: Output,
+) -> None:
+    """Write an exported file in another form, without the model.
+
+    The form primitives has standard operators only, for runtimes that read no
+    functions: OpenVINO, OpenCV, tract and others. The form portable also
+    repairs files whose functions another tool has dropped or renamed, such as
+    onnx.version_converter and onnx.compose.
+
+    The new file is written only if both files agree, on random inputs or on
+    those of --input.
+
+    Examples:
+
+      nnorm-export convert net.onnx --form primitives
+
+      nnorm-export convert converted.onnx --form portable -o net.onnx
+    """
+    from nnorm_export.exporting.change_form import change_form
+    from nnorm_export.files.inspection import describe
+    from nnorm_export.models.inputs import read_inputs_of_file
+
+    target = options.target or str(Path(path).with_suffix(f".{options.form}.onnx"))
+    with output.working(f"Reading {path}"):
+        dtypes = {info.name: info.dtype for info in describe(path).inputs}
+        inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
+    output.notices(notices)
+    with output.working(f"Writing {target}: form, compare"):
+        report = change_form(
+            path,
+            target,
+            options.form,
+            inputs=inputs or None,
+            verify=not options.no_verify,
+            external_data=options.external_data,
+        )
+        files = describe(target).files
+    output.show(report.to_json() | {"files": files, "notices": notices}, lambda: _print(report))
+
+
+def _print(report: FormReport) -> None:
+    print_facts(
+        [
+            ("file", str(report.path)),
+            ("size", size_text(report.size)),
+            ("form", report.form),
+            ("normalizations", counted(report.normalizations)),
+        ]
+    )
+    typer.echo()
+    print_parity(report.parity, other="the original")

@@ -1,0 +1,147 @@
+"""What other programs changed in a file after export() wrote it, and what to do about it.
+
+A file is valid after these changes, or at least looks so, but kernels or whole runtimes are lost to it. The tools are
+named by what they are known to do; others may do the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx
+
+from nnorm_export.domain import OPERATORS
+from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.names import DOMAIN
+
+_HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+_STANDARD = ("", "ai.onnx")
+_RESTORE = "nnorm-export convert FILE --form portable"
+
+
+def changes_of(file: ModelFile) -> list[str]:
+    """One sentence or more for each change: what happened, what comes of it, and what to do."""
+    return [text for find in _FOUND if (text := find(file))]
+
+
+def renamed(file: ModelFile) -> str:
+    """Whether operators of the domain ``nnorm`` have other names than kernels know them by; empty if they have not."""
+    names = {node.op_type: original for node in _nodes(file) if (original := original_name(node.op_type))}
+    if not names:
+        return ""
+    functions = {function.name: function for function in file.proto.functions if function.domain == DOMAIN}
+    runs = "the slower bodies run" if names.keys() <= functions.keys() else "nothing runs them"
+    listed = ", ".join(f"{original} is now {name}" for name, original in sorted(names.items()))
+    return (
+        f"its operators were renamed after export ({listed}), as onnx.compose does: kernels and plugins do not know "
+        f"these names, so {runs}. {_RESTORE} gives the names back, and onnx.compose.add_prefix(…, "
+        "rename_functions=False) keeps them"
+    )
+
+
+def original_name(op_type: str) -> str:
+    """The operator that a tool has put a prefix to, which made ``op_type``; empty for any other name."""
+    if op_type in OPERATORS:
+        return ""
+    return next((name for name in sorted(OPERATORS, key=len, reverse=True) if op_type.endswith(name)), "")
+
+
+def _without_bodies(file: ModelFile) -> str:
+    if file.form in ("custom", OPTIMIZED):  # written so
+        return ""
+    bodies = {(function.name, function.overload) for function in file.proto.functions if function.domain == DOMAIN}
+    lost = [node for node in _nodes(file) if node.op_type in OPERATORS and (node.op_type, node.overload) not in bodies]
+    if not lost:
+        return ""
+    return (
+        f"{_counted(lost)} have no bodies, though the file does not say that its form is custom: "
+        "onnx.version_converter drops them. It runs only where kernels or plugins are. "
+        f"{_RESTORE} puts the bodies back, and nnorm-export export --opset writes a file for another opset"
+    )
+
+
+def half_parameters(file: ModelFile) -> str:
+    """Whether parameters of normalizations are float16; empty if they are not. No runtime takes such a file."""
+    weights = {tensor.name: tensor.data_type for tensor in file.proto.graph.initializer}
+    turned = [
+        node
+        for node in _nodes(file)
+        if node.op_type in OPERATORS
+        and any(weights.get(name) in _HALF for name in node.input[1 : 1 + len(OPERATORS[node.op_type].parameters)])
+    ]
+    return _half_text(f"the parameters of {_counted(turned)}", "no runtime takes the file") if turned else ""
+
+
+def _with_half_arithmetic(file: ModelFile) -> str:
+    if file.form != "primitives" or not file.layers or not file.has_float16:
+        return ""
+    types = Counter(_types_of_logarithms(file.proto))
+    # Every body has a logarithm. Others in float16 are the model's own.
+    if sum(types[kind] for kind in _WIDE) >= len(file.layers) or not any(types[kind] for kind in _HALF):
+        return ""
+    count = f"the arithmetic of its {len(file.layers)} normalizations"
+    return _half_text(count, "their results lose digits, and may be NaN, because 1 + ε is 1 in float16")
+
+
+def _half_text(what: str, effect: str) -> str:
+    blocked = ", ".join(repr(name) for name in OPERATORS)
+    return (
+        f"a converter to float16 has turned {what} too, for which files of any dtype keep float32: {effect}. Export in "
+        "float16 (nnorm-export export --dtype fp16), or convert the portable file by onnxconverter_common with "
+        f"op_block_list=[*DEFAULT_OP_BLOCK_LIST, {blocked}]"
+    )
+
+
+def _types_of_logarithms(proto: onnx.ModelProto) -> Iterator[int]:
+    """The type of each tensor whose logarithm is taken.
+
+    A node's output has the type of its first input of a known floating type, which holds for all arithmetic.
+    """
+    types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    declared = {name: made for node in proto.graph.node if (made := _declared_type(node)) for name in node.output}
+    types |= declared  # before the nodes that use them: converters append their Casts at the end
+    for node in proto.graph.node:
+        given = [types.get(name, 0) for name in node.input]
+        if node.domain in _STANDARD and node.op_type == "Log":
+            yield from given[:1]
+        like = given[1:] if node.op_type == "CastLike" else given
+        made = next((kind for kind in like if kind in (*_HALF, *_WIDE)), 0)
+        types |= {name: made for name in node.output if name not in declared}
+
+
+def _declared_type(node: onnx.NodeProto) -> int:
+    """The type that a Cast or a Constant makes; 0 of other nodes."""
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to":
+            return int(attribute.i)
+        if node.op_type == "Constant" and attribute.name == "value":
+            return int(attribute.t.data_type)
+    return 0
+
+
+def _inlined(file: ModelFile) -> str:
+    if file.form not in ("portable", "custom") or not file.layers or _nodes(file):
+        return ""
+    return (
+        f"its {len(file.layers)} normalizations are no nodes any more: a tool has put the bodies in their place, as "
+        "onnx.inliner does. The file computes the same, and no kernel or plugin runs it; serve the file that export "
+        "wrote if there are kernels"
+    )
+
+
+def _nodes(file: ModelFile) -> list[onnx.NodeProto]:
+    return [node for node in with_nested(file.proto.graph.node) if node.domain == DOMAIN]
+
+
+def _counted(nodes: Iterable[onnx.NodeProto]) -> str:
+    counts = Counter(node.op_type for node in nodes)
+    return ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
+
+
+_FOUND: tuple[Callable[[ModelFile], str], ...] = (
+    _without_bodies, renamed, half_parameters, _with_half_arithmetic, _inlined,
+)  # fmt: skip

@@ -1,0 +1,259 @@
+"""Exported files after other people's tools: what they keep, and what inspect, doctor and load say of what they do not.
+
+Every tool is the real one, and works on a file of each form. A tool that is named in FAULTS fails by its own fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.compose
+import onnx.inliner
+import onnx.version_converter
+import pytest
+import torch
+from command_line import run
+from onnx.utils import Extractor
+from small_network import Network, randomized
+
+from nnorm_export import ModelFileError, export, load
+from nnorm_export.domain import OPERATORS
+from nnorm_export.domain.released_bodies import arithmetic_of
+from nnorm_export.files.inspection import describe
+from nnorm_export.names import DOMAIN, FORMS
+
+Array = np.ndarray[Any, Any]
+Model = onnx.ModelProto
+Tool = Callable[[Model, Path], Model]
+
+
+def onnxsim(model: Model, folder: Path) -> Model:
+    simplified, same = pytest.importorskip("onnxsim").simplify(model)
+    assert same
+    return simplified
+
+
+def onnxslim(model: Model, folder: Path) -> Model:
+    return pytest.importorskip("onnxslim").slim(model)
+
+
+def onnxoptimizer(model: Model, folder: Path) -> Model:
+    return pytest.importorskip("onnxoptimizer").optimize(model)
+
+
+def extract_model(model: Model, folder: Path) -> Model:
+    graph = model.graph
+    return Extractor(model).extract_model([each.name for each in graph.input], [each.name for each in graph.output])
+
+
+def symbolic_shapes(model: Model, folder: Path) -> Model:
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference  # noqa: PLC0415 - prints on import
+
+    return SymbolicShapeInference.infer_shapes(model, auto_merge=True)
+
+
+def infer_shapes(model: Model, folder: Path) -> Model:
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def transformers_optimizer(model: Model, folder: Path) -> Model:
+    from onnxruntime.transformers.optimizer import optimize_model  # noqa: PLC0415 - takes a second
+
+    onnx.save(model, folder / "source.onnx")
+    return optimize_model(str(folder / "source.onnx"), model_type="bert", num_heads=0, hidden_size=0, opt_level=0).model
+
+
+def keep_names(model: Model, folder: Path) -> Model:
+    return onnx.compose.add_prefix(model, "p_", rename_functions=False)
+
+
+def block_list(model: Model, folder: Path) -> Model:
+    float16 = pytest.importorskip("onnxconverter_common").float16
+    blocked = [*float16.DEFAULT_OP_BLOCK_LIST, *OPERATORS]
+    return float16.convert_float_to_float16(model, op_block_list=blocked, keep_io_types=False)
+
+
+def version_converter(model: Model, folder: Path) -> Model:
+    return onnx.version_converter.convert_version(model, 21)
+
+
+def add_prefix(model: Model, folder: Path) -> Model:
+    return onnx.compose.add_prefix(model, "p_")
+
+
+def float16_of_onnxconverter_common(model: Model, folder: Path) -> Model:
+    return pytest.importorskip("onnxconverter_common").float16.convert_float_to_float16(model)
+
+
+def float16_of_onnxruntime(model: Model, folder: Path) -> Model:
+    from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: PLC0415 - takes a second
+
+    return convert_float_to_float16(model)
+
+
+def inliner(model: Model, folder: Path) -> Model:
+    return onnx.inliner.inline_local_functions(model)
+
+
+KEEPING: tuple[Tool, ...] = (
+    onnxsim, onnxslim, onnxoptimizer, extract_model, symbolic_shapes, infer_shapes, transformers_optimizer, keep_names,
+)  # fmt: skip
+FAULTS = {
+    ("symbolic_shapes", "custom"): "it needs to know what every operator does",
+    ("transformers_optimizer", "primitives"): "its search for RMS norms fails at a mean of the input",
+}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some tools write temporary files where they are
+
+
+@pytest.fixture(scope="module")
+def image() -> Array:
+    return torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0)).numpy()
+
+
+@pytest.fixture(scope="module")
+def files(image: Array, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("exported")
+    network = randomized(Network())
+    made = {}
+    for form in FORMS:
+        options = {"form": form, "input_names": ["image"], "verify": False}
+        made[form] = export(network, torch.from_numpy(image), folder / f"{form}.onnx", **options).path
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(files: dict[str, Path], image: Array) -> list[Array]:
+    return load(files["portable"])(image)
+
+
+def changed(tool: Tool, source: Path, folder: Path) -> Path:
+    path = folder / "after.onnx"
+    onnx.save(tool(onnx.load(source), folder), path)
+    return path
+
+
+def nodes_of(path: Path) -> list[str]:
+    return sorted(node.op_type for node in onnx.load(path).graph.node if node.domain == DOMAIN)
+
+
+def assert_equal(actual: list[Array], expected: list[Array], atol: float = 1e-5) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one.astype(np.float64), other, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tool", KEEPING)
+def test_nodes_bodies_and_numbers_are_kept(
+    tool: Tool, form: str, files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path
+) -> None:
+    try:
+        path = changed(tool, files[form], tmp_path)
+    except Exception as error:  # the tool's own
+        if reason := FAULTS.get((tool.__name__, form)):
+            pytest.skip(f"{reason} ({error})")
+        raise
+    assert nodes_of(path) == nodes_of(files[form])
+    bodies = [function for function in onnx.load(path).functions if function.domain == DOMAIN]
+    assert {function.name for function in bodies} == (set(nodes_of(path)) if form == "portable" else set())
+    assert all(arithmetic_of(function) == "float" for function in bodies)
+    description = describe(path)
+    assert description.problems == []
+    if (tool, form) != (extract_model, "custom"):  # the metadata are gone, which say that there are to be no bodies
+        assert description.changes == []
+    runner = load(path)
+    assert set(runner.implementations.values()) == (set() if form == "primitives" else {"kernel"})
+    assert_equal(runner(image), expected)
+    if form == "portable":
+        assert_equal(load(path, kernels=False)(image), expected)
+
+
+def test_a_converter_to_float16_that_leaves_the_normalizations_alone(
+    files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path
+) -> None:
+    path = changed(block_list, files["portable"], tmp_path)
+    assert describe(path).changes == []
+    for kernels, run_by in ((None, "kernel"), (False, "body")):
+        runner = load(path, kernels=kernels)
+        assert set(runner.implementations.values()) == {run_by}
+        assert_equal(runner(image.astype(np.float16)), expected, atol=5e-3)
+
+
+def test_dropped_functions(files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path) -> None:
+    path = changed(version_converter, files["portable"], tmp_path)
+    (change,) = describe(path).changes
+    assert "2 GroupNormalNorm, 1 LayerNormalNorm have no bodies" in change
+    assert "onnx.version_converter drops them" in change
+    assert "nnorm-export convert FILE --form portable puts the bodies back" in change
+    assert_equal(load(path)(image), expected)  # by the kernels
+    with pytest.raises(ModelFileError, match=r"cannot load it: .* have no bodies, .*drops them"):
+        load(path, kernels=False)
+    assert describe(changed(version_converter, files["custom"], tmp_path)).changes == []  # it never had any
+
+
+def test_renamed_operators(files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path) -> None:
+    path = changed(add_prefix, files["portable"], tmp_path)
+    (change,) = describe(path).changes
+    assert "LayerNormalNorm is now p_LayerNormalNorm" in change
+    assert "the slower bodies run" in change
+    with pytest.warns(UserWarning, match=r"after\.onnx: its operators were renamed after export"):
+        runner = load(path)
+    assert set(runner.implementations.values()) == {"body"}
+    assert_equal(runner(image), expected)
+
+
+@pytest.mark.parametrize("tool", [float16_of_onnxconverter_common, float16_of_onnxruntime])
+def test_half_parameters(tool: Tool, files: dict[str, Path], tmp_path: Path) -> None:
+    for form in ("portable", "custom"):
+        path = changed(tool, files[form], tmp_path)
+        (change,) = describe(path).changes
+        assert (
+            "a converter to float16 has turned the parameters of 1 BatchNormalNorm, 1 BatchNormalNormRelu, 2 " in change
+        )
+        assert "Export in float16 (nnorm-export export --dtype fp16)" in change
+        with pytest.raises(ModelFileError, match="a converter to float16 has turned the parameters"):
+            load(path)
+
+
+@pytest.mark.parametrize("keep_io_types", [False, True])
+def test_half_arithmetic(keep_io_types: bool, files: dict[str, Path], tmp_path: Path) -> None:
+    float16 = pytest.importorskip("onnxconverter_common").float16
+    converted = float16.convert_float_to_float16(onnx.load(files["primitives"]), keep_io_types=keep_io_types)
+    onnx.save(converted, tmp_path / "after.onnx")
+    (change,) = describe(tmp_path / "after.onnx").changes
+    assert "has turned the arithmetic of its 5 normalizations" in change
+    assert "may be NaN" in change
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_that_are_exported_in_float16_are_not_accused(form: str, image: Array, tmp_path: Path) -> None:
+    options = {"form": form, "dtype": "fp16", "verify": False}
+    path = export(randomized(Network()), torch.from_numpy(image), tmp_path / "net.onnx", **options).path
+    assert describe(path).changes == []
+
+
+def test_inlined_bodies(files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path) -> None:
+    path = changed(inliner, files["portable"], tmp_path)
+    (change,) = describe(path).changes
+    assert "its 5 normalizations are no nodes any more" in change
+    assert_equal(load(path)(image), expected)
+
+
+def test_the_commands_say_it(files: dict[str, Path], tmp_path: Path) -> None:
+    path = changed(version_converter, files["portable"], tmp_path)
+    shown = " ".join(run("inspect", path, "--no-run").stdout.split())
+    assert (
+        "changed 1 BatchNormalNorm, 1 BatchNormalNormRelu, 2 GroupNormalNorm, 1 LayerNormalNorm have no bodies" in shown
+    )
+    assert json.loads(run("inspect", path, "--json").stdout)["changes"] == describe(path).changes
+    assert "changed: 1 BatchNormalNorm" in run("doctor", path).stdout
+    assert json.loads(run("doctor", path, "--json").stdout)["changes"] == describe(path).changes
+    assert "changes" in json.loads(run("doctor", "--json").stdout)

@@ -1,0 +1,177 @@
+"""change_form() and nnorm-export convert: an exported file in another form, and files that other tools changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from command_line import fails, run
+from golden_data import GOLDEN
+from small_network import Network, randomized
+from test_after_tools import add_prefix, changed, float16_of_onnxruntime, nodes_of, version_converter
+from test_golden import STANDINS, trained_network
+
+from nnorm_export import ExportError, ModelFileError, ParityError, change_form, export, load
+from nnorm_export.files.inspection import describe
+from nnorm_export.names import DOMAIN, FORMS
+
+Array = np.ndarray[Any, Any]
+Source = Callable[[str, str], Path]
+ATOL = {"fp32": 1e-5, "fp16": 2e-2, "fp64": 1e-12}
+# ONNX Runtime has no convolutions of float64: those files are compared by onnx's evaluator.
+CASES = [*((source, form, "fp32") for source in ("portable", "custom") for form in FORMS)]
+CASES += [("portable", "primitives", "fp16"), ("portable", "primitives", "fp64")]
+
+
+@pytest.fixture(scope="module")
+def image() -> Array:
+    return torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0)).numpy()
+
+
+@pytest.fixture(scope="module")
+def exported(image: Array, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """(form, dtype) -> the file."""
+    folder = tmp_path_factory.mktemp("exported")
+    torch.manual_seed(0)
+    network = randomized(Network())
+
+    def file(form: str, dtype: str = "fp32") -> Path:
+        path = folder / f"{form}-{dtype}.onnx"
+        if not path.exists():
+            options = {"form": form, "dtype": dtype, "input_names": ["image"], "verify": False}
+            export(network, torch.from_numpy(image), path, **options)
+        return path
+
+    return file
+
+
+def computes(path: Path, image: Array, runtime: str = "onnxruntime") -> list[Array]:
+    runner = load(path, runtime)
+    return [result.astype(np.float64) for result in runner(image.astype(runner.inputs[0].dtype))]
+
+
+@pytest.mark.parametrize(("source", "form", "dtype"), CASES)
+def test_every_form_is_what_export_writes(
+    source: str, form: str, dtype: str, exported: Source, image: Array, tmp_path: Path
+) -> None:
+    wanted = exported(form, dtype)
+    report = change_form(exported(source, dtype), tmp_path / "net.onnx", form)
+    assert report.parity
+    assert (report.path, report.form, sum(report.normalizations.values())) == (tmp_path / "net.onnx", form, 5)
+    made, expected = onnx.load(report.path), onnx.load(wanted)
+    assert [node.op_type for node in made.graph.node] == [node.op_type for node in expected.graph.node]
+    assert {function.name for function in made.functions} == {function.name for function in expected.functions}
+    facts = describe(report.path)
+    assert (facts.form, facts.problems, facts.changes) == (form, [], [])
+    assert [layer.path for layer in facts.layers] == [layer.path for layer in describe(wanted).layers]
+    runtime = "reference" if dtype == "fp64" else "onnxruntime"
+    for one, other in zip(*(computes(path, image, runtime) for path in (report.path, wanted)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=ATOL[dtype])
+
+
+@pytest.mark.slow
+def test_a_golden_network(tmp_path: Path) -> None:
+    recorded = np.load(GOLDEN / "checkpoints" / "wideresnet.npz")
+    network = trained_network("wideresnet", STANDINS)
+    path = export(network, torch.from_numpy(recorded["input"][:2]), tmp_path / "net.onnx", verify=False).path
+    report = change_form(path, path, "primitives")  # in its own place
+    (logits,) = load(path)(recorded["input"])
+    assert report.parity
+    assert nodes_of(path) == []
+    np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tool", [version_converter, add_prefix])
+@pytest.mark.parametrize("form", ["portable", "primitives"])
+def test_what_other_tools_took_is_put_back(
+    tool: Callable[[Any, Path], Any], form: str, exported: Source, image: Array, tmp_path: Path
+) -> None:
+    path = changed(tool, exported("portable"), tmp_path)
+    assert describe(path).changes
+    assert {layer.implementation for layer in describe(path).layers} == {None}  # they are nodes still
+    report = change_form(path, tmp_path / "mended.onnx", form)
+    assert report.parity
+    assert nodes_of(report.path) == (nodes_of(exported("portable")) if form == "portable" else [])
+    assert describe(report.path).changes == []
+    assert set(load(report.path).implementations.values()) == ({"kernel"} if form == "portable" else set())
+    for one, other in zip(computes(report.path, image), computes(exported("portable"), image), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_weights_beside_the_file(exported: Source, tmp_path: Path) -> None:
+    source = change_form(exported("portable"), tmp_path / "a.onnx", "portable", external_data=True).path
+    report = change_form(source, tmp_path / "b.onnx", "primitives", external_data=True)
+    assert report.parity
+    assert set(describe(report.path).files) == {"b.onnx", "b.onnx.data"}
+    assert report.size == sum((tmp_path / name).stat().st_size for name in ("b.onnx", "b.onnx.data"))
+
+
+def test_a_file_that_computes_something_else_is_not_written(
+    exported: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nnorm_export.exporting import change_form as module  # noqa: PLC0415 - the function has its name
+
+    def apply_wrongly(model: Any, form: str) -> None:
+        apply_form(model, form)
+        weight = model.graph.initializers["head.2.weight"]
+        weight.const_value = module.ir.tensor(weight.const_value.numpy() * np.float32(1 + 1e-4))
+
+    apply_form = module.apply_form
+    monkeypatch.setattr(module, "apply_form", apply_wrongly)
+    with pytest.raises(ParityError, match=r"b\.onnx was not written: its results differ"):
+        change_form(exported("portable"), tmp_path / "b.onnx", "primitives")
+    assert list(tmp_path.iterdir()) == []
+    assert change_form(exported("portable"), tmp_path / "b.onnx", "primitives", verify=False).parity is None
+
+
+def test_refusals(exported: Source, tmp_path: Path) -> None:
+    target = tmp_path / "new.onnx"
+    with pytest.raises(
+        ModelFileError, match=r"has no nnorm nodes \(its form is 'primitives' and has its bodies inlined\)"
+    ):
+        change_form(exported("primitives"), target, "portable")
+    with pytest.raises(ExportError, match="unknown form 'other'; choose one of portable"):
+        change_form(exported("portable"), target, "other")
+    with pytest.raises(ModelFileError, match="a converter to float16 has turned the parameters"):
+        change_form(changed(float16_of_onnxruntime, exported("portable"), tmp_path), target, "portable")
+    edited = onnx.load(exported("portable"))
+    (body,) = [function for function in edited.functions if function.name == "LayerNormalNorm"]
+    next(node for node in body.node if node.op_type == "Sub").op_type = "Add"
+    onnx.save(edited, tmp_path / "edited.onnx")
+    with pytest.raises(ModelFileError, match="unknown body of LayerNormalNorm"):
+        change_form(tmp_path / "edited.onnx", target, "primitives")
+    assert not target.exists()
+
+
+def test_what_cannot_be_compared_here_is_not_written(
+    exported: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    with pytest.raises(
+        ModelFileError, match=r"custom-fp32\.onnx cannot be compared with .*have no bodies.*--no-verify"
+    ):
+        change_form(exported("custom"), tmp_path / "new.onnx", "portable")
+    assert list(tmp_path.iterdir()) == []
+    report = change_form(exported("custom"), tmp_path / "new.onnx", "portable", verify=False)
+    assert set(load(report.path).implementations.values()) == {"body"}
+
+
+def test_the_command(exported: Source, image: Array, tmp_path: Path) -> None:
+    source = tmp_path / "net.onnx"
+    source.write_bytes(exported("portable").read_bytes())
+    shown = " ".join(run("convert", source).stdout.split())
+    assert (tmp_path / "net.primitives.onnx").exists()
+    assert "form primitives normalizations 1 BatchNormalNorm" in shown
+    assert "equal" in shown
+    np.savez(tmp_path / "data.npz", image=image)
+    options = ("--form", "portable", "-i", tmp_path / "data.npz", "-o", tmp_path / "again.onnx", "--json")
+    report = json.loads(run("convert", source, *options).stdout)
+    assert (report["form"], report["parity"]["passed"], list(report["files"])) == ("portable", True, ["again.onnx"])
+    assert "has no nnorm nodes" in fails("convert", tmp_path / "net.primitives.onnx")
+    assert [function.domain for function in onnx.load(tmp_path / "again.onnx").functions] == [DOMAIN] * 4
