@@ -11,6 +11,8 @@
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries; needs no GPU
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
+# make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
+#              the tables in tests/everywhere and the README. EVERYWHERE='tract node' for some of them
 # make fuzz-kernels N=1000000 SEED=1    random nodes against the kernels, their values compared with the formulas
 # make fuzz-files N=100000    mutated files against every command; findings are kept in build/fuzz
 # make fuzz-networks N=3000    random networks, run in every way and held against float64; resumes where it was stopped
@@ -56,10 +58,16 @@ endif
 RTX_VERSIONS := newest
 RTX := $(if $(filter Linux,$(shell uname -s)),$(RTX_VERSIONS))
 
+# The environments of the matrix of runtimes: .venv-everywhere-NAME, of the packages in tests/everywhere/packages. The quick
+# ones run in `make test`. Node.js and its packages are used where npm is.
+NPM := $(if $(shell command -v npm),node)
+EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 tract iree tvm $(NPM)
+EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
+
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
-.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-gpu test-serving test-ray lint bench bench-gpu
+.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: coverage-cpp wheel clean test-tensorrt-registries
 help:
@@ -73,16 +81,17 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PYTEST_PARALLEL := $(PYTEST) --numprocesses 2
 
 environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRITON:%=.venv-triton/installed) .venv-ray/installed \
-	$(RTX:%=.venv-tensorrt-rtx-%/installed)
+	$(RTX:%=.venv-tensorrt-rtx-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed)
 
 check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
-test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
+test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
 		test-tensorrt-registries
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
+	NNORM_EVERYWHERE="$(EVERYWHERE_IN_TEST)" \
 	$(PYTEST_PARALLEL)
 
 test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/installed)
@@ -183,6 +192,10 @@ bench-gpu: $(GPU_INSTALLED)
 test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
 	NNORM_TRITON_PYTHON=$(TRITON:%=$(CURDIR)/.venv-triton/bin/python) $(PYTEST) tests/test_serving.py
 
+test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m everywhere
+	NNORM_EVERYWHERE="$(EVERYWHERE)" $(PYTEST) tests/test_everywhere.py
+
 # Long runs, see tests/fuzz/RESULTS.md. `make test` runs a few cases of each: ctest runs 20 000 nodes, and some under the
 # sanitizers; pytest replays the kept files and draws new ones, and runs 50 networks.
 fuzz: fuzz-kernels fuzz-files fuzz-networks fuzz-kills
@@ -280,6 +293,20 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	$(call take_packages,.venv-tensorrt-rtx-$*)
 	touch $@
 
+.PRECIOUS: .venv-everywhere-%/installed
+.venv-everywhere-%/installed: tests/everywhere/packages/%.txt | $(VENV)/installed
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) --no-deps --requirement $<
+	$(call take_packages,$(@D))
+	touch $@
+
+# --ignore-scripts: the one of onnxruntime-node downloads libraries for CUDA.
+.venv-everywhere-node/installed: tests/everywhere/packages/node/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)/package.json
+	npm install --prefix $(@D) --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel error
+	touch $@
+
 .venv-atheris/installed: | $(VENV)/installed
 	$(PYTHON) -m venv .venv-atheris
 	.venv-atheris/bin/python $(PIP_INSTALL) atheris
@@ -301,4 +328,4 @@ take_packages = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("pu
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-atheris .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

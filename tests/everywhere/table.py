@@ -1,0 +1,110 @@
+"""Writes the table of :mod:`everywhere.results` as Markdown: in whole, and for the README."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from everywhere.cases import GROUPS
+from everywhere.judging import OUTCOMES, TOLERANCES
+from everywhere.results import outcome_of
+from everywhere.runtimes import RUNTIMES
+
+TABLE = Path(__file__).parent / "TABLE.md"
+README = Path(__file__).parents[2] / "README.md"
+_HEADING = """\
+# Which runtime runs which file
+
+Written by `make test-everywhere`; not to be edited. Each row has the files of one form, dtype and kind of axes
+(`dynamic`: the batch, called with two lengths). A file is right if |y − reference| ≤ tolerance · (1 + |reference|)
+in every element, with the frozen model in float64 as reference; the tolerance is {tolerances}. Refused: an error in
+words. Crashed: the process ended. Wrong: another answer, with the greatest error.
+
+Golden: the authors' {golden} networks and layers. λ: {lambda_} layers with λ at and near 0, 1 and 2. Family: the
+{family} related normalizations; most of them are standard operators in both forms.
+
+| runtime | version | form | dtype | axes | golden | λ | family | wrong | refused | crashed | why not |
+| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |"""
+MARKS = ("<!-- runtimes: written by make test-everywhere -->", "<!-- end of runtimes -->")
+
+
+def whole(results: Mapping[str, Any]) -> str:
+    """The text of ``TABLE.md``."""
+    sizes = Counter(results["cases"].values())
+    tolerances = ", ".join(f"{value:g} for {dtype}" for dtype, value in TOLERANCES.items())
+    heading = _HEADING.format(tolerances=tolerances, **{"lambda_": sizes["lambda"], **sizes})
+    return "\n".join([heading, *_rows(results)]) + "\n"
+
+
+def _rows(results: Mapping[str, Any]) -> Iterator[str]:
+    for runtime in RUNTIMES:
+        record = results["runtimes"].get(runtime.name)
+        if record is None:
+            continue
+        for kind in record["kinds"]:
+            outcomes = {case: _outcome(record, kind, case) for case in results["cases"]}
+            right = [_share(results, outcomes, group) for group in GROUPS]
+            counts = Counter(outcome for outcome, _ in outcomes.values())
+            wrong = str(counts["wrong"]) + (f" ({_worst(outcomes)})" if counts["wrong"] else "")
+            why = _why_not(outcomes)
+            cells = [runtime.title, record["version"], *kind.split("-"), *right, wrong]
+            cells += [str(counts["refused"]), str(counts["crashed"]), why]
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _outcome(record: Mapping[str, Any], kind: str, case: str) -> tuple[str, str]:
+    outcome = outcome_of(record, kind, case)
+    assert outcome is not None
+    return outcome
+
+
+def _share(results: Mapping[str, Any], outcomes: Mapping[str, tuple[str, str]], group: str) -> str:
+    members = [case for case, its_group in results["cases"].items() if its_group == group]
+    right = sum(outcomes[case][0] == "right" for case in members)
+    return f"{right}/{len(members)}"
+
+
+def _worst(outcomes: Mapping[str, tuple[str, str]]) -> str:
+    texts = {why for outcome, why in outcomes.values() if outcome == "wrong"}
+    numbers = [text for text in texts if text[0].isdigit()]
+    return max(numbers, key=float) if numbers else min(texts)
+
+
+def _why_not(outcomes: Mapping[str, tuple[str, str]]) -> str:
+    """The reasons of refusals and crashes, the most frequent first."""
+    reasons = Counter(why for outcome, why in outcomes.values() if outcome in {"refused", "crashed"})
+    most = reasons.most_common(2)
+    texts = [f"{why} ({count})" if len(reasons) > 1 else why for why, count in most]
+    return "; ".join(texts) + (" …" if len(reasons) > 2 else "")
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """The table of the README: how many files are right, in float32, with fixed axes and with a dynamic batch."""
+    counted = [case for case, group in results["cases"].items() if group != "family"]
+    lines = ["| runtime | version | `portable` | `primitives` | wrong |", "| --- | --- | ---: | ---: | ---: |"]
+    for runtime in RUNTIMES:
+        record = results["runtimes"].get(runtime.name)
+        if record is None:
+            continue
+        totals: dict[str, Counter[str]] = {}
+        for form in ("portable", "primitives"):
+            kinds = [kind for kind in record["kinds"] if kind.startswith(f"{form}-fp32-")]
+            totals[form] = Counter(_outcome(record, kind, case)[0] for kind in kinds for case in counted)
+        cells = [f"{total['right']} of {sum(total.values())}" for total in totals.values()]
+        wrong = sum(total["wrong"] for total in totals.values())
+        lines.append(f"| {runtime.title} | {record['version']} | {' | '.join(cells)} | {wrong} |")
+    return "\n".join(lines)
+
+
+def in_readme(text: str, results: Mapping[str, Any]) -> str:
+    """The text of the README with the table of today."""
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    assert after, f"README.md lacks the marks {MARKS}"
+    return f"{before}{MARKS[0]}\n\n{summary(results)}\n\n{MARKS[1]}{after}"
+
+
+def rank(outcome: str) -> int:
+    return OUTCOMES.index(outcome)

@@ -1,0 +1,123 @@
+"""Writes the files of the matrix with their inputs and reference outputs, and an index of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import nnorm_export
+from everywhere.cases import Case
+
+INDEX = "index.json"
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file that is written of each case.
+
+    Attributes:
+        form: ``portable`` or ``primitives`` of ONNX, or ``torchscript``, ``pt2``.
+        axes: ``fixed`` or ``dynamic``, which is the batch.
+    """
+
+    form: str
+    dtype: str
+    axes: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.form}-{self.dtype}-{self.axes}"
+
+
+KINDS = (
+    *(Kind(form, "fp32", axes) for form in ("portable", "primitives") for axes in ("fixed", "dynamic")),
+    Kind("portable", "fp16", "dynamic"),
+    Kind("primitives", "fp16", "fixed"),
+    Kind("torchscript", "fp32", "dynamic"),
+    Kind("pt2", "fp32", "dynamic"),
+)
+
+
+def _export(suffix: str, export: Callable[..., Any], **options: Any) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+    return suffix, export, options
+
+
+# form -> the suffix of its file, what writes it, and with which options. Further targets are further rows.
+WRITERS = {
+    "portable": _export(".onnx", nnorm_export.export, form="portable"),
+    "primitives": _export(".onnx", nnorm_export.export, form="primitives"),
+    "torchscript": _export(".pt", nnorm_export.export_torchscript),
+    "pt2": _export(".pt2", nnorm_export.export_program),
+}
+
+
+def write(folder: Path, cases: Iterable[Case], kinds: Iterable[Kind] = KINDS) -> list[dict[str, Any]]:
+    """Writes every kind of every case into ``folder``; returns the index, which is written too.
+
+    Each entry has the file, and the calls that a runtime makes of it: its inputs, and the outputs of the frozen model
+    in float64. A file with a dynamic batch is called twice, with two lengths.
+    """
+    kinds = tuple(kinds)
+    index = []
+    for case in cases:
+        model, x = case.build()
+        truth = copy.deepcopy(nnorm_export.freeze(model)).double()
+        _check(case, truth, x)
+        for kind in kinds:
+            started = time.monotonic()
+            entry: dict[str, Any] = {"case": case.name, "group": case.group, **asdict(kind)}
+            path = folder / kind.name / case.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            example = x.to(TORCH_DTYPES[kind.dtype])
+            suffix, export, options = WRITERS[kind.form]
+            shapes = {} if kind.axes == "fixed" else None
+            dtype = None if kind.dtype == "fp32" else kind.dtype
+            name = f"{kind.name}/{case.name}"
+            export(
+                model,
+                (x,),
+                folder / f"{name}{suffix}",
+                dynamic_shapes=shapes,
+                dtype=dtype,
+                verify=False,
+                **options,
+            )
+            batches = [example] if kind.axes == "fixed" else [example, torch.cat([example.flip(0), example[:1]])]
+            calls = []
+            for number, batch in enumerate(batches):
+                with torch.no_grad():
+                    expected = truth(batch.double())
+                calls.append(
+                    {
+                        "inputs": [_store(folder, f"{name}.{number}.input", batch.numpy())],
+                        "outputs": [_store(folder, f"{name}.{number}.output", expected.numpy())],
+                    }
+                )
+            entry |= {"name": name, "file": f"{name}{suffix}", "calls": calls, "seconds": time.monotonic() - started}
+            index.append(entry)
+    (folder / INDEX).write_text(json.dumps(index, indent=1))
+    return index
+
+
+def _check(case: Case, truth: nn.Module, x: Tensor) -> None:
+    """The reference agrees with what the authors' code computed, within that code's own float32 error."""
+    if case.recorded is None:
+        return
+    with torch.no_grad():
+        np.testing.assert_allclose(truth(x.double()), case.recorded, rtol=2e-5, atol=2e-5, err_msg=case.name)
+
+
+def _store(folder: Path, name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """A tensor as its bytes, which every language reads."""
+    (folder / f"{name}.bin").write_bytes(np.ascontiguousarray(array).tobytes())
+    return {"file": f"{name}.bin", "dtype": str(array.dtype), "shape": list(array.shape)}
