@@ -67,9 +67,17 @@ def test_judgement(values: list[float], outcome: str, why: str, tmp_path: Path) 
     assert judge(entry, {"outputs": [[found]]}, tmp_path, tmp_path) == (outcome, why)
 
 
-def test_reasons() -> None:
-    assert reason_of("Exception from src/core.cpp:84:\nNo rule for nnorm.LayerNormalNorm") == "knows no functions"
-    assert reason_of("Error code: 1\nDiagnostics:\n/tmp/a/b.mlir:3:1: no Foo of node_7") == "no Foo of …"
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("Exception from src/core.cpp:84:\nNo rule for nnorm.LayerNormalNorm", "knows no functions"),
+        ("Error code: 1\nDiagnostics:\n/tmp/a/b.mlir:3:1: no Foo of node_7", "no Foo of …"),
+        ("OrtRun(). ERROR_CODE: 1, ERROR_MESSAGE: bad. Status Message: a.cc:416 Make Cast needs f16", "Cast needs f16"),
+        ("OpenCV(5.0.0) /a/b.cpp:1: error: (-2:Unspecified error) in function 'f'\n> no axes", "> no axes"),
+    ],
+)
+def test_reasons(message: str, reason: str) -> None:
+    assert reason_of(message) == reason
 
 
 RUNNER = """
@@ -99,6 +107,7 @@ def test_a_runtime_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: 
         run(Runtime("planted", "Planted", "python:any"), tmp_path, ["first"], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_index_describes_the_files(tmp_path: Path) -> None:
     (case,) = (case for case in cases() if case.name == "bnn1d_basic")
     (entry,) = write(tmp_path, [case], [Kind("primitives", "fp32", "dynamic")])

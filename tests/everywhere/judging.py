@@ -15,11 +15,17 @@ from nnorm_export.domain import OPERATORS
 TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2}
 # From the best to the worst: an answer, an error in words, a process that ends, another answer.
 OUTCOMES = ("right", "refused", "crashed", "wrong")
-# Lines of messages that say where a runtime is, not what it lacks.
-_EMPTY_LINES = re.compile(
-    r"Exception from |Check '|FrontEnd API|Model wasn't fully|Summary:|Error invoking|Error code:|Diagnostics:|OpenVINO"
-    r"|Stack backtrace|Caused by|\d+: |While validating|$"
+# Lines, and beginnings of lines, that say where a runtime is, not what it lacks.
+_EMPTY_LINE = re.compile(
+    r"Exception from |Check '|FrontEnd API|Model wasn't fully|Summary:|Error invoking|Error code:|Diagnostics:"
+    r"|OpenCV\([\d.]+\) .*in function '\w+'$|Stack backtrace|Caused by|\d+: |While validating|$"
 )
+_BEGINNING = re.compile(r".*(Status Message:|ERROR_MESSAGE:|parse error:|error: \(-\d+:[\w ]+\)) ")
+# Places in sources and files, addresses and names of nodes: equal reasons shall be equal texts.
+_PLACE = re.compile(
+    r"\w+\.(cc|cpp|hpp|mjs):\d+ \w+ |https?://\S+|(/[\w.+-]+){2,}(:\d+)*:?|0x[0-9a-f]+|\(onnx_node![^)]*\)"
+)
+_NAME = re.compile(r"'?\bnode_\w+'?|\"[^\"]{30,}\"|%\w+|Name:'[^']*'|#\d+")
 
 
 def judge(entry: Mapping[str, Any], report: Mapping[str, Any], folder: Path, out: Path) -> tuple[str, str]:
@@ -49,8 +55,6 @@ def reason_of(message: str) -> str:
     if any(operator in message for operator in OPERATORS):
         return "knows no functions"
     lines = [line.strip() for line in message.splitlines()]
-    line = next((line for line in lines if not _EMPTY_LINES.match(line)), lines[0])
-    line = re.sub(r"https?://\S+|(/[\w.+-]+){2,}(:\d+)*:?|0x[0-9a-f]+|\(onnx_node![^)]*\)", "", line)
-    line = re.sub(r"'?\bnode_\w+'?|\"[^\"]{40,}\"|%\w+", "…", line)
-    line = re.sub(r"\d+", "N", line)
+    line = next((line for line in lines if not _EMPTY_LINE.match(line)), lines[0])
+    line = _NAME.sub("…", _PLACE.sub("", _BEGINNING.sub("", line)))
     return " ".join(line.split())[:160]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,11 +74,14 @@ def _worst(outcomes: Mapping[str, tuple[str, str]]) -> str:
 
 
 def _why_not(outcomes: Mapping[str, tuple[str, str]]) -> str:
-    """The reasons of refusals and crashes, the most frequent first."""
-    reasons = Counter(why for outcome, why in outcomes.values() if outcome in {"refused", "crashed"})
-    most = reasons.most_common(2)
-    texts = [f"{why} ({count})" if len(reasons) > 1 else why for why, count in most]
-    return "; ".join(texts) + (" …" if len(reasons) > 2 else "")
+    """The reasons of refusals and crashes, the most frequent first; those that differ in numbers count as one."""
+    reasons: dict[str, list[str]] = {}
+    for outcome, why in outcomes.values():
+        if outcome in {"refused", "crashed"}:
+            reasons.setdefault(re.sub(r"\d+", "N", why), []).append(why)
+    most = sorted(reasons.values(), key=len, reverse=True)
+    texts = [f"{same[0]} ({len(same)})" if len(most) > 1 else same[0] for same in most[:2]]
+    return "; ".join(texts) + (" …" if len(most) > 2 else "")
 
 
 def summary(results: Mapping[str, Any]) -> str:
