@@ -20,8 +20,9 @@ import torch
 from command_line import run
 from onnx.utils import Extractor
 from small_network import Network, randomized
+from torch import nn
 
-from nnorm_export import ModelFileError, export, load
+from nnorm_export import ModelFileError, change_form, export, layers, load
 from nnorm_export.domain import OPERATORS
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.files.inspection import describe
@@ -135,6 +136,23 @@ def expected(files: dict[str, Path], image: Array) -> list[Array]:
     return load(files["portable"])(image)
 
 
+@pytest.fixture(scope="module")
+def overloads(image: Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with two bodies of one operator: one layer has an exponent near 0."""
+    torch.manual_seed(0)
+    norms = [layers.BatchNormalNorm2d(8) for _ in range(2)]
+    network = randomized(nn.Sequential(nn.Conv2d(3, 8, 1), norms[0], nn.Conv2d(8, 8, 1), norms[1]))
+    norms[0].running_lmbda[0] = 0
+    path = tmp_path_factory.mktemp("overloads") / "net.onnx"
+    return export(network, torch.from_numpy(image), path, input_names=["image"], verify=False).path
+
+
+def overloads_of(path: Path) -> tuple[list[str], list[str]]:
+    """The overloads that the nodes call, and those that the file has."""
+    proto = onnx.load(path)
+    return [node.overload for node in proto.graph.node if node.domain], [body.overload for body in proto.functions]
+
+
 def changed(tool: Tool, source: Path, folder: Path) -> Path:
     path = folder / "after.onnx"
     onnx.save(tool(onnx.load(source), folder), path)
@@ -176,6 +194,36 @@ def test_nodes_bodies_and_numbers_are_kept(
         assert_equal(load(path, kernels=False)(image), expected)
 
 
+@pytest.mark.parametrize("tool", [tool for tool in KEEPING if tool not in (onnxslim, extract_model)])
+def test_overloads_of_bodies_are_kept(tool: Tool, overloads: Path, image: Array, tmp_path: Path) -> None:
+    path = changed(tool, overloads, tmp_path)
+    assert overloads_of(path) == overloads_of(overloads) == (["near_zero", ""], ["near_zero", ""])
+    assert describe(path).changes == []
+    for kernels in (None, False):
+        assert_equal(load(path, kernels=kernels)(image), load(overloads)(image))
+
+
+@pytest.mark.parametrize(
+    ("tool", "left", "said"),
+    [
+        (onnxslim, (["", ""], [""]), "1 BatchNormalNorm with exponents near 0 that call the body for other exponents"),
+        (extract_model, (["near_zero", ""], [""]), "1 BatchNormalNorm without bodies"),
+    ],
+)
+def test_tools_that_do_not_know_overloads(
+    tool: Tool, left: tuple[list[str], list[str]], said: str, overloads: Path, image: Array, tmp_path: Path
+) -> None:
+    path = changed(tool, overloads, tmp_path)
+    assert overloads_of(path) == left
+    (change,) = describe(path).changes
+    assert said in change
+    assert_equal(load(path)(image), load(overloads)(image))  # by the kernels
+    mended = change_form(path, tmp_path / "mended.onnx", "portable").path
+    assert overloads_of(mended) == overloads_of(overloads)
+    assert describe(mended).changes == []
+    assert_equal(load(mended, kernels=False)(image), load(overloads)(image))
+
+
 def test_a_converter_to_float16_that_leaves_the_normalizations_alone(
     files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path
 ) -> None:
@@ -190,11 +238,11 @@ def test_a_converter_to_float16_that_leaves_the_normalizations_alone(
 def test_dropped_functions(files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path) -> None:
     path = changed(version_converter, files["portable"], tmp_path)
     (change,) = describe(path).changes
-    assert "2 GroupNormalNorm, 1 LayerNormalNorm have no bodies" in change
+    assert "2 GroupNormalNorm, 1 LayerNormalNorm without bodies" in change
     assert "onnx.version_converter drops them" in change
     assert "nnorm-export convert FILE --form portable puts the bodies back" in change
     assert_equal(load(path)(image), expected)  # by the kernels
-    with pytest.raises(ModelFileError, match=r"cannot load it: .* have no bodies, .*drops them"):
+    with pytest.raises(ModelFileError, match=r"cannot load it: .* without bodies, .*drops them"):
         load(path, kernels=False)
     assert describe(changed(version_converter, files["custom"], tmp_path)).changes == []  # it never had any
 
@@ -251,7 +299,7 @@ def test_the_commands_say_it(files: dict[str, Path], tmp_path: Path) -> None:
     path = changed(version_converter, files["portable"], tmp_path)
     shown = " ".join(run("inspect", path, "--no-run").stdout.split())
     assert (
-        "changed 1 BatchNormalNorm, 1 BatchNormalNormRelu, 2 GroupNormalNorm, 1 LayerNormalNorm have no bodies" in shown
+        "changed 1 BatchNormalNorm, 1 BatchNormalNormRelu, 2 GroupNormalNorm, 1 LayerNormalNorm without bodies" in shown
     )
     assert json.loads(run("inspect", path, "--json").stdout)["changes"] == describe(path).changes
     assert "changed: 1 BatchNormalNorm" in run("doctor", path).stdout

@@ -98,9 +98,14 @@ def arithmetic_of(function: onnx.FunctionProto) -> str | None:
     opset = next((entry.version for entry in function.opset_import if entry.domain in _STANDARD), 0)
     if opset < OLDEST_OPSET:
         return None
-    found = {digest(function), digest(_with_lists(function))}
+    found = digests(function)
     bodies = RELEASED.get(function.name, {})
     return next((arithmetic for arithmetic, digests in bodies.items() if not found.isdisjoint(digests)), None)
+
+
+def digests(function: onnx.FunctionProto) -> set[str]:
+    """The digests of ``function`` as it is and as a body would be written; see :func:`digest`."""
+    return {digest(function), digest(_with_lists(function))}
 
 
 def _with_lists(function: onnx.FunctionProto) -> onnx.FunctionProto:

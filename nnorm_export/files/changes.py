@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import onnx
+from onnx import numpy_helper
+from onnx.external_data_helper import uses_external_data
 
 from nnorm_export.domain import OPERATORS
-from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.domain.released_bodies import OLDEST_OPSET, arithmetic_of, digest, digests
+from nnorm_export.files.onnx_file import ModelFile, identifier, with_nested
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.names import DOMAIN
 
@@ -52,15 +56,53 @@ def original_name(op_type: str) -> str:
 def _without_bodies(file: ModelFile) -> str:
     if file.form in ("custom", OPTIMIZED):  # written so
         return ""
-    bodies = {(function.name, function.overload) for function in file.proto.functions if function.domain == DOMAIN}
-    lost = [node for node in _nodes(file) if node.op_type in OPERATORS and (node.op_type, node.overload) not in bodies]
+    bodies = {identifier(function) for function in file.proto.functions}
+    lost = [node for node in _nodes(file) if node.op_type in OPERATORS and identifier(node) not in bodies]
     if not lost:
         return ""
     return (
-        f"{_counted(lost)} have no bodies, though the file does not say that its form is custom: "
-        "onnx.version_converter drops them. It runs only where kernels or plugins are. "
+        f"{_counted(lost)} without bodies, though the file does not say that its form is custom: "
+        "onnx.version_converter drops them, and onnx.utils.extract_model those of all overloads but one. The file runs "
+        "only where kernels or plugins are. "
         f"{_RESTORE} puts the bodies back, and nnorm-export export --opset writes a file for another opset"
     )
+
+
+def _with_bodies_for_other_exponents(file: ModelFile) -> str:
+    functions = {identifier(function): function for function in file.proto.functions}
+    weights = {tensor.name: tensor for tensor in file.proto.graph.initializer}
+    merged = []
+    for node in _nodes(file):
+        operator, function = OPERATORS.get(node.op_type), functions.get(identifier(node))
+        arithmetic = None if function is None else arithmetic_of(function)
+        if operator is None or function is None or arithmetic is None:
+            continue
+        parameters = {
+            name: _array(weights.get(given)) for name, given in zip(operator.inputs, node.input, strict=False)
+        }
+        if any(parameters.get(name) is None for name in operator.parameters):
+            continue  # its weights lie in another file, or are computed
+        if variant := operator.variant(parameters):
+            wanted = digest(operator.function(OLDEST_OPSET, arithmetic, variant))
+            merged += [node] if wanted not in digests(function) else []
+    if not merged:
+        return ""
+    return (
+        f"{_counted(merged)} with exponents near 0 that call the body for other exponents: tools that do not know "
+        "overloads of functions, such as onnxslim, make one body of two. Kernels and ONNX Runtime's CPU provider "
+        "compute the same by it; runtimes whose Tanh is less accurate near 0 do not. "
+        f"{_RESTORE} puts the body back"
+    )
+
+
+def _array(tensor: onnx.TensorProto | None) -> Any:
+    """The numbers of a weight; None if they are not in the file, or are not float32 or float64."""
+    if tensor is None or tensor.data_type not in _WIDE or uses_external_data(tensor):
+        return None
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError):  # damaged, or taken out of memory
+        return None
 
 
 def half_parameters(file: ModelFile) -> str:
@@ -143,5 +185,5 @@ def _counted(nodes: Iterable[onnx.NodeProto]) -> str:
 
 
 _FOUND: tuple[Callable[[ModelFile], str], ...] = (
-    _without_bodies, renamed, half_parameters, _with_half_arithmetic, _inlined,
+    _without_bodies, renamed, _with_bodies_for_other_exponents, half_parameters, _with_half_arithmetic, _inlined,
 )  # fmt: skip
