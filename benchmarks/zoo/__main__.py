@@ -1,0 +1,132 @@
+"""Real architectures with normality normalization: converted, trained, exported, verified and timed.
+
+python -m benchmarks.zoo [--only PATTERN …] [--limit SECONDS] [--write]
+
+Each architecture runs in a process of its own; its result is kept in build/zoo, and only what is missing there runs.
+Needs timm, torchvision and transformers beside the package (`make zoo` installs them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benchmarks.measure import describe_machine, markdown_table
+from benchmarks.zoo.catalogue import catalogue
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+KEPT = Path("build/zoo")
+
+_TEXT = """
+Random weights; every norm of torch.nn, and every layer that computes one, replaced by its normality counterpart
+(`convert_normal_norm`); three steps of training; `export` with its comparison. `kernel`: nodes that ran by kernel.
+`time`: the file's by kernels in times of the plain twin's, one thread, taking turns. `export`: seconds with the
+comparison, and in times of plain `torch.onnx.export` of the twin.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=["*"], help="architectures, as in 'timm/*'")
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one architecture (default %(default)s)")
+    parser.add_argument("--write", action="store_true", help="write RESULTS.md beside this file from what is kept")
+    options = parser.parse_args(argv)
+    names = [name for name in catalogue() if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
+    if not names:
+        parser.error(f"no architecture fits {' '.join(options.only)}; there are {', '.join(catalogue())}")
+    stderr = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
+        task = progress.add_task("", total=len(names))
+        results = []
+        for name in names:
+            progress.update(task, description=name)
+            results.append(_result(name, options.limit))
+            progress.advance(task)
+    lines = [*_summary(results), "", *markdown_table(_table(results))]
+    if options.write:
+        machine = f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}."
+        RESULTS.write_text("\n".join(["# Zoo", "", machine, _TEXT, *lines]))
+    Console(width=160).print("\n".join(lines), markup=False, highlight=False)
+    if failed := [result["name"] for result in results if not result["exported"]]:
+        sys.exit(f"not exported: {', '.join(failed)}")
+
+
+def _result(name: str, limit: int) -> dict[str, Any]:
+    """What :mod:`benchmarks.zoo.one` found, kept from an earlier run or found now."""
+    path = KEPT / f"{name.replace('/', '-')}.json"
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    command = [sys.executable, "-m", "benchmarks.zoo.one", name]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        last = run.stdout.strip().splitlines()[-1:] if run.returncode == 0 else []
+        why = f"the process ended with {run.returncode}: {run.stderr.strip()[-300:]}"
+    except subprocess.TimeoutExpired:
+        last, why = [], f"not ready after {limit} s"
+    found: dict[str, Any] = json.loads(last[0]) if last else {"name": name, "exported": False, "failure": why}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def _summary(results: list[dict[str, Any]]) -> list[str]:
+    exported = [result for result in results if result["exported"]]
+    ratios = [result["ratio"] for result in exported if "ratio" in result]
+    exports = [result["export_seconds"] / result["plain_seconds"] for result in exported if "plain_seconds" in result]
+    lines = [f"- {len(exported)} of {len(results)} exported and verified."]
+    if ratios:
+        lines.append(f"- Time in times of the twin's: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}.")
+    if exports:
+        lines.append(
+            f"- Export in times of plain torch.onnx.export: median {statistics.median(exports):.2f}, worst "
+            f"{max(exports):.2f}."
+        )
+    return lines
+
+
+def _table(results: list[dict[str, Any]]) -> list[list[str]]:
+    lines = [["architecture", "norms", "kernel", "nodes", "budget", "time", "export", "notes"]]
+    for result in results:
+        seconds, plain = result.get("export_seconds"), result.get("plain_seconds")
+        lines.append([
+            result["name"],
+            str(result.get("converted", "")),
+            f"{result['by_kernel']}/{result['normalizations']}" if "by_kernel" in result else "",
+            str(result.get("nodes", "")),
+            f"{result['budget_share']:.2f}" if "budget_share" in result else "",
+            f"{result['ratio']:.2f}" if "ratio" in result else "",
+            f"{seconds:.1f} s, {seconds / plain:.2f}" if seconds and plain else "",
+            _notes(result),
+        ])  # fmt: skip
+    return lines
+
+
+def _notes(result: dict[str, Any]) -> str:
+    notes = []
+    if kept := result.get("kept"):
+        notes.append(f"kept {', '.join(kept)}")
+    if result.get("trained", "yes") != "yes":
+        notes.append(f"not trained: {result['trained']}")
+    if "with_dynamic_batch" in result:
+        notes.append("fixed shape")
+    if "failure" in result:
+        notes.append(f"{result['failure']} (plain torch.onnx.export: {result.get('plain_export', 'not tried')})")
+    if "twin" in result:
+        notes.append(result["twin"])
+    return "; ".join(notes).replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The architectures of the zoo: how each is built, with random weights, and what it is run on.
+
+timm: the smallest model of every module that has one below 100 million parameters. torchvision, segmentation and
+transformers: the families that people use, at small sizes. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_TIMM = """
+test_vit test_nfnet test_mambaout test_byobnet test_resnet starnet_s050 test_vit_relpos dla46x_c mobilevit_xxs
+edgenext_xx_small mobilenetv3_small_050 ese_vovnet19b_slim_dw mnasnet_small repghostnet_050 efficientvit_m0
+ghostnet_050 regnetx_002 cspnext_tiny xcit_nano_12_p8_224 cs3darknet_focus_s efficientvit_b0 swiftformer_xs
+efficientformerv2_s0 pvt_v2_b0 convnext_atto_rms fastvit_t8 lcnetv2_small inception_next_atto rexnet_100
+hardcorenas_b coat_tiny eva02_tiny_patch14_224 convit_tiny deit_tiny_patch16_224 gmlp_ti16_224 hgnetv2_b0
+shvit_s1 vit_tiny_r_s16_p8_224 cpubone_nano iformer_s efficientvim_m1 crossvit_tiny_240 repvit_m1_0
+maxvit_pico_rw_256 levit_128s dpn48b visformer_tiny eca_botnext26ts_256 pit_xs_224 csatv2 resnetv2_18
+legacy_seresnet18 cait_xxs24_224 skresnet18 gcvit_xxtiny tiny_vit_5m_224 efficientformer_l1 hrnet_w18_small
+lowformer_b0 nest_tiny resnest26d convmixer_768_32 vitamin_small_224 legacy_xception tnt_s_legacy_patch16_224
+inception_v3 rdnet_tiny twins_svt_small mvitv2_tiny res2net50_26w_4s caformer_s18 volo_d1_224 sam2_hiera_tiny
+xception41p sequencer2d_s hiera_tiny_224 swin_tiny_patch4_window7_224 swinv2_cr_tiny_224
+swinv2_tiny_window8_256 davit_tiny focalnet_tiny_srf selecsls42 fasternet_s tresnet_m nextvit_small
+inception_v4 inception_resnet_v2 densenet264d mobilenetv5_base pnasnet5large samvit_base_patch16_224
+naflexvit_base_patch16_parfac_gap beit_base_patch16_224 qwen3_vit_88m nasnetalarge
+"""
+_TORCHVISION = (
+    "alexnet squeezenet1_1 vgg11_bn resnet18 resnext50_32x4d densenet121 googlenet inception_v3 mobilenet_v2 "
+    "mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 efficientnet_b0 regnet_y_400mf convnext_tiny vit_b_32 swin_t "
+    "swin_v2_t maxvit_t segmentation.fcn_resnet50 segmentation.deeplabv3_mobilenet_v3_large "
+    "segmentation.lraspp_mobilenet_v3_large video.r3d_18 video.s3d"
+)
+_CHANGED = {"inception_v3": 299, "maxvit_t": 224}  # what these need
+_SIZE = 64  # where a network takes any
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network with random weights: ``build`` makes it, and ``inputs`` its example, as arguments by name."""
+
+    source: str
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[nn.Module], dict[str, Tensor]]
+
+
+def catalogue() -> dict[str, Architecture]:
+    """``source/name`` -> the architecture, for the libraries that are installed."""
+    entries = [*(_timm(name) for name in _TIMM.split()), *(_torchvision(name) for name in _TORCHVISION.split())]
+    entries += [_transformers(name, *parts) for name, parts in _TRANSFORMERS.items()]
+    return {f"{entry.source}/{entry.name}": entry for entry in entries}
+
+
+def _without_operators_of_torchvision() -> None:
+    """torchvision's own operators do not load beside a CPU build of torch; its Python models need their names only."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _LIBRARIES.append(library)  # its definitions go with it
+
+
+_LIBRARIES: list[torch.library.Library] = []
+
+
+def _timm(name: str) -> Architecture:
+    def build() -> nn.Module:
+        _without_operators_of_torchvision()
+        import timm  # noqa: PLC0415 - takes seconds, and torchvision must be prepared first
+
+        return timm.create_model(name)
+
+    def inputs(model: nn.Module) -> dict[str, Tensor]:
+        settings: Any = model.default_cfg
+        shape = settings["input_size"]
+        size = shape[-1] if settings.get("fixed_input_size") else max(_SIZE, min(shape[-1], 128))
+        return {"x": torch.randn(2, shape[0], size, size)}
+
+    return Architecture("timm", name, build, inputs)
+
+
+def _torchvision(name: str) -> Architecture:
+    family, _, short = name.rpartition(".")
+
+    def build() -> nn.Module:
+        _without_operators_of_torchvision()
+        import torchvision  # noqa: PLC0415
+
+        module = getattr(torchvision.models, family) if family else torchvision.models
+        options: dict[str, Any] = {"weights": None}
+        if short in ("googlenet", "inception_v3"):
+            options |= {"init_weights": False, "aux_logits": False}
+        if family == "segmentation":
+            options["weights_backbone"] = None
+        model: nn.Module = getattr(module, short)(**options)
+        return model
+
+    def inputs(_: nn.Module) -> dict[str, Tensor]:
+        if family == "video":
+            return {"x": torch.randn(2, 3, 16, 64, 64)}
+        size = _CHANGED.get(short, 224 if "vit" in short else _SIZE)
+        return {"input" if family else "x": torch.randn(2, 3, size, size)}
+
+    return Architecture("torchvision", name, build, inputs)
+
+
+# name -> (class, settings, inputs); the model computes the logits or the last hidden states.
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+_TOKENS = {"input_ids": (2, 16)}
+_PIXELS = {"pixel_values": (2, 3, 64, 64)}
+_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "bert": ("BertModel", {**_SMALL, "vocab_size": 100}, _TOKENS),
+    "roberta": ("RobertaModel", {**_SMALL, "vocab_size": 100}, _TOKENS),
+    "distilbert": ("DistilBertModel", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}, _TOKENS),
+    "electra": ("ElectraModel", {**_SMALL, "vocab_size": 100}, _TOKENS),
+    "gpt2": ("GPT2Model", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "use_cache": False}, _TOKENS),
+    "opt": (
+        "OPTModel",
+        {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 100,
+         "word_embed_proj_dim": 64, "use_cache": False},
+        _TOKENS,
+    ),
+    "vit": ("ViTModel", {**_SMALL, "image_size": 64, "patch_size": 16}, _PIXELS),
+    "deit": ("DeiTModel", {**_SMALL, "image_size": 64, "patch_size": 16}, _PIXELS),
+    "beit": ("BeitModel", {**_SMALL, "image_size": 64, "patch_size": 16}, _PIXELS),
+    "convnext": ("ConvNextModel", {"hidden_sizes": [16, 32, 64, 96], "depths": [1, 1, 2, 1]}, _PIXELS),
+    "segformer": (
+        "SegformerModel",
+        {"hidden_sizes": [16, 32, 64, 96], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 4]},
+        _PIXELS,
+    ),
+    "wav2vec2": (
+        "Wav2Vec2Model",
+        {**_SMALL, "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
+        {"input_values": (2, 4000)},
+    ),
+    "patchtst": (
+        "PatchTSTModel",
+        {"num_input_channels": 3, "context_length": 64, "patch_length": 8, "patch_stride": 8, "d_model": 64,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128},
+        {"past_values": (2, 64, 3)},
+    ),
+}  # fmt: skip
+
+
+def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Architecture:
+    def build() -> nn.Module:
+        _without_operators_of_torchvision()
+        import transformers  # noqa: PLC0415
+
+        model_class: Any = getattr(transformers, cls)
+        model: nn.Module = model_class(model_class.config_class(**settings))
+        return model
+
+    def inputs(_: nn.Module) -> dict[str, Tensor]:
+        return {
+            key: torch.randint(1, 90, shape) if key == "input_ids" else torch.randn(shape)
+            for key, shape in shapes.items()
+        }
+
+    return Architecture("transformers", name, build, inputs)

@@ -1,0 +1,142 @@
+"""One architecture of the zoo: converted, trained for three steps, exported, verified and timed; prints JSON.
+
+python -m benchmarks.zoo.one timm/test_resnet
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import nnorm_export
+from benchmarks.measure import open_session, session_options, time_in_turns
+from benchmarks.zoo.catalogue import catalogue
+from nnorm_export.layers import convert_normal_norm
+
+_STEPS = 3
+_REPEATS = 7
+_CLOSE = 1e-3  # of the greatest value: what a file of plain torch.onnx.export may differ by
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """What became of the architecture ``name``; ``failure`` says why it stopped early."""
+    architecture = catalogue()[name]
+    torch.manual_seed(0)
+    twin = architecture.build()
+    inputs = architecture.inputs(twin)
+    model, report = convert_normal_norm(copy.deepcopy(twin), return_report=True)
+    found: dict[str, Any] = {
+        "name": name,
+        "converted": len(report.converted),
+        "kept": sorted({entry.layer for entry in report.kept}),
+        "trained": None,
+        "exported": False,
+    }
+    found["trained"] = _train(model, inputs)
+    model.eval()
+    path = folder / "model.onnx"
+    start = time.perf_counter()
+    try:
+        try:
+            written = nnorm_export.export(model, (), path, kwargs=inputs)
+        except nnorm_export.ExportError as error:
+            found["with_dynamic_batch"] = _first_line(error)
+            start = time.perf_counter()
+            written = nnorm_export.export(model, (), path, kwargs=inputs, dynamic_shapes={})
+    except nnorm_export.NnormExportError as error:
+        found["failure"] = _first_line(error)
+        found["plain_export"] = _plain_is_right(model, inputs, folder / "plain.onnx")
+        return found
+    seconds = time.perf_counter() - start
+    shares = [output.budget_share for output in written.parity.outputs] if written.parity else []
+    found |= {
+        "exported": True,
+        "nodes": written.nodes,
+        "budget_share": max((share or 0.0 for share in shares), default=0),
+    }
+    implementations = nnorm_export.load(path).implementations
+    found["by_kernel"] = sum("kernel" in how for how in implementations.values())
+    found["normalizations"] = len(implementations)
+    start = time.perf_counter()
+    try:
+        torch.onnx.export(twin.eval(), (), folder / "twin.onnx", kwargs=inputs, dynamo=True, verbose=False)
+    except Exception as error:  # any exception of torch's exporter
+        found["twin"] = f"torch.onnx.export: {_first_line(error)}"
+        return found
+    found["export_seconds"], found["plain_seconds"] = seconds, time.perf_counter() - start
+    found["ratio"] = _time(path, folder / "twin.onnx", inputs)
+    return found
+
+
+def _train(model: nn.Module, inputs: dict[str, Tensor]) -> str:
+    """Three steps of gradient descent, so that λ and the statistics are those of a network that is trained."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.train()
+    try:
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            loss = sum(
+                leaf.float().square().mean()
+                for leaf in pytree.tree_leaves(model(**inputs))
+                if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            )
+            loss.backward()  # type: ignore[union-attr]
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    except Exception as error:  # of the model's own code
+        return _first_line(error)
+    return "yes"
+
+
+def _plain_is_right(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> str:
+    """Whether torch.onnx.export alone writes a file that computes what the model does: right, wrong, or why not."""
+    try:
+        torch.onnx.export(model, (), path, kwargs=inputs, dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(path, session_options(1), providers=["CPUExecutionProvider"])
+        names = [entry.name for entry in session.get_inputs()]
+        results = session.run(None, dict(zip(names, (value.numpy() for value in inputs.values()), strict=True)))
+        with torch.no_grad():
+            expected = [leaf.numpy() for leaf in pytree.tree_leaves(model(**inputs)) if isinstance(leaf, Tensor)]
+    except Exception as error:  # any exception of torch's exporter or of ONNX Runtime
+        return _first_line(error)
+    pairs = list(zip(results, expected, strict=False))
+    return "right" if all(np.abs(a - b).max() <= _CLOSE * np.abs(b).max() for a, b in pairs) else "wrong"
+
+
+def _time(path: Path, twin: Path, inputs: dict[str, Tensor]) -> float:
+    """The file's time by kernels in times of the twin's, one thread, taking turns."""
+    arrays = [value.numpy() for value in inputs.values()]
+    ours = open_session(path, 1, kernels=True)
+    plain = open_session(twin, 1, kernels=False)
+    timings = time_in_turns(
+        {"ours": lambda: ours(*arrays), "twin": lambda: plain(*arrays)}, base="twin", repeats=_REPEATS
+    )
+    return timings["ours"].ratio
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(sys.argv[1], Path(folder)), default=str))
+
+
+if __name__ == "__main__":
+    main()
