@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.epilogues import fuse_epilogues
+from nnorm_export.exporting.means import split_means
 from nnorm_export.exporting.notes import layers_of_model, stamp
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Frozen, Model, Passthrough, Request, freeze_source, refuse_model
@@ -105,6 +106,7 @@ def export(
     # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
     comparable = "portable" if verify and form == "custom" else form
     apply_form(onnx_model, comparable)
+    split_means(onnx_model)
     stamp(onnx_model, form, row.name, layers, frozen.weights_sha256)
 
     path, nodes = frozen.request.path, len(onnx_model.graph)
