@@ -19,6 +19,7 @@
 # make fuzz-kills N=500    writers killed at random moments, their files read all the time
 # make fuzz N=…    these four, N cases each
 # make fuzz-guided N=100000    files mutated towards new branches of the code that reads them (atheris)
+# make zoo     132 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
@@ -69,7 +70,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: coverage-cpp wheel clean test-tensorrt-registries
+.PHONY: coverage-cpp wheel zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -238,6 +239,11 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks --write
 
+# What is in build/zoo already is not measured again.
+zoo: $(VENV)/installed .venv-zoo/installed
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		.venv-zoo/bin/python -m benchmarks.zoo --write
+
 wheel: $(VENV)/installed
 	rm -rf build/wheel
 	NNORM_CUDA_ARCHITECTURES='$(ARCHITECTURES)' $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
@@ -307,6 +313,14 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	npm install --prefix $(@D) --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel error
 	touch $@
 
+# torchvision without its dependencies: they would take another torch.
+.venv-zoo/installed: | $(VENV)/installed
+	$(PYTHON) -m venv .venv-zoo
+	$(call take_packages,.venv-zoo)
+	.venv-zoo/bin/python $(PIP_INSTALL) --no-deps timm torchvision
+	.venv-zoo/bin/python $(PIP_INSTALL) transformers pillow
+	touch $@
+
 .venv-atheris/installed: | $(VENV)/installed
 	$(PYTHON) -m venv .venv-atheris
 	.venv-atheris/bin/python $(PIP_INSTALL) atheris
@@ -328,4 +342,4 @@ take_packages = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("pu
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-zoo .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
