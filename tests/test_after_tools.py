@@ -69,6 +69,14 @@ def transformers_optimizer(model: Model, folder: Path) -> Model:
     return optimize_model(str(folder / "source.onnx"), model_type="bert", num_heads=0, hidden_size=0, opt_level=0).model
 
 
+def quant_pre_process(model: Model, folder: Path) -> Model:
+    from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415 - takes a second
+
+    onnx.save(model, folder / "source.onnx")
+    quant_pre_process(str(folder / "source.onnx"), str(folder / "processed.onnx"))
+    return onnx.load(folder / "processed.onnx")
+
+
 def keep_names(model: Model, folder: Path) -> Model:
     return onnx.compose.add_prefix(model, "p_", rename_functions=False)
 
@@ -293,6 +301,40 @@ def test_inlined_bodies(files: dict[str, Path], image: Array, expected: list[Arr
     (change,) = describe(path).changes
     assert "its 5 normalizations are no nodes any more" in change
     assert_equal(load(path)(image), expected)
+
+
+def test_what_onnxruntimes_quantization_prepares(
+    files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path
+) -> None:
+    """It inlines the bodies, and imports every domain that ONNX Runtime knows, ours in a version of its own."""
+    for form in ("portable", "primitives"):
+        load(files[form], kernels=True)  # this process knows our domain
+        path = changed(quant_pre_process, files[form], tmp_path)
+        description = describe(path)
+        assert description.problems == []
+        assert len(description.changes) == (1 if form == "portable" else 0)
+        assert_equal(load(path)(image), expected)
+
+
+@pytest.mark.parametrize("form", ["portable", "primitives"])
+def test_static_quantization(
+    form: str, files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path
+) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static  # noqa: PLC0415 - takes a second
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the module has no types
+        def __init__(self) -> None:
+            self.inputs = iter([{"image": image}])
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self.inputs, None)
+
+    path = tmp_path / "quantized.onnx"
+    quantize_static(files[form], path, Reader(), op_types_to_quantize=["Conv", "Gemm", "MatMul"])
+    assert nodes_of(path) == nodes_of(files[form])
+    description = describe(path)
+    assert (description.problems, description.changes) == ([], [])
+    assert_equal(load(path)(image), expected, atol=0.05)
 
 
 def test_the_commands_say_it(files: dict[str, Path], tmp_path: Path) -> None:

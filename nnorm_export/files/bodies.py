@@ -17,7 +17,7 @@ from nnorm_export._version import __version__
 from nnorm_export.domain import OPERATORS, Operator
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files.onnx_file import ModelFile, identifier, with_nested
+from nnorm_export.files.onnx_file import ModelFile, all_nodes, identifier, with_nested
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, PRODUCER
 
 _STANDARD = ("", "ai.onnx")
@@ -99,7 +99,11 @@ def invalid_nodes(file: ModelFile) -> Iterator[str]:
 
 def _wrong_version(file: ModelFile) -> str:
     """Why the version of the domain that the file declares does not exist; empty if it does."""
-    imports = [file.proto.opset_import, *(function.opset_import for function in file.proto.functions)]
+    functions = file.proto.functions
+    called = [node.domain for node in all_nodes(file.proto)] + [function.domain for function in functions]
+    if DOMAIN not in called:  # ONNX Runtime's optimizer writes imports of all the domains that it knows
+        return ""
+    imports = [file.proto.opset_import, *(function.opset_import for function in functions)]
     versions = {entry.version for entries in imports for entry in entries if entry.domain == DOMAIN}
     if others := sorted(versions - {DOMAIN_VERSION}):
         return (
