@@ -54,9 +54,11 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
 
       nnorm-export export -m nets:build -c best.pth -i data.npz --format aoti
     """
+    from nnorm_export.exporting.targets import target_named
+
     file_format = _format(options)
     function, default_name = FORMATS[file_format]
-    path = options.file or default_name
+    path = options.file or (default_name if file_format != "onnx" else f"model{target_named(options.target).ending}")
     _refuse_misnamed(path, file_format)
     own_options = _own_options(options, file_format)
     import nnorm_export
@@ -204,4 +206,7 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
         typer.echo()
         print_table(("layer", "op", "form"), [(e["path"], e["op_type"], e.get("form", "")) for e in report.layers])
     typer.echo()
-    print_parity(report.parity)
+    if report.not_verified:
+        typer.echo(f"not compared: {report.not_verified}")
+    else:
+        print_parity(report.parity)

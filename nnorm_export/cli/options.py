@@ -176,13 +176,14 @@ class ExportOptions:
     fixed_shape: Annotated[bool, _inputs("--fixed-shape", "Fix every axis. By default the batch is dynamic.")] = False
     input_names: Annotated[str | None, _inputs("--input-names A,B", "Names of the inputs in the file.")] = None
     output_names: Annotated[str | None, _inputs("--output-names A,B", "Names of the outputs in the file.")] = None
-    file: Annotated[str | None, _target("model.onnx, model.pt, model.pt2 or model.aoti.pt2")] = None
+    file: Annotated[str | None, _target("model.onnx, or model with the ending of the format")] = None
     target: Annotated[
         str | None,
         _file(
             "--target -t RUNTIME",
             "The runtime that the file is for, which gets the format, form, opset and shapes that it reads: "
-            "onnxruntime (default), openvino, opencv, web (onnxruntime-web), tract, tensorrt.",
+            "onnxruntime (default), openvino, opencv, web (onnxruntime-web), tract, tensorrt, executorch (.pte), "
+            "litert (.tflite), coreml (.mlpackage).",
             **_one_of("nnorm_export.exporting.targets:TARGETS"),
         ),
     ] = None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.errors import ExportError
+from nnorm_export.exporting import converted
 from nnorm_export.exporting.epilogues import fuse_epilogues
 from nnorm_export.exporting.means import split_means
 from nnorm_export.exporting.notes import layers_of_model, stamp
@@ -57,7 +58,9 @@ def export(
         f: the file to write.
         target: the runtime that the file is for: it decides the format, the form, the opset and whether axes are
             dynamic, where these arguments do not (:data:`nnorm_export.exporting.targets.TARGETS`). ``onnxruntime``
-            (default), ``openvino``, ``opencv``, ``web``, ``tract`` and ``tensorrt`` get ONNX.
+            (default), ``openvino``, ``opencv``, ``web``, ``tract`` and ``tensorrt`` get ONNX; ``executorch`` gets a
+            ``.pte`` file, ``litert`` a ``.tflite`` file and ``coreml`` an ``.mlpackage``, which their own libraries
+            write (extras of the same names). Core ML runs, and is compared, on macOS alone.
         form: ``portable``, ``primitives`` or ``custom``; see :mod:`nnorm_export.files.forms`. None takes the target's.
         kwargs: example keyword inputs.
         input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
@@ -94,11 +97,12 @@ def export(
         dynamic_shapes=dynamic_shapes,
         dtype=arguments.dtype_name(dtype),
     )
-    form = form or row.forms[0]
     dynamic_shapes = dynamic_shapes if row.has_dynamic_axes else {}
-    frozen = freeze_source(
-        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
-    )
+    request = Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
+    if row.file_format != "onnx":
+        return converted.write(row, request)
+    form = form or row.forms[0]
+    frozen = freeze_source(request)
     refuse_model(row, frozen)
     onnx_model, opset = _translated(frozen, opset_version or row.opset)
     layers = layers_of_model(onnx_model, frozen)

@@ -68,8 +68,8 @@ def export_program(
     )
     with exporting_state():
         traced = trace(frozen)
-        program = _decomposed(traced.program, _for_aten) if operators == "decomposed" else traced.program
-    note = _note(traced, program, PT2, operators)
+        program = decomposed_for_aten(traced.program) if operators == "decomposed" else traced.program
+    note = note_of(traced, program, PT2, operators)
     path = frozen.request.path
     with staged(path) as staging:
         with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
@@ -117,7 +117,7 @@ def export_aoti(
     with exporting_state():
         traced = trace(frozen)
         program = _decomposed(traced.program, _for_inductor)
-    note = _note(traced, program, AOTI, notes.device_of(frozen.module).type)
+    note = note_of(traced, program, AOTI, notes.device_of(frozen.module).type)
     path = frozen.request.path
     with staged(path) as staging:
         with writing(path), opened_for_torch(staging) as file:
@@ -149,6 +149,11 @@ def _for_aten(operator: TracedOperator, parameters: Mapping[str, Tensor | None])
 
 def _for_inductor(operator: TracedOperator, _: Mapping[str, Tensor | None]) -> Callable[..., Tensor]:
     return operator.inductor_function
+
+
+def decomposed_for_aten(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """``program`` with its normalizations written out in ATen's operators, for PyTorch and for converters."""
+    return _decomposed(program, _for_aten)
 
 
 def _decomposed(program: torch.export.ExportedProgram, choose: Choice) -> torch.export.ExportedProgram:
@@ -201,7 +206,8 @@ def _value(program: torch.export.ExportedProgram, argument: Any) -> Tensor | Non
     return value if isinstance(value, Tensor) else None
 
 
-def _note(traced: Traced, program: torch.export.ExportedProgram, file_format: str, form: str) -> Note:
+def note_of(traced: Traced, program: torch.export.ExportedProgram, file_format: str, form: str) -> Note:
+    """The note for a file of ``program``, which was made from ``traced``."""
     return notes.note(
         traced.frozen,
         file_format=file_format,

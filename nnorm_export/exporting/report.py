@@ -22,9 +22,9 @@ class ExportReport:
 
     Attributes:
         path: the file; the weights of an ONNX file may lie beside it, see :mod:`nnorm_export.files.external_data`.
-        format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
-        form: ``portable``, ``primitives`` or ``custom`` (ONNX), ``trace`` or ``script`` (TorchScript),
-            ``decomposed`` or ``kept`` (pt2), the kind of device that it is compiled for (AOTInductor).
+        format: ``onnx``, ``torchscript``, ``pt2``, ``aoti``, ``executorch``, ``litert`` or ``coreml``.
+        form: ``portable``, ``primitives`` or ``custom`` (ONNX), ``trace`` or ``script`` (TorchScript), ``decomposed``
+            or ``kept`` (pt2), the kind of device that it is compiled for (AOTInductor), ``decomposed`` (others).
         opset: version of the standard operators; None for other formats than ONNX.
         nodes: nodes of the graph; a normalization counts as one in ONNX's forms portable and custom, together with the
             ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.exporting.epilogues`).
@@ -32,6 +32,7 @@ class ExportReport:
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
         target: the runtime that the file is for; None in PyTorch's own formats.
+        not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
     """
 
     path: Path
@@ -43,18 +44,29 @@ class ExportReport:
     weights_sha256: str
     parity: ParityReport | None
     target: str | None = None
+    not_verified: str = ""
 
     @classmethod
-    def of_note(cls, path: Path, note: Note, parity: ParityReport | None) -> ExportReport:
+    def of_note(
+        cls,
+        path: Path,
+        note: Note,
+        parity: ParityReport | None,
+        target: str | None = None,
+        not_verified: str = "",
+    ) -> ExportReport:
         nodes = sum(note.nodes.values())
-        return cls(path, note.format, note.form, None, nodes, note.layers, note.weights_sha256, parity)
+        return cls(
+            path, note.format, note.form, None, nodes, note.layers, note.weights_sha256, parity, target, not_verified
+        )
 
     def to_json(self) -> dict[str, Any]:
         parity = None if self.parity is None else self.parity.to_json()
         return {**vars(self), "path": str(self.path), "parity": parity}
 
     def __str__(self) -> str:
-        parity = "not verified" if self.parity is None else str(self.parity)
+        reason = f": {self.not_verified}" if self.not_verified else ""
+        parity = f"not verified{reason}" if self.parity is None else str(self.parity)
         form = f"{self.form}, opset {self.opset}" if self.opset else f"{self.format} ({self.form})"
         return f"{self.path}: {form}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
 

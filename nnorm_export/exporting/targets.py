@@ -22,7 +22,7 @@ class Target:
         title: the name of the runtime in messages.
         file_format: ``onnx``, or the format that the runtime's own library writes.
         ending: of the file's name.
-        writer: ``module:function`` that writes the format; empty for ONNX.
+        is_folder: whether the file is a folder.
         forms: the forms of ONNX that it reads; the first is the default.
         opsets: the least and the greatest opset that it reads; None for what ``export`` can write.
         opset: the opset that it gets; None for that of ``export``.
@@ -34,7 +34,7 @@ class Target:
     title: str
     file_format: str = "onnx"
     ending: str = ".onnx"
-    writer: str = ""
+    is_folder: bool = False
     forms: tuple[str, ...] = ()
     opsets: tuple[int, int] | None = None
     opset: int | None = None
@@ -65,6 +65,26 @@ _ROWS = (
         forms=("portable", "custom", "primitives"),
         opsets=(18, 24),
         dtypes=("fp32", "fp16", "bf16"),
+    ),
+    Target(
+        name="executorch",
+        title="ExecuTorch",
+        file_format="executorch",
+        ending=".pte",
+        has_dynamic_axes=False,
+        dtypes=("fp32",),
+    ),
+    Target(
+        name="litert", title="LiteRT", file_format="litert", ending=".tflite", has_dynamic_axes=False, dtypes=("fp32",)
+    ),
+    Target(
+        name="coreml",
+        title="Core ML",
+        file_format="coreml",
+        ending=".mlpackage",
+        is_folder=True,
+        has_dynamic_axes=False,
+        dtypes=("fp32",),
     ),
 )
 TARGETS = {row.name: row for row in _ROWS}

@@ -17,7 +17,7 @@ from nnorm_export.errors import ExportError, InputError
 from nnorm_export.exporting import notes
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Frozen, Passthrough, Request, freeze_source
-from nnorm_export.exporting.trace import exporting_state, trace
+from nnorm_export.exporting.trace import exporting_state, flat, trace
 from nnorm_export.files.note import Entry
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
 from nnorm_export.files.staging import opened_for_torch, staged, writing
@@ -143,7 +143,7 @@ def _traced(frozen: Frozen) -> _Parts:
             tensor.clone() for tensor in arguments.tensors_in(example)
         )  # the model may change its input in place
         try:
-            module = torch.jit.trace(_flat(frozen.module, example), tensors, check_trace=False)
+            module = torch.jit.trace(flat(frozen.module, example), tensors, check_trace=False)
         except Exception as error:
             # Tracing runs the model's own code, which may raise any exception. The message says that this model cannot
             # be traced, and what its code raised; that exception stays the cause, which --verbose shows.
@@ -152,22 +152,6 @@ def _traced(frozen: Frozen) -> _Parts:
                 "Change that part of the model, or export with method='script' or to another format"
             ) from error
     return module, notes.layers_of_program(traced), notes.tensors_of_program(traced)
-
-
-def _flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
-    """The model as a function of its tensors alone; everything else among its arguments is built in."""
-
-    class Flat(nn.Module):  # the example must not be an attribute, which TorchScript would save
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *tensors: Tensor) -> Any:
-            args, kwargs = arguments.unbind(model, arguments.with_tensors(example, tensors))
-            outputs = tuple(arguments.tensors_in(self.model(*args, **kwargs)))
-            return outputs[0] if len(outputs) == 1 else outputs
-
-    return Flat().eval()
 
 
 def _scripted(frozen: Frozen) -> _Parts:

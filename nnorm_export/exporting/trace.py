@@ -129,6 +129,22 @@ def _refuse_dynamic_var_keyword(model: nn.Module, example: dict[str, Any]) -> No
             )
 
 
+def flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
+    """The model as a function of its tensors alone; everything else among its arguments is built in."""
+
+    class Flat(nn.Module):  # the example must not be an attribute, which TorchScript would save
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *tensors: Tensor) -> Any:
+            args, kwargs = arguments.unbind(model, arguments.with_tensors(example, tensors))
+            outputs = tuple(arguments.tensors_in(self.model(*args, **kwargs)))
+            return outputs[0] if len(outputs) == 1 else outputs
+
+    return Flat().eval()
+
+
 _ADVICE = re.compile(
     r"\n\s*(The following call raised|To fix the error|Suggested fixes|For more information|The error)"
 )

@@ -14,7 +14,7 @@ from nnorm_export.files.changes import changes_of
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import Machine, machine_of
-from nnorm_export.files.pytorch_archive import Archive, is_archive, read_archive
+from nnorm_export.files.pytorch_archive import COREML, EXECUTORCH, LITERT, Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import PRODUCER
 
@@ -50,7 +50,7 @@ class ModelDescription:
     """A model file.
 
     Attributes:
-        format: ``onnx``, ``torchscript``, ``pt2`` or ``aoti``.
+        format: ``onnx``, ``torchscript``, ``pt2``, ``aoti``, ``executorch``, ``litert`` or ``coreml``.
         form: as of :class:`nnorm_export.ExportReport`, ``optimized``, or ``unknown`` for a file that nnorm_export did
             not write. If such a file is not ONNX, its other facts are mostly missing.
         target: the runtime that the file was exported for; None if that is not known.
@@ -121,7 +121,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         path=str(archive.path),
         format=archive.format,
         form=archive.form,
-        target=None,
+        target=archive.format if archive.format in (EXECUTORCH, LITERT, COREML) else None,
         optimized_for=None,
         compiled_for=archive.machine or None,
         opset=None,
@@ -133,7 +133,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         nodes=note.nodes if note else {},
         inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
-        files={archive.path.name: archive.path.stat().st_size},
+        files={archive.path.name: archive.size},
         problems=[],
         changes=[],
         runtime=None,

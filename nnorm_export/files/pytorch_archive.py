@@ -1,6 +1,7 @@
-"""The archives that PyTorch writes: the format of a file, and the note that nnorm_export wrote into it.
+"""The files that are made of PyTorch's programs: the format of a file, and the note that nnorm_export wrote into it.
 
-Reading them does not need PyTorch.
+PyTorch's own are archives. Those of ExecuTorch and LiteRT have an archive with the note behind their content, and a
+package of Core ML, a folder, has it as a file. Reading them does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.note import Note
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import NOTE_FILE
-from nnorm_export.reading import check_entries, is_regular, parse_json, read_entry, size_of
+from nnorm_export.reading import check_entries, is_regular, parse_json, read_bytes, read_entry, size_of
 
+_LONGEST_NOTE = 1 << 28
 # What zipfile raises for damaged archives; the last two for encrypted entries and unknown compressions.
 _DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 
-TORCHSCRIPT, PT2, AOTI = FORMATS = ("torchscript", "pt2", "aoti")
+TORCHSCRIPT, PT2, AOTI = ("torchscript", "pt2", "aoti")
+EXECUTORCH, LITERT, COREML = ("executorch", "litert", "coreml")
+_IDENTIFIERS = {b"ET12": EXECUTORCH, b"TFL3": LITERT}  # bytes 4 to 8 of a flatbuffer
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that PyTorch wrote.
+    """A file that PyTorch, ExecuTorch, LiteRT or Core ML's tools wrote.
 
     Attributes:
-        format: ``torchscript``, ``pt2`` or ``aoti``.
+        format: ``torchscript``, ``pt2``, ``aoti``, ``executorch``, ``litert`` or ``coreml``.
         note: what nnorm_export wrote about it; None if nnorm_export did not write the file.
         compiled_for: AOTInductor's description of the machine: ``AOTI_MACHINE``, ``AOTI_CPU_ISA`` and others.
     """
@@ -37,6 +41,12 @@ class Archive:
     format: str
     note: Note | None
     compiled_for: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """In bytes; of a folder, that of the files in it."""
+        files = [self.path] if self.path.is_file() else [entry for entry in self.path.rglob("*") if entry.is_file()]
+        return sum(file.stat().st_size for file in files)
 
     @property
     def form(self) -> str:
@@ -50,19 +60,40 @@ class Archive:
 
 
 def is_archive(path: str | Path) -> bool:
-    """Whether the file, if there is one, is a zip archive, as everything that ``torch`` saves is."""
-    return is_regular(path) and zipfile.is_zipfile(path)
+    """Whether the file, if there is one, is a zip archive, as all that ``torch`` saves is, or a runtime's."""
+    if is_package(path):
+        return True
+    return is_regular(path) and (zipfile.is_zipfile(path) or _identified(Path(path)) is not None)
+
+
+def is_package(path: str | Path) -> bool:
+    """Whether ``path`` is a package of Core ML."""
+    return Path(path).suffix == ".mlpackage" and Path(path, "Manifest.json").is_file()
+
+
+def _identified(path: Path) -> str | None:
+    """``executorch`` or ``litert`` by the identifier in the file; None for other files."""
+    try:
+        with path.open("rb") as file:
+            return _IDENTIFIERS.get(file.read(8)[4:])
+    except OSError:  # whoever reads the file reports it
+        return None
 
 
 def read_archive(path: str | Path) -> Archive:
     """Raises ModelFileError if ``path`` is missing or is not a model that PyTorch saved."""
     path = Path(path)
+    if is_package(path):
+        return _read_package(path)
     size_of(path, ModelFileError)
+    identified = _identified(path)
+    if identified is not None and not zipfile.is_zipfile(path):
+        return Archive(path, identified, None)
     try:
         with zipfile.ZipFile(path) as archive:
             check_entries(path, archive.infolist(), ModelFileError)
             entries = archive.namelist()
-            kind = _format(entries)
+            kind = identified or _format(entries)
             noted = next((entry for entry in entries if entry.endswith(f"/extra/{NOTE_FILE}")), None)
             text = None if noted is None else read_entry(archive, noted)
             machines = [entry for entry in entries if entry.endswith("wrapper_metadata.json")]
@@ -76,8 +107,18 @@ def read_archive(path: str | Path) -> Archive:
             f"{path}: neither TorchScript, nor an exported program, nor a package of AOTInductor. For a checkpoint, "
             "export the model that it is for: -m package.module:factory --checkpoint"
         )
+    return Archive(path, kind, _note_of(path, text), compiled_for)
+
+
+def _read_package(path: Path) -> Archive:
+    noted = path / NOTE_FILE
+    text = read_bytes(noted, _LONGEST_NOTE, ModelFileError) if noted.is_file() else None
+    return Archive(path, COREML, _note_of(path, text))
+
+
+def _note_of(path: Path, text: bytes | None) -> Note | None:
     try:
-        return Archive(path, kind, None if text is None else _note(text), compiled_for)
+        return None if text is None else _note(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{path}: its entry {NOTE_FILE} is damaged ({error}); export the model again") from error
 

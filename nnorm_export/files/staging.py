@@ -26,6 +26,7 @@ from nnorm_export.errors import ExportError, first_line
 from nnorm_export.files import external_data
 from nnorm_export.files.durable import exchange, flush, flush_tree, lock_if_free, locked
 from nnorm_export.files.external_data import save
+from nnorm_export.files.pytorch_archive import is_package
 
 _LOCK, _JOURNAL, _NEW, _OLD = "lock", "journal", "new", "old"
 
@@ -173,7 +174,8 @@ def check_target(target: str | Path) -> None:
         ExportError: the folder does not exist or cannot be written, or a folder has the name.
     """
     path = Path(target).expanduser()
-    _refuse_folder(path.resolve())
+    if not is_package(path):  # which another takes the place of
+        _refuse_folder(path.resolve())
     _refuse_parent(path)
 
 

@@ -23,7 +23,7 @@ from nnorm_export.process import without_warnings
 from nnorm_export.runtimes._runner import Runner
 
 
-class _PyTorchRunner(Runner):
+class PyTorchRunner(Runner):
     """A file that the installed PyTorch runs, on the device that its weights are on.
 
     Attributes:
@@ -92,7 +92,7 @@ class _PyTorchRunner(Runner):
                     )
 
 
-class TorchScriptRunner(_PyTorchRunner):
+class TorchScriptRunner(PyTorchRunner):
     """TorchScript in ``torch.jit.load``. Its code is PyTorch's own language, which reads and writes files too."""
 
     runtime = archive.TORCHSCRIPT
@@ -108,7 +108,7 @@ class TorchScriptRunner(_PyTorchRunner):
         return self._module(**{info.name: tensor for info, tensor in zip(self.inputs, tensors, strict=True)})
 
 
-class ProgramRunner(_PyTorchRunner):
+class ProgramRunner(PyTorchRunner):
     """An exported program in ``torch.export.load``, run operator by operator.
 
     Args:
@@ -154,7 +154,7 @@ def _has(instructions: str) -> bool:
     return known is None or bool(known())
 
 
-class AotiRunner(_PyTorchRunner):
+class AotiRunner(PyTorchRunner):
     """A package of AOTInductor in ``torch._inductor.aoti_load_package``. Loading it runs machine code from the file."""
 
     runtime = archive.AOTI

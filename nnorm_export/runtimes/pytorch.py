@@ -1,4 +1,4 @@
-"""PyTorch's own formats: TorchScript, exported programs and packages of AOTInductor."""
+"""PyTorch's own formats: TorchScript, exported programs, packages of AOTInductor."""
 
 from __future__ import annotations
 
