@@ -11,6 +11,7 @@
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries; needs no GPU
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
+# make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
 #              the tables in tests/everywhere and the README. EVERYWHERE='tract node' for some of them
 # make fuzz-kernels N=1000000 SEED=1    random nodes against the kernels, their values compared with the formulas
@@ -68,7 +69,7 @@ EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
-.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
+.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: coverage-cpp wheel zoo clean test-tensorrt-registries
 help:
@@ -159,6 +160,14 @@ GPU_INSTALLED := $(VENV)/installed $(GPU_ENVIRONMENT)/installed
 RUN_ON_GPU = $(GPU_ENVIRONMENT)/bin/python
 endif
 build_for_gpu = $(call build_cpp,build/gpu,$(if $(GPU),-DNNORM_CUDA=ON) -DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))
+# The formats that other libraries write, each in an environment of its own.
+CONVERTED := executorch litert coreml
+test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
+	for target in $(CONVERTED); do \
+		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		.venv-everywhere-$$target/bin/python -m pytest -p no:cacheprovider tests/test_converted.py || exit 1; \
+	done
+
 test-gpu: $(GPU_INSTALLED)
 	$(build_for_gpu)
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/gpu --output-on-failure --no-tests=ignore -R gpu
