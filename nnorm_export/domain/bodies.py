@@ -24,14 +24,16 @@ a relative one; then tanh(y)/y has the error e/y. There are two forms for it:
   Runtime 1.31). At h = 0, p = ½ is harmless: ψ(0) = 0 whatever η. An exponent smaller than v = 2u·(|η₊| + |η₋|), about
   5e-7, becomes v: the logarithmic branch within v·t/2 relative, without a branch.
 
-**Estimate of λ** (NN eq. 5–15): the sums of :func:`nnorm_export.mathematics.estimate_lmbda` over the last axis, from
-the same b and log b.
+**Estimate of λ** (NN eq. 5–15): the sums of :func:`nnorm_export.mathematics.estimate_lmbda` over each row, from the
+same b and log b. A row is what lies in the last axes, see :func:`with_rows`.
 
 The texts are in ONNX's own syntax (``onnx.parser``); see :func:`function_proto` for how a body is put together.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -44,11 +46,11 @@ from nnorm_export.names import DOMAIN
 NAME_PREFIX = "nnorm__"
 
 STANDARDIZE_ROWS = """
-    # rows, epsilon_value -> h = (rows - mean) / sqrt(variance + epsilon), over the last axis, in two passes
-    mean = ReduceMean <keepdims = 1> (rows, last_axis)
+    # rows, epsilon_value -> h = (rows - mean) / sqrt(variance + epsilon), over each row, in two passes
+    mean = RowMean (rows)
     centred = Sub (rows, mean)
     centred_square = Mul (centred, centred)
-    variance = ReduceMean <keepdims = 1> (centred_square, last_axis)
+    variance = RowMean (centred_square)
     variance_and_epsilon = Add (variance, epsilon_value)
     deviation = Sqrt (variance_and_epsilon)
     h = Div (centred, deviation)
@@ -70,14 +72,14 @@ SIGNED_LOGARITHM = """
 """
 
 ESTIMATE_LMBDA = """
-    # h, base, log_base, signed_log, excess, delta_value -> lmbda = 1 - L' / (L'' + delta), over the last axis
+    # h, base, log_base, signed_log, excess, delta_value -> lmbda = 1 - L' / (L'' + delta), over each row
     base_log = Mul (base, log_base)
     d = Sub (base_log, excess)
     hd = Mul (h, d)
-    mean_hd = ReduceMean <keepdims = 1> (hd, last_axis)
-    mean_signed_log = ReduceMean <keepdims = 1> (signed_log, last_axis)
+    mean_hd = RowMean (hd)
+    mean_signed_log = RowMean (signed_log)
     slope = Sub (mean_hd, mean_signed_log)
-    mean_d = ReduceMean <keepdims = 1> (d, last_axis)
+    mean_d = RowMean (d)
     d_centred = Sub (d, mean_d)
     d_spread = Mul (d_centred, d_centred)
     base_log_square = Mul (base_log, log_base)
@@ -85,7 +87,7 @@ ESTIMATE_LMBDA = """
     d_derivative = Sub (base_log_square, twice_d)
     h_d_derivative = Mul (excess, d_derivative)
     curvature_terms = Add (h_d_derivative, d_spread)
-    mean_curvature_terms = ReduceMean <keepdims = 1> (curvature_terms, last_axis)
+    mean_curvature_terms = RowMean (curvature_terms)
     mean_hd_square = Mul (mean_hd, mean_hd)
     twice_mean_hd_square = Add (mean_hd_square, mean_hd_square)
     curvature = Sub (mean_curvature_terms, twice_mean_hd_square)
@@ -93,6 +95,27 @@ ESTIMATE_LMBDA = """
     newton_step = Div (slope, damped_curvature)
     lmbda = Sub (one, newton_step)
 """
+
+
+def with_rows(body: str, axes: int) -> str:
+    """``body`` with the means of its rows, ``RowMean``, taken over the last ``axes`` axes, two at a time.
+
+    The axes are constants, because several runtimes take no others. OpenCV 4 takes a mean over three axes at a time
+    wrongly.
+    """
+    pairs = [[-axis - 1, -axis] for axis in range(1, axes, 2)] + ([[-axes]] if axes % 2 else [])
+    constants = [f"    axes_{index} = Constant <value_ints = {pair}> ()" for index, pair in enumerate(pairs)]
+
+    def means(match: re.Match[str]) -> str:
+        mean, value = match.groups()
+        names = [value, *(f"{mean}_of_axes_{index}" for index in range(len(pairs) - 1)), mean]
+        lines = (
+            f"{y} = ReduceMean <keepdims = 1> ({x}, axes_{index})"
+            for index, (x, y) in enumerate(itertools.pairwise(names))
+        )
+        return "\n    ".join(lines)
+
+    return "\n".join([*constants, re.sub(r"(\w+) = RowMean \((\w+)\)", means, body)])
 
 
 def _shifted(half: str, exponent: str) -> str:
@@ -256,4 +279,4 @@ def _constants(arithmetic: str) -> str:
     # Less than epsilon, and in float32 a number of half precision too, the least.
     scalars |= {"least_excess": 0.5 * epsilon, "near_zero": _NEAR_ZERO[arithmetic]}
     lines = [f"    {name} = Constant <value = {arithmetic} {{{value!r}}}> ()" for name, value in scalars.items()]
-    return "\n".join([*lines, "    last_axis = Constant <value_ints = [-1]> ()"])
+    return "\n".join(lines)

@@ -2,8 +2,62 @@
 
 from __future__ import annotations
 
-from nnorm_export.domain.operator import Operator
+from collections.abc import Mapping
+
+import numpy as np
+
+from nnorm_export.domain.bodies import with_rows
+from nnorm_export.domain.operator import Array, Operator
 from nnorm_export.domain.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
+
+MOST_AXES = 8
+
+
+def _statement(axes: int) -> str:
+    """The body for a weight of this rank.
+
+    The axes of X from `axis` on are the shape of weight, and so are the last ones: then `axis` is the rank's. A node
+    whose weight does not fit X fails, in Reshape, instead of mixing the rows.
+    (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
+    """
+    return with_rows(
+        f"""
+    x = CastLike (X, weight)
+    shape = Shape (x)
+    one_axis = Constant <value_ints = [1]> ()
+    axis_scalar = Constant <value_int: int = @axis> ()
+    first_axis = Reshape (axis_scalar, one_axis)
+    end = Constant <value_ints = [9223372036854775807]> ()
+    normalized_shape = Slice (shape, first_axis, end)
+    weight_from_axis = Reshape <allowzero = 1> (weight, normalized_shape)
+    last_shape = Shape <start = {-axes}> (x)
+    fitting_weight = Reshape <allowzero = 1> (weight_from_axis, last_shape)
+    half_weight = Mul (fitting_weight, half)
+    rows = Identity (x)
+{NORMAL_NORM_ROWS}
+    weighted = Mul (twice_psi, half_weight)
+    y = Add (weighted, bias)
+""",
+        axes,
+    )
+
+
+def variant(parameters: Mapping[str, Array | None]) -> str:
+    """The name of the body for a weight of this rank; that for one axis has none.
+
+    Raises:
+        ValueError: there is none for this rank.
+    """
+    weight = parameters["weight"]
+    axes = 1 if weight is None else np.ndim(weight)
+    if not 1 <= axes <= MOST_AXES:
+        raise ValueError(f"it normalizes {axes} axes at a time, and a body takes 1 to {MOST_AXES}")
+    return _name(axes)
+
+
+def _name(axes: int) -> str:
+    return "" if axes == 1 else f"{axes}_axes"
+
 
 LAYER_NORMAL_NORM = Operator(
     op_type="LayerNormalNorm",
@@ -11,36 +65,6 @@ LAYER_NORMAL_NORM = Operator(
     is_frozen=False,
     is_per_channel=False,
     attributes={"axis": ("int", -1), **EPSILON_AND_DELTA},
-    # X becomes [rows, elements in a row]: the elements of weight give the number of rows, the axes of X from `axis` on
-    # the length of one. So a node whose weight does not fit X fails, in Reshape or Mul, instead of mixing the rows.
-    # Rows without elements are divided by 1: some runtimes end the process where integers are divided by 0.
-    # (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
-    statements={
-        "": f"""
-    x = CastLike (X, weight)
-    shape = Shape (x)
-    one_axis = Constant <value_ints = [1]> ()
-    flat = Constant <value_ints = [1, -1]> ()
-    width_scalar = Size (weight)
-    width = Reshape (width_scalar, one_axis)
-    size_scalar = Size (x)
-    size = Reshape (size_scalar, one_axis)
-    divisor = Max (width, one_axis)
-    num_rows = Div (size, divisor)
-    axis_scalar = Constant <value_int: int = @axis> ()
-    first_axis = Reshape (axis_scalar, one_axis)
-    end = Constant <value_ints = [9223372036854775807]> ()
-    normalized_shape = Slice (shape, first_axis, end)
-    row_length = ReduceProd <keepdims = 1> (normalized_shape)
-    rows_shape = Concat <axis = 0> (num_rows, row_length)
-    rows = Reshape <allowzero = 1> (x, rows_shape)
-    weight_row = Reshape (weight, flat)
-    half_weight = Mul (weight_row, half)
-    bias_row = Reshape (bias, flat)
-{NORMAL_NORM_ROWS}
-    weighted = Mul (twice_psi, half_weight)
-    y_rows = Add (weighted, bias_row)
-    y = Reshape <allowzero = 1> (y_rows, shape)
-"""
-    },
+    variant=variant,
+    statements={_name(axes): _statement(axes) for axes in range(1, MOST_AXES + 1)},
 )

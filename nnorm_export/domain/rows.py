@@ -29,7 +29,7 @@ _EPSILON_AND_DELTA_VALUES = "".join(
 )
 
 
-# h from rows of one sample set each, λ̂ and the exponents from h, and 2ψ(h).
+# h from rows of one sample set each, λ̂ and the exponents from h, and 2ψ(h); for with_rows().
 NORMAL_NORM_ROWS = "".join(
     [
         _EPSILON_AND_DELTA_VALUES,

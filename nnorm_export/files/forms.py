@@ -65,7 +65,10 @@ def _attach_bodies(model: ir.Model) -> None:
     arithmetics = {_arithmetic(node) for node in nodes}
     for node in nodes:
         operator, arithmetic = OPERATORS[node.op_type], _arithmetic(node)
-        variant = operator.variant(_parameters(operator, node))
+        try:
+            variant = operator.variant(_parameters(operator, node))
+        except ValueError as error:
+            raise ExportError(f"{node.name}: {error}; flatten axes before the layer") from error
         is_mixed = len(arithmetics) > 1 and arithmetic == "double"
         node.overload = "_".join(filter(None, [variant, arithmetic if is_mixed else ""]))
         if node.op_identifier() not in model.functions:
@@ -106,7 +109,33 @@ def _inline_and_fold(model: ir.Model) -> None:
     )
     onnxscript.optimizer.optimize(model)
     _split_multiply_adds_of_matrices(model)
+    _fix_shapes(model)
     _restore_initializers(model)
+
+
+def _fix_shapes(model: ir.Model) -> None:
+    """Replaces the shape of x, to which a tensor of as many samples is reshaped, by constants: 0 for the samples.
+
+    Several runtimes take constant shapes only.
+    """
+    for node in [
+        node for node in model.graph if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0)
+    ]:
+        data, shape = node.inputs
+        source = None if shape is None else shape.producer()
+        if data is None or source is None or source.op_type != "Shape" or source.attributes:
+            continue
+        x = source.inputs[0]
+        if x is None or x.shape is None or data.shape is None or not data.shape or not x.shape:
+            continue
+        samples, *others = x.shape
+        is_same = samples == data.shape[0] and samples != ir.SymbolicDim(None)
+        if is_same and all(isinstance(length, int) and length > 0 for length in others):
+            name = f"{node.outputs[0].name}_shape"
+            constant = ir.Value(name=name, const_value=ir.tensor([0, *others], ir.DataType.INT64, name=name))
+            model.graph.register_initializer(constant)
+            node.replace_input_with(1, constant)
+    onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
 
 
 def _split_multiply_adds_of_matrices(model: ir.Model) -> None:
