@@ -8,6 +8,7 @@ operator may have several bodies at a time, see :attr:`.Operator.statements`. An
 operator may have several bodies at a time, see :attr:`.Operator.statements`. An
 operator may have several bodies at a time, see :attr:`.Operator.statements`. An
 operator may have several bodies at a time, see :attr:`.Operator.statements`. An
+operator may have several bodies at a time, see :attr:`.Operator.statements`. An
 operator may have several bodies at a time, see :attr:`.Operator.statements`.
 """
 
@@ -47,27 +48,27 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "LayerNormalNorm": {
         "float": (
-            "35e688c0e122566d87c266de1c83b1a6d0fb74a19a0a76d33dc5c2c5d1d9e097",
-            "9ae9c9b9079dbeb3902dad49f7bef566a945bcadaf1aa1ce280336c0995ffebe",
-            "ab73d45a56986f46af55a44c4a6ffcd2fb7431ca1528f8735a2745d9e5a4c14a",
-            "9ec45e5bd5a83d8b7d2dd01816de62c82f2125bf8df5b7e3f770dd2f7e519de2",
-            "3d5c4b40ba26d46b9f1e05e0ed7a5c9ccd62c289d58c2253e2a872620a214326",
-            "005d4963c71d7e5e769cd7d3649df59c77043f4bec5a0ae1518df2dd361b2ac4",
-            "cc8935202519d29019e4fdf43f491e44955489da13b33e89ca6ce39623e8652c",
-            "418cde7c2a713bfc417bf962edaca4d58fc8af76f987875186af35450b190227",
+            "fb087549d1eb44da7d629f44f503a5b58b37aa991f7e67f3232b5e57a50dbf3a",
+            "878a9b1f89f0c7df693af2a516ae9f5d03d1a4d802b596c8fb8ef9ce4a091ab8",
+            "0401f6922fbdccba5880a40979fdd3bd48946a42d3a9349d632c093ea83b8b8d",
+            "26125cb4d3f2721c0821113856657409a2cc79970984358bd9e1a02f5f829221",
+            "6209c227237b1aa5683cab4bb466b5d208ddd78478512c4b193d92ea1c132ac7",
+            "8928fd8c7ab1019609367cca7a7b6141877861320d437a957adc1a679860bc91",
+            "d5b0d6068e6a29f2f30f0c0eb063359e7f25c44f7c9f3b4ae2b5c36b29439091",
+            "e9b1809a1b6d2107af6b8c9d06d08e0f8b5711ae764d6939d301cf8388fc6e74",
             "ae900c602bfdb026a1d1c6b7a4363edbcbaca35a49ee0932f0085710abd618cf",
             "27ea936d56167cf24fee0eefcfedc1a7b59f2f8695b4afc747a9a117857f9d3f",
             "344f8b94bb8e4e370a2836f6c8f9a6386a3df2c9d5cb08de8478b8f097dd5064",
         ),
         "double": (
-            "5aed4e0ca9083e0e7648536132ec885107c4c0e50bb1685df5c0affb5192ea21",
-            "a4108f6f0a325a86e4ea660d1f9e52bd870c23ea9de4ae7b2da156fdffa2638b",
-            "1586cbe36a190cce80574fb2e4ec7f7060c31341ad796dc6a9caf399b42cc62c",
-            "826c55471969540f0b2fcb2ed545dffbe7c78991d5d36fac2c47218a5379d8d3",
-            "a42ba2d5286970b749794cc8a5c624538aeb34c99d917089369cc803ff834fac",
-            "55bb83326a8ac3fffde47b960e936f6052ee1b4dbd6400f0df916c3efa7ddb18",
-            "ae0247bc71d94f7f4a5bf2713107d6e60cfa50e7065a74b55136c3c3e3546b63",
-            "306b97d18c383dc462a9e9296ef73a65e5b377857e5225f9f3eead6c2bf4cd01",
+            "c04c8324759f4a4bed55c6bc2af6b3005327c2e73ba44c705f400bb54e173c4c",
+            "5493867f4a4f364e110f8b07f027b244cb781b00e140a33bf1db0ea6ce9fb151",
+            "131a18f61d7c0473d63d41696401620a2079231af42dd2232dedc45bfb1d1b1f",
+            "61afcb9ae9cccb2ccdd9e69aa732e12cdbc950231589244f610c5744740a3d31",
+            "eb0d9fe5f444e3e1fd24f8d9736ca9ed5a1b77019fa544e2b31f412c1c50e286",
+            "acea5e7f17ded857f4e4e4e9526646dea9a6fa165388bfcc251afdc1d367ee5a",
+            "350743e7e94ae0dadea9b5d4ed7a2ceedf767bc5249fdd51e7afd4eb917dc98a",
+            "5ce69e3e8c6002bd848164db147871337070ccc112dbdbc44089454ba5dab87c",
             "d93776a865a90ed63090308c46f138aaf3c79e50813f641ef304867ee073194b",
             "d3a8c0c4997c68b3d806d2882511c8d4a4324cbe1d3fbd87f16436dc13a2fc95",
             "6fb735af97f95246026cae466713a7c664b487a52a093edf4bc9cf4ff694dacb",
@@ -75,13 +76,13 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "GroupNormalNorm": {
         "float": (
-            "c1494c178b949f77b6652c5d9b5e1d907f1d0627009c0db010a45a27d11dc603",
+            "34d0baeca1dddb3d1269d3ca5c0decc56f4df66c2c509b39022c071826fac70b",
             "66a1e7526f37bc6ce8801eec98e58d41a0c42dc07f59c68c1d2816881a110600",
             "9265b03df3f50791b9ff6b68e0eded8e1d36a962eec885845e42486c657c7814",
             "015cde0c46e68914dfa7dc02d9d03c8699fa8c5033cb58a364f6c3a7b28274e6",
         ),
         "double": (
-            "6a1753f580fec1bbf740c221ecf5342bc0f34e0eafe25e820ac40085d131b615",
+            "b5d7535b7d904bf89cb22c184bf82d210c655690d4e16abeac69d43370e83fa9",
             "f5ca0a6cce1d610f91f0928a80b12a8b0758702a862bf473279466d623fa1b49",
             "c69b21de72873431defb70188657db4dca3cce16f225711a16fb8e0a2edcf2c5",
             "004afc70b6ecf5ec4ebdedf73256bfa7324f7ec9a60f58162bcfa32c312edb99",

@@ -118,19 +118,17 @@ def _fix_shapes(model: ir.Model) -> None:
 
     Several runtimes take constant shapes only.
     """
-    for node in [
-        node for node in model.graph if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0)
-    ]:
+    for node in [node for node in model.graph if node.op_type == "Reshape"]:
         data, shape = node.inputs
         source = None if shape is None else shape.producer()
-        if data is None or source is None or source.op_type != "Shape" or source.attributes:
+        if source is None or source.op_type != "Shape" or source.attributes or node.attributes.get_int("allowzero"):
             continue
         x = source.inputs[0]
-        if x is None or x.shape is None or data.shape is None or not data.shape or not x.shape:
+        if x is None or data is None or not x.shape or not data.shape:
             continue
-        samples, *others = x.shape
+        samples, others = x.shape[0], [length for length in x.shape[1:] if isinstance(length, int) and length > 0]
         is_same = samples == data.shape[0] and samples != ir.SymbolicDim(None)
-        if is_same and all(isinstance(length, int) and length > 0 for length in others):
+        if is_same and len(others) == len(x.shape) - 1:
             name = f"{node.outputs[0].name}_shape"
             constant = ir.Value(name=name, const_value=ir.tensor([0, *others], ir.DataType.INT64, name=name))
             model.graph.register_initializer(constant)
