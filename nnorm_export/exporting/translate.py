@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -121,20 +122,26 @@ def _restamp(model: ir.Model, opset: int) -> None:
 
 
 def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> None:
-    """Replaces torch's symbols (``s77``) by the names of the axes, wherever they occur."""
+    """Replaces torch's symbols (``s77``) by the names of the axes, also in expressions (``4*s77``).
+
+    An axis whose symbol has no name has none either: a reader could not tell that it belongs to those of the inputs.
+    """
     names = {}
     for (index, axis), name in axis_names.items():
         shape = model.graph.inputs[index].shape
         if shape is not None and axis < len(shape) and isinstance(shape[axis], ir.SymbolicDim):
             names[str(shape[axis].value)] = name  # type: ignore[union-attr]
-    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
-    for value in values:
-        if value.shape is None:
-            continue
-        # A new shape, because some of torch's translations, that of SiLU for example, leave immutable shapes.
-        value.shape = ir.Shape(
-            [names.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape]
-        )
+
+    def named(length: int | ir.SymbolicDim) -> int | str | None:
+        if isinstance(length, int) or length.value is None:
+            return length if isinstance(length, int) else None
+        unknown = {symbol for symbol in re.findall(r"[A-Za-z_]\w*", length.value) if symbol not in names}
+        return None if unknown else re.sub(r"[A-Za-z_]\w*", lambda match: names[match[0]], length.value)
+
+    for value in [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]:
+        if value.shape is not None:
+            # A new shape, because some of torch's translations, that of SiLU for example, leave immutable shapes.
+            value.shape = ir.Shape([named(length) for length in value.shape])
 
 
 def _complete(node: ir.Node) -> None:

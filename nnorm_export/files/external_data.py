@@ -16,6 +16,8 @@ import hashlib
 import mmap
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -35,15 +37,34 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
         ExportError: the weights exceed 2 GiB and ``external_data`` is False.
     """
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
-        ir.save(model, path, external_data=first_name(path))
-    elif size > EXTERNAL_DATA_BYTES:
-        raise ExportError(
-            f"the weights take {size / 2**30:.1f} GiB, and a file without external data holds 2 at most; leave "
-            "external_data out, or set it to True"
-        )
-    else:
-        _write(ir.to_proto(model), path)
+    with _weights_undescribed(model):
+        if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
+            ir.save(model, path, external_data=first_name(path))
+        elif size > EXTERNAL_DATA_BYTES:
+            raise ExportError(
+                f"the weights take {size / 2**30:.1f} GiB, and a file without external data holds 2 at most; leave "
+                "external_data out, or set it to True"
+            )
+        else:
+            _write(ir.to_proto(model), path)
+
+
+@contextmanager
+def _weights_undescribed(model: ir.Model) -> Iterator[None]:
+    """Keeps onnx_ir from describing each weight in ``value_info`` too; onnxscript's notes on weights are removed.
+
+    ``onnxruntime.quantization`` replaces weights by others of another dtype, and the description would contradict them.
+    """
+    weights = [value for value in model.graph.initializers.values() if not value.is_graph_input()]
+    described = [(value.type, value.shape) for value in weights]
+    try:
+        for value in weights:
+            value.type = value.shape = None
+            value.metadata_props.clear()
+        yield
+    finally:
+        for value, (kind, shape) in zip(weights, described, strict=True):
+            value.type, value.shape = kind, shape
 
 
 def _write(proto: onnx.ModelProto, path: Path) -> None:

@@ -42,6 +42,17 @@ def apply_form(model: ir.Model, form: str) -> None:
     _attach_bodies(model)
     if form == "primitives":
         _inline_and_fold(model)
+    _drop_unknown_lengths(model)
+
+
+def _drop_unknown_lengths(model: ir.Model) -> None:
+    """Leaves out what inference says of axes whose lengths have no name among the inputs."""
+    known = {length for value in model.graph.inputs for length in value.shape or ()}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.shape is not None and not value.is_graph_output():
+                lengths = [length if isinstance(length, int) or length in known else None for length in value.shape]
+                value.shape = ir.Shape(lengths)
 
 
 def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(OPERATORS)) -> None:
