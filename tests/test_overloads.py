@@ -19,7 +19,7 @@ from nnorm_export import ModelFileError, bisect, export, load, optimize, probe, 
 from nnorm_export.files.bodies import refuse_unknown_bodies
 from nnorm_export.files.inspection import describe
 from nnorm_export.files.onnx_file import identifier, read
-from nnorm_export.layers import BatchNormalNorm2d
+from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
 from nnorm_export.names import DOMAIN
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
@@ -146,3 +146,14 @@ def test_a_node_whose_body_is_lost_needs_a_kernel(files: Callable[[bool, str], P
     onnx.save(proto, tmp_path / "lost.onnx")
     assert not read(tmp_path / "lost.onnx").has_bodies
     assert read(tmp_path / "lost.onnx").bare == {"BatchNormalNorm"}
+
+
+def test_tensorrt_gets_rows_as_a_matrix(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), LayerNormalNorm(8), nn.ReLU()).eval(), torch.randn(3, 5, 6)
+    file = read(export(model, x, tmp_path / "net.onnx").path)
+    path = write_for_parser(file, frozenset(), tmp_path)
+    assert [node.op_type for node in onnx.load(path).graph.node][2:4] == ["Flatten", "Shape"]
+    for sample in (x, x[:0], x[:1]):
+        expected = load(file.path, kernels=False)(sample.numpy())[0]
+        np.testing.assert_allclose(load(path)(sample.numpy())[0], expected, atol=1e-6)

@@ -66,6 +66,8 @@ KERNELS = {
     ("wideresnet", "fp16", False): (13, 13, 19),
     ("wideresnet", "bf16", True): (15, 14, 34),
 }
+# Of portable files each LayerNormalNorm gets a matrix; the bodies in this form are over three axes.
+MORE_INLINED = {("vit", "primitives"): 2}
 COUNTED_IN = {(1, 4): 0, (1, 7): 1}  # the version: its column of KERNELS, by bodies
 COLUMN = COUNTED_IN.get(min(VERSION, max(COUNTED_IN)))  # newer versions are held to the newest count
 
@@ -213,7 +215,7 @@ def test_golden_networks(name: str, form: str, dtype: str, dynamic: bool, export
     report = build(exported(name, form, dtype, dynamic), tmp_path)
     assert set(report.implementations.values()) <= {"body"}
     if COLUMN is not None and (name, dtype, dynamic) in KERNELS:
-        assert report.kernels == KERNELS[name, dtype, dynamic][COLUMN]
+        assert report.kernels == KERNELS[name, dtype, dynamic][COLUMN] + MORE_INLINED.get((name, form), 0)
 
 
 def test_attention_of_float32_is_decomposed(exported: Exporter, tmp_path: Path) -> None:

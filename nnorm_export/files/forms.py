@@ -37,9 +37,8 @@ def check_form(form: str) -> None:
 def apply_form(model: ir.Model, form: str) -> None:
     """Brings ``model``, which is in the form ``custom``, into ``form``."""
     check_form(form)
-    if form == "custom":
-        return
-    _attach_bodies(model)
+    if form != "custom":
+        _attach_bodies(model)
     if form == "primitives":
         _inline_and_fold(model)
     _drop_unknown_lengths(model)

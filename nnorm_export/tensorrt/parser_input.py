@@ -12,9 +12,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
-from nnorm_export.files.forms import inline_bodies, strip_bodies
+from nnorm_export.files.forms import inline_bodies, nodes_of, strip_bodies
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.files.staging import save
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
@@ -34,12 +35,46 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     model = _with_weights(file.path)
     strip_bodies(model, op_types)
     if model.functions:
+        _flatten_rows(model)
         inline_bodies(model)
     if op_types:
         model.opset_imports[DOMAIN] = DOMAIN_VERSION
     path = folder / "model.onnx"
     save(model, path, external_data=None)
     return path
+
+
+def _flatten_rows(model: ir.Model) -> None:
+    """Gives each LayerNormalNorm with a body and one normalized axis a matrix: Flatten, the node, Reshape.
+
+    TensorRT-RTX divides a body over three axes into more kernels than one over a matrix.
+    """
+    for node in nodes_of(model):
+        x, weight, y = node.inputs[0], node.inputs[-1], node.outputs[0]
+        if node.op_type != LAYER_NORMAL_NORM.op_type or node.op_identifier() not in model.functions:
+            continue
+        if x is None or x.shape is None or len(x.shape) < 3 or weight is None or weight.shape is None:
+            continue
+        if len(weight.shape) != 1 or node.attributes.get_int("axis", -1) not in (-1, len(x.shape) - 1):
+            continue
+        flatten = ir.node("Flatten", [x], {"axis": len(x.shape) - 1}, name=f"{node.name}/flatten")
+        shape = ir.node("Shape", [x], name=f"{node.name}/shape")
+        attributes = [*node.attributes.values(), ir.AttrInt64("axis", -1)]
+        matrix = ir.node(
+            node.op_type,
+            [flatten.outputs[0], *node.inputs[1:]],
+            domain=node.domain,
+            overload=node.overload,
+            name=node.name,
+        )
+        matrix.attributes.update({attribute.name: attribute for attribute in attributes})
+        matrix.metadata_props.update(node.metadata_props)
+        reshape = ir.node("Reshape", [matrix.outputs[0], shape.outputs[0]], name=f"{node.name}/reshape")
+        for step in (flatten, shape, matrix):
+            step.outputs[0].name = f"{step.name}/output"
+        reshape.outputs[0].name = y.name
+        steps = [flatten, shape, matrix, reshape]
+        ir.convenience.replace_nodes_and_values(model.graph, node, [node], steps, [y], reshape.outputs)
 
 
 def _with_weights(path: Path) -> ir.Model:
