@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nnorm_export.errors import NnormExportError
@@ -53,3 +54,14 @@ def node_names(calls: Iterable[tuple[str, str]]) -> list[str]:
         counts[name] += 1
         names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
     return names
+
+
+def length_by_names(length: str, names: Mapping[str, str]) -> str | None:
+    """A length with the names of axes in place of torch's symbols: ``4*s77`` -> ``4*batch``.
+
+    None if a symbol in it has no name: a reader could not tell to which axis it belongs.
+    """
+    symbols = r"[A-Za-z_]\w*"
+    if any(symbol not in names for symbol in re.findall(symbols, length)):
+        return None
+    return re.sub(symbols, lambda match: names[match[0]], length)

@@ -13,9 +13,10 @@ import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 from torch import Tensor, nn
 
-from nnorm_export import export, register
+from nnorm_export import export, export_program, register
+from nnorm_export.files.inspection import describe
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm, LayerNormalNorm
-from nnorm_export.names import FORMS
+from nnorm_export.names import FORMS, length_by_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's advice
 
@@ -104,3 +105,13 @@ def test_value_info_names_the_axes_of_the_inputs_alone(form: str, file: Callable
     assert {length.dim_param for length in inner} <= {"", "batch"}
     shapes = [[each.dim_param or each.dim_value for each in y.type.tensor_type.shape.dim] for y in graph.output]
     assert shapes == [["20*batch", 4], ["batch", 8]]
+
+
+def test_lengths_in_programs_have_the_same_names(network: tuple[nn.Module, Tensor], tmp_path: Path) -> None:
+    outputs = describe(export_program(*network, tmp_path / "net.pt2", verify=False).path).outputs
+    assert [output.shape for output in outputs] == [("20*batch", 4), ("batch", 8)]
+
+
+def test_a_length_without_a_name_is_unknown() -> None:
+    assert length_by_names("4*s77 + s0//2", {"s77": "batch", "s0": "height"}) == "4*batch + height//2"
+    assert length_by_names("4*s77", {"s7": "batch"}) is None

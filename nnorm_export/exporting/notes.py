@@ -15,7 +15,7 @@ from nnorm_export.exporting.source import Frozen
 from nnorm_export.exporting.trace import Traced, nodes_of, path_of
 from nnorm_export.files.forms import nodes_of as normalizations_of
 from nnorm_export.files.note import Entry, Note
-from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, node_names
+from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, length_by_names, node_names
 from nnorm_export.operators import NORMALIZATIONS, FrozenOperator
 
 Tensors = tuple[list[Entry], list[Entry]]  # the inputs and the outputs of a file
@@ -107,7 +107,7 @@ def tensors_of_program(traced: Traced) -> Tensors:
             axes[str(taken[index].shape[axis])] = name
 
     def entry(name: str, tensor: Tensor) -> Entry:
-        shape = [length if isinstance(length, int) else axes.get(str(length), str(length)) for length in tensor.shape]
+        shape = [length if isinstance(length, int) else length_by_names(str(length), axes) for length in tensor.shape]
         return _entry(name, tensor, shape)
 
     return (

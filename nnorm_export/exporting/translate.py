@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from nnorm_export.errors import ExportError, first_line
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.forms import nodes_of
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, node_names
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, length_by_names, node_names
 from nnorm_export.operators import NORMALIZATIONS
 
 NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reaches
@@ -122,10 +121,7 @@ def _restamp(model: ir.Model, opset: int) -> None:
 
 
 def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> None:
-    """Replaces torch's symbols (``s77``) by the names of the axes, also in expressions (``4*s77``).
-
-    An axis whose symbol has no name has none either: a reader could not tell that it belongs to those of the inputs.
-    """
+    """Replaces torch's symbols (``s77``) by the names of the axes, wherever they occur."""
     names = {}
     for (index, axis), name in axis_names.items():
         shape = model.graph.inputs[index].shape
@@ -135,8 +131,7 @@ def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> No
     def named(length: int | ir.SymbolicDim) -> int | str | None:
         if isinstance(length, int) or length.value is None:
             return length if isinstance(length, int) else None
-        unknown = {symbol for symbol in re.findall(r"[A-Za-z_]\w*", length.value) if symbol not in names}
-        return None if unknown else re.sub(r"[A-Za-z_]\w*", lambda match: names[match[0]], length.value)
+        return length_by_names(length.value, names)
 
     for value in [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]:
         if value.shape is not None:
