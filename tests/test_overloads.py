@@ -68,6 +68,7 @@ def called(path: Path) -> dict[str, str]:
     return {node.name: node.overload for node in read(path).normalizations}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_every_reader_keeps_the_bodies_apart(files: Callable[[bool, str], Path], mixed: bool) -> None:
     path, (model, x) = files(mixed, "portable"), blocks(mixed=mixed)

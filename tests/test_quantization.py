@@ -18,7 +18,7 @@ from nnorm_export.files.inspection import describe
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm, LayerNormalNorm
 from nnorm_export.names import FORMS, length_by_names
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's advice
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # ONNX Runtime's advice
 
 
 class Network(nn.Module):
