@@ -116,3 +116,14 @@ def test_openvino_reads_files_of_pytorch(
     compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     results = compiled([tensor.numpy() for tensor in inputs])
     assert_right((results[index] for index in range(3)), expected)
+
+
+@pytest.mark.parametrize(("lmbda", "is_near_zero"), [(1.3, False), (2.05, True), (-0.1, True), (-0.2, False)])
+def test_batch_norms_pay_for_exponents_near_zero_alone(lmbda: float, is_near_zero: bool, tmp_path: Path) -> None:
+    norm = layers.BatchNormalNorm1d(2, form="paper").eval()
+    norm.running_lmbda.copy_(torch.tensor([1.0, lmbda]))
+    program = torch.export.load(export_program(norm, torch.randn(3, 2), tmp_path / "m.pt2").path)
+    targets = [node.target for node in program.graph.nodes]
+    assert (torch.ops.aten.lt.Scalar in targets) == is_near_zero
+    script = torch.jit.load(export_torchscript(norm, torch.randn(3, 2), tmp_path / "m.pt", method="script").path)
+    assert ("aten::lt" in str(script.inlined_graph)) == is_near_zero

@@ -97,4 +97,5 @@ def test_the_command_line_takes_a_target(tmp_path: Path) -> None:
     assert "opencv" in shown
     advice = fails("export", *MODEL, *INPUT, "-o", path, "--target", "opencv", "--form", "portable")
     assert "--form portable" in advice
+    assert "--format onnx" in fails("export", *MODEL, *INPUT, "--target", "litert", "--format", "onnx")
     assert "--format pt2" in fails("export", *MODEL, *INPUT, "--target", "web", "--format", "pt2")

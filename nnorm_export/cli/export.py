@@ -108,12 +108,16 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
 
 def _format(options: ExportOptions) -> str:
     """The format that the options ask for; a target decides it."""
-    if options.target is not None and options.file_format not in (None, "onnx"):
+    from nnorm_export.exporting.targets import target_named
+
+    given = options.file_format
+    if options.target is None or given is None:
+        return given or "onnx"
+    if given != target_named(options.target).file_format:
         raise NnormExportError(
-            f"--target {options.target} decides the format; leave out --format {options.file_format}, or leave out "
-            "--target"
+            f"--target {options.target} decides the format; leave out --format {given}, or leave out --target"
         )
-    return options.file_format or "onnx"
+    return given
 
 
 def _refuse_misnamed(path: str, file_format: str) -> None:

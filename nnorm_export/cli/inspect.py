@@ -22,7 +22,8 @@ def inspect(
 ) -> None:
     """Show a file's format, inputs, normalizations, their λ and what runs them.
 
-    ONNX, TorchScript, exported programs (.pt2) and packages of AOTInductor.
+    ONNX, TorchScript, exported programs (.pt2), packages of AOTInductor, and the
+    files of ExecuTorch, LiteRT and Core ML.
     Files that other programs wrote are described too, with fewer facts. What
     other programs changed in a file of ours, for example by dropping its
     functions or turning it to float16, is told with a remedy.
