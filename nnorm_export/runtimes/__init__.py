@@ -49,9 +49,9 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
         path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or what
             :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program` or
             :func:`nnorm_export.export_aoti` wrote, or :func:`nnorm_export.export` for a target: ``.pte`` of ExecuTorch,
-            ``.tflite`` of LiteRT, ``.mlpackage`` of Core ML (on macOS). TorchScript is code in a language of its own, and
-            what ``export_aoti`` writes is machine code, which can do what any program can: load it only from those that you
-            trust.
+            ``.tflite`` of LiteRT, ``.mlpackage`` of Core ML (on macOS). TorchScript is code in a language of its own,
+            and what ``export_aoti`` writes is machine code, which can do what any program can: load either only from
+            those that you trust.
             Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.
