@@ -28,6 +28,8 @@ from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 Model = onnx.ModelProto
 Tool = Callable[[Model, Path], Model]

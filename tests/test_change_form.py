@@ -21,6 +21,8 @@ from nnorm_export import ExportError, ModelFileError, ParityError, change_form, 
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 Source = Callable[[str, str], Path]
 ATOL = {"fp32": 1e-5, "fp16": 2e-2, "fp64": 1e-12}
@@ -75,7 +77,6 @@ def test_every_form_is_what_export_writes(
         np.testing.assert_allclose(one, other, rtol=0, atol=ATOL[dtype])
 
 
-@pytest.mark.slow
 def test_a_golden_network(tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / "wideresnet.npz")
     network = trained_network("wideresnet", STANDINS)
