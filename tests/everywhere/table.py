@@ -12,6 +12,7 @@ from everywhere.cases import GROUPS
 from everywhere.judging import OUTCOMES, TOLERANCES
 from everywhere.results import outcome_of
 from everywhere.runtimes import RUNTIMES
+from nnorm_export.exporting.targets import TARGETS
 
 TABLE = Path(__file__).parent / "TABLE.md"
 README = Path(__file__).parents[2] / "README.md"
@@ -28,6 +29,7 @@ Golden: the authors' {golden} networks and layers. λ: {lambda_} layers with λ 
 
 | runtime | version | form | dtype | axes | golden | λ | family | wrong | refused | crashed | why not |
 | --- | --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |"""
+_FORMS = {name: f"target={name}" for name in TARGETS}
 MARKS = ("<!-- runtimes: written by make test-everywhere -->", "<!-- end of runtimes -->")
 
 
@@ -50,7 +52,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[str]:
             counts = Counter(outcome for outcome, _ in outcomes.values())
             wrong = str(counts["wrong"]) + (f" ({_worst(outcomes)})" if counts["wrong"] else "")
             why = _why_not(outcomes)
-            cells = [runtime.title, record["version"], *kind.split("-"), *right, wrong]
+            form, *rest = kind.split("-")
+            cells = [runtime.title, record["version"], _FORMS.get(form, form), *rest, *right, wrong]
             cells += [str(counts["refused"]), str(counts["crashed"]), why]
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -87,17 +90,20 @@ def _why_not(outcomes: Mapping[str, tuple[str, str]]) -> str:
 def summary(results: Mapping[str, Any]) -> str:
     """The table of the README: how many files are right, in float32, with fixed axes and with a dynamic batch."""
     counted = [case for case, group in results["cases"].items() if group != "family"]
-    lines = ["| runtime | version | `portable` | `primitives` | wrong |", "| --- | --- | ---: | ---: | ---: |"]
+    lines = [
+        "| runtime | version | `portable` | `primitives` | `target=` | wrong |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for runtime in RUNTIMES:
         record = results["runtimes"].get(runtime.name)
         if record is None:
             continue
-        totals: dict[str, Counter[str]] = {}
-        for form in ("portable", "primitives"):
-            kinds = [kind for kind in record["kinds"] if kind.startswith(f"{form}-fp32-")]
-            totals[form] = Counter(_outcome(record, kind, case)[0] for kind in kinds for case in counted)
-        cells = [f"{total['right']} of {sum(total.values())}" for total in totals.values()]
-        wrong = sum(total["wrong"] for total in totals.values())
+        cells, wrong = [], 0
+        for forms in (("portable",), ("primitives",), tuple(_FORMS)):
+            kinds = [kind for kind in record["kinds"] if kind.split("-")[0] in forms and "-fp32-" in kind]
+            total = Counter(_outcome(record, kind, case)[0] for kind in kinds for case in counted)
+            cells.append(f"{total['right']} of {sum(total.values())}" if kinds else "")
+            wrong += total["wrong"]
         lines.append(f"| {runtime.title} | {record['version']} | {' | '.join(cells)} | {wrong} |")
     return "\n".join(lines)
 

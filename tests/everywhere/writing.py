@@ -26,7 +26,7 @@ class Kind:
     """One kind of file that is written of each case.
 
     Attributes:
-        form: ``portable`` or ``primitives`` of ONNX, or ``torchscript``, ``pt2``.
+        form: ``portable`` or ``primitives`` of ONNX, ``torchscript``, ``pt2``, or the name of a target of ``export``.
         axes: ``fixed`` or ``dynamic``, which is the batch.
     """
 
@@ -43,6 +43,8 @@ KINDS = (
     *(Kind(form, "fp32", axes) for form in ("portable", "primitives") for axes in ("fixed", "dynamic")),
     Kind("portable", "fp16", "dynamic"),
     Kind("primitives", "fp16", "fixed"),
+    Kind("opencv", "fp32", "fixed"),
+    Kind("tract", "fp32", "dynamic"),
     Kind("torchscript", "fp32", "dynamic"),
     Kind("pt2", "fp32", "dynamic"),
 )
@@ -52,10 +54,13 @@ def _export(suffix: str, export: Callable[..., Any], **options: Any) -> tuple[st
     return suffix, export, options
 
 
-# form -> the suffix of its file, what writes it, and with which options. Further targets are further rows.
+# form -> the suffix of its file, what writes it, and with which options. Targets that get a plain portable or
+# primitives file have no row of their own.
 WRITERS = {
     "portable": _export(".onnx", nnorm_export.export, form="portable"),
     "primitives": _export(".onnx", nnorm_export.export, form="primitives"),
+    "opencv": _export(".onnx", nnorm_export.export, target="opencv"),
+    "tract": _export(".onnx", nnorm_export.export, target="tract"),
     "torchscript": _export(".pt", nnorm_export.export_torchscript),
     "pt2": _export(".pt2", nnorm_export.export_program),
 }
