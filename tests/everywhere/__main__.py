@@ -24,7 +24,7 @@ def main() -> None:
         "--folder", type=Path, default=ROOT / "build" / "everywhere", help="where the files are written"
     )
     parser.add_argument("--keep-files", action="store_true", help="run the files that the folder has already")
-    parser.add_argument("--jobs", type=int, default=1, help="runtimes that run side by side (default %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that work side by side (default %(default)s)")
     parser.add_argument("--table", action="store_true", help="write the tables anew, and run nothing")
     options = parser.parse_args()
     names = options.runtimes.split(",") if options.runtimes else [runtime.name for runtime in RUNTIMES]
@@ -46,7 +46,7 @@ def measure(folder: Path, chosen: list[Runtime], *, keep_files: bool, jobs: int)
         index = json.loads((folder / INDEX).read_text())
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        index = write(folder, cases())
+        index = write(folder, [case.name for case in cases()], jobs=jobs)
         print(f"{len(index)} files in {time.monotonic() - started:.0f} s", file=sys.stderr)
     records = {}
 

@@ -69,6 +69,10 @@ def cases() -> Iterator[Case]:
         yield Case(name.replace(", ", "_"), "family", lambda name=name: _related(name))
 
 
+def case_named(name: str) -> Case:
+    return next(case for case in cases() if case.name == name)
+
+
 def _network(name: str) -> tuple[nn.Module, Tensor]:
     card = json.loads((GOLDEN / "checkpoints" / f"{name}.json").read_text())
     checkpoint = torch.load(GOLDEN / "checkpoints" / f"{name}.pth", weights_only=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import nnorm_export
-from everywhere.cases import Case
+from everywhere.cases import Case, case_named
 
 INDEX = "index.json"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -66,52 +68,56 @@ WRITERS = {
 }
 
 
-def write(folder: Path, cases: Iterable[Case], kinds: Iterable[Kind] = KINDS) -> list[dict[str, Any]]:
-    """Writes every kind of every case into ``folder``; returns the index, which is written too.
+def write(folder: Path, names: Iterable[str], kinds: Iterable[Kind] = KINDS, *, jobs: int = 1) -> list[dict[str, Any]]:
+    """Writes every kind of the cases ``names`` into ``folder``, in ``jobs`` processes; returns the index, also written.
 
     Each entry has the file, and the calls that a runtime makes of it: its inputs, and the outputs of the frozen model
     in float64. A file with a dynamic batch is called twice, with two lengths.
     """
-    kinds = tuple(kinds)
-    index = []
-    for case in cases:
-        model, x = case.build()
-        truth = copy.deepcopy(nnorm_export.freeze(model)).double()
-        _check(case, truth, x)
-        for kind in kinds:
-            started = time.monotonic()
-            entry: dict[str, Any] = {"case": case.name, "group": case.group, **asdict(kind)}
-            path = folder / kind.name / case.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            example = x.to(TORCH_DTYPES[kind.dtype])
-            suffix, export, options = WRITERS[kind.form]
-            shapes = {} if kind.axes == "fixed" else None
-            dtype = None if kind.dtype == "fp32" else kind.dtype
-            name = f"{kind.name}/{case.name}"
-            export(
-                model,
-                (x,),
-                folder / f"{name}{suffix}",
-                dynamic_shapes=shapes,
-                dtype=dtype,
-                verify=False,
-                **options,
-            )
-            batches = [example] if kind.axes == "fixed" else [example, torch.cat([example.flip(0), example[:1]])]
-            calls = []
-            for number, batch in enumerate(batches):
-                with torch.no_grad():
-                    expected = truth(batch.double())
-                calls.append(
-                    {
-                        "inputs": [_store(folder, f"{name}.{number}.input", batch.numpy())],
-                        "outputs": [_store(folder, f"{name}.{number}.output", expected.numpy())],
-                    }
-                )
-            entry |= {"name": name, "file": f"{name}{suffix}", "calls": calls, "seconds": time.monotonic() - started}
-            index.append(entry)
+    names, kinds = tuple(names), tuple(kinds)
+    for kind in kinds:
+        (folder / kind.name).mkdir(parents=True, exist_ok=True)
+    if jobs == 1:
+        parts = [_write_case(folder, name, kinds) for name in names]
+    else:
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            parts = list(pool.map(_write_case, repeat(folder), names, repeat(kinds)))
+    index = [entry for part in parts for entry in part]
     (folder / INDEX).write_text(json.dumps(index, indent=1))
     return index
+
+
+def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dict[str, Any]]:
+    case = case_named(case_name)
+    model, x = case.build()
+    truth = copy.deepcopy(nnorm_export.freeze(model)).double()
+    _check(case, truth, x)
+    entries = []
+    for kind in kinds:
+        name = f"{kind.name}/{case.name}"
+        suffix, export, options = WRITERS[kind.form]
+        shapes = {} if kind.axes == "fixed" else None
+        dtype = None if kind.dtype == "fp32" else kind.dtype
+        export(model, (x,), folder / f"{name}{suffix}", dynamic_shapes=shapes, dtype=dtype, verify=False, **options)
+        example = x.to(TORCH_DTYPES[kind.dtype])
+        batches = [example] if kind.axes == "fixed" else [example, torch.cat([example.flip(0), example[:1]])]
+        calls = []
+        for number, batch in enumerate(batches):
+            with torch.no_grad():
+                expected = truth(batch.double())
+            stored = _store(folder, f"{name}.{number}.input", batch.numpy())
+            calls.append({"inputs": [stored], "outputs": [_store(folder, f"{name}.{number}.output", expected.numpy())]})
+        entries.append(
+            {
+                "case": case.name,
+                "group": case.group,
+                **asdict(kind),
+                "name": name,
+                "file": f"{name}{suffix}",
+                "calls": calls,
+            }
+        )
+    return entries
 
 
 def _check(case: Case, truth: nn.Module, x: Tensor) -> None:
