@@ -4,11 +4,6 @@ A kernel computes what the operator's name says, and a body may say something el
 tool. A file whose bodies have these digests means by its nodes what the kernels compute.
 
 When a body changes, its digest is added in front of the older ones, for as long as the kernels compute those too. An
-operator may have several bodies at a time, see :attr:`.Operator.statements`. An
-operator may have several bodies at a time, see :attr:`.Operator.statements`. An
-operator may have several bodies at a time, see :attr:`.Operator.statements`. An
-operator may have several bodies at a time, see :attr:`.Operator.statements`. An
-operator may have several bodies at a time, see :attr:`.Operator.statements`. An
 operator may have several bodies at a time, see :attr:`.Operator.statements`.
 """
 
