@@ -63,7 +63,7 @@ RTX := $(if $(filter Linux,$(shell uname -s)),$(RTX_VERSIONS))
 # The environments of the matrix of runtimes: .venv-everywhere-NAME, of the packages in tests/everywhere/packages. The quick
 # ones run in `make test`. Node.js and its packages are used where npm is.
 NPM := $(if $(shell command -v npm),node)
-EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 tract iree tvm $(NPM)
+EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 tract iree tvm executorch litert $(NPM)
 EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
 
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.

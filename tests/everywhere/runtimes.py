@@ -85,6 +85,10 @@ RUNTIMES = (
     Runtime("tract", "tract", "python:tract", ".venv-everywhere-tract", forms=(*ONNX, "tract"), is_quick=True),
     Runtime("iree", "IREE, on processors", "python:iree", ".venv-everywhere-iree", dtypes=_FP32),
     Runtime("tvm", "Apache TVM, on processors", "python:tvm", ".venv-everywhere-tvm", dtypes=_FP32),
+    Runtime(
+        "executorch", "ExecuTorch", "python:executorch", ".venv-everywhere-executorch", ("executorch",), dtypes=_FP32
+    ),
+    Runtime("litert", "LiteRT", "python:litert", ".venv-everywhere-litert", ("litert",), dtypes=_FP32),
     Runtime("reference", "onnx.reference", "python:reference"),
 )
 

@@ -49,15 +49,21 @@ KINDS = (
     Kind("tract", "fp32", "dynamic"),
     Kind("torchscript", "fp32", "dynamic"),
     Kind("pt2", "fp32", "dynamic"),
+    Kind("executorch", "fp32", "fixed"),
+    Kind("litert", "fp32", "fixed"),
 )
 
 
-def _export(suffix: str, export: Callable[..., Any], **options: Any) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+Writer = tuple[str, Callable[..., Any] | None, dict[str, Any]]
+
+
+def _export(suffix: str, export: Callable[..., Any] | None, **options: Any) -> Writer:
     return suffix, export, options
 
 
 # form -> the suffix of its file, what writes it, and with which options. Targets that get a plain portable or
-# primitives file have no row of their own.
+# primitives file have no row of their own. The runners of ExecuTorch and LiteRT write their files themselves: the
+# libraries that do it are in their environments.
 WRITERS = {
     "portable": _export(".onnx", nnorm_export.export, form="portable"),
     "primitives": _export(".onnx", nnorm_export.export, form="primitives"),
@@ -65,6 +71,8 @@ WRITERS = {
     "tract": _export(".onnx", nnorm_export.export, target="tract"),
     "torchscript": _export(".pt", nnorm_export.export_torchscript),
     "pt2": _export(".pt2", nnorm_export.export_program),
+    "executorch": _export(".pte", None),
+    "litert": _export(".tflite", None),
 }
 
 
@@ -98,7 +106,9 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
         suffix, export, options = WRITERS[kind.form]
         shapes = {} if kind.axes == "fixed" else None
         dtype = None if kind.dtype == "fp32" else kind.dtype
-        export(model, (x,), folder / f"{name}{suffix}", dynamic_shapes=shapes, dtype=dtype, verify=False, **options)
+        path = folder / f"{name}{suffix}"
+        if export is not None:
+            export(model, (x,), path, dynamic_shapes=shapes, dtype=dtype, verify=False, **options)
         example = x.to(TORCH_DTYPES[kind.dtype])
         batches = [example] if kind.axes == "fixed" else [example, torch.cat([example.flip(0), example[:1]])]
         calls = []

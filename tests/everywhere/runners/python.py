@@ -1,7 +1,7 @@
 """Runs files of the matrix in one runtime: ``python python.py RUNTIME FOLDER OUT``, names of files on stdin.
 
 For each file it prints a line of JSON when it begins and one when it has finished, so that a crash costs one file. It
-imports the runtime, NumPy and nothing of nnorm_export.
+imports the runtime and NumPy; of nnorm_export only what writes the files that the runtime's own library converts.
 """
 
 from __future__ import annotations
@@ -113,6 +113,37 @@ def reference(path: Path, example: Sequence[Array]) -> Run:
     return lambda inputs: evaluator.run(None, dict(zip(evaluator.input_names, inputs, strict=True)))
 
 
+def write_for(target: str, path: Path) -> None:
+    """Writes the case that ``path`` is named after: the library that does it is in this environment."""
+    case = importlib.import_module("everywhere.cases").case_named(path.stem)
+    model, x = case.build()
+    importlib.import_module("nnorm_export").export(model, (x,), path, target=target, verify=False)
+
+
+def executorch(path: Path, example: Sequence[Array]) -> Run:
+    write_for("executorch", path)
+    torch = importlib.import_module("torch")
+    program = importlib.import_module("executorch.runtime").Runtime.get().load_program(str(path))
+    method = program.load_method("forward")
+
+    def run(inputs: Sequence[Array], program: Any = program) -> Sequence[Array]:  # the method refers to its memory
+        results = method.execute([torch.from_numpy(np.ascontiguousarray(x).copy()) for x in inputs])
+        return [result.clone().numpy() for result in results]
+
+    return run
+
+
+def litert(path: Path, example: Sequence[Array]) -> Run:
+    write_for("litert", path)
+    signature = importlib.import_module("ai_edge_litert.interpreter").Interpreter(str(path)).get_signature_runner()
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        results = signature(**{f"args_{index}": np.ascontiguousarray(x) for index, x in enumerate(inputs)})
+        return [results[f"output_{index}"] for index in range(len(results))]
+
+    return run
+
+
 # name -> how a file is opened, and the package whose version is reported
 RUNTIMES: dict[str, tuple[Callable[[Path, Sequence[Array]], Run], str]] = {
     "onnxruntime": (onnxruntime, "onnxruntime"),
@@ -122,6 +153,8 @@ RUNTIMES: dict[str, tuple[Callable[[Path, Sequence[Array]], Run], str]] = {
     "tract": (tract, "tract"),
     "iree": (iree, "iree-base-compiler"),
     "tvm": (tvm, "apache-tvm"),
+    "executorch": (executorch, "executorch"),
+    "litert": (litert, "ai-edge-litert"),
     "reference": (reference, "onnx"),
 }
 
