@@ -122,7 +122,11 @@ def _restamp(model: ir.Model, opset: int) -> None:
 
 def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> None:
     """Replaces torch's symbols (``s77``) by the names of the axes, wherever they occur."""
-    names = {}
+    # An axis without a name keeps its symbol, in the inputs and wherever it occurs.
+    symbols = {
+        length.value for value in model.graph.inputs for length in value.shape or () if not isinstance(length, int)
+    }
+    names = {symbol: symbol for symbol in symbols if symbol is not None}
     for (index, axis), name in axis_names.items():
         shape = model.graph.inputs[index].shape
         if shape is not None and axis < len(shape) and isinstance(shape[axis], ir.SymbolicDim):

@@ -55,7 +55,9 @@ def _weights_undescribed(model: ir.Model) -> Iterator[None]:
 
     ``onnxruntime.quantization`` replaces weights by others of another dtype, and the description would contradict them.
     """
-    weights = [value for value in model.graph.initializers.values() if not value.is_graph_input()]
+    # Those that are inputs or outputs too are described there, as they have to be.
+    graph = model.graph
+    weights = [v for v in graph.initializers.values() if not v.is_graph_input() and not v.is_graph_output()]
     described = [(value.type, value.shape) for value in weights]
     try:
         for value in weights:

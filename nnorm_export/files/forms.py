@@ -41,11 +41,11 @@ def apply_form(model: ir.Model, form: str) -> None:
         _attach_bodies(model)
     if form == "primitives":
         _inline_and_fold(model)
-    _drop_unknown_lengths(model)
+        _drop_unknown_lengths(model)
 
 
 def _drop_unknown_lengths(model: ir.Model) -> None:
-    """Leaves out what inference says of axes whose lengths have no name among the inputs."""
+    """Leaves out what inference says of axes whose lengths have no name among the inputs: some runtimes refuse it."""
     known = {length for value in model.graph.inputs for length in value.shape or ()}
     for node in model.graph:
         for value in node.outputs:

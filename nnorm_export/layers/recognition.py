@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
 
 Kind = Literal["batch", "instance", "layer", "channels", "group"]
 
@@ -92,10 +93,11 @@ def looks_like_norm(layer: nn.Module) -> bool:
         return False
     if isinstance(layer, _TORCH_NORMS):
         return True
-    owns_tensors = bool(layer._parameters or layer._buffers)
-    is_named = "norm" in type(layer).__name__.lower()
-    is_block = any(tensor.dim() > 1 for child in layer.children() for tensor in child.parameters())
-    return is_named and not is_block and (owns_tensors or not layer._modules)
+    if "norm" not in type(layer).__name__.lower():
+        return False
+    inside = [tensor for child in layer.children() for tensor in child.parameters()]
+    is_block = any(isinstance(tensor, UninitializedParameter) or tensor.dim() > 1 for tensor in inside)
+    return not is_block and bool(layer._parameters or layer._buffers or not layer._modules)
 
 
 class Recognizer:
