@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export import ExportError, export, load
 from nnorm_export.layers import BatchNormalNorm1d, GroupNormalNorm, InstanceNormalNorm2d, LayerNormalNorm
+from nnorm_export.names import FORMS
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "rows": lambda: (nn.Sequential(nn.Linear(6, 8), LayerNormalNorm(8)), torch.randn(3, 5, 6)),
@@ -47,6 +48,14 @@ def test_shapes_and_axes_are_constants(name: str, tmp_path: Path) -> None:
     runner = load(path)
     for sample in (x, x[:1], x[:0]):
         np.testing.assert_allclose(runner(sample.numpy())[0], model(sample).detach().numpy(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plain_norms_have_constant_shapes_too(form: str, tmp_path: Path) -> None:
+    """OpenCV 4 gives a group norm of torch.nn another rank, if its shape is computed."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6)).eval()
+    path = export(model, torch.randn(3, 3, 5, 6), tmp_path / "net.onnx", form=form).path
+    assert SHAPES.isdisjoint(node.op_type for node in onnx.load(path).graph.node)
 
 
 def test_shapes_of_dynamic_images_are_computed(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def apply_form(model: ir.Model, form: str) -> None:
     if form == "primitives":
         _inline_and_fold(model)
         _drop_unknown_lengths(model)
+    else:
+        _fix_shapes(model)
 
 
 def _drop_unknown_lengths(model: ir.Model) -> None:
@@ -131,7 +133,9 @@ def _fix_shapes(model: ir.Model) -> None:
     for node in [node for node in model.graph if node.op_type == "Reshape"]:
         data, shape = node.inputs
         source = None if shape is None else shape.producer()
-        if source is None or source.op_type != "Shape" or source.attributes or node.attributes.get_int("allowzero"):
+        if source is None or source.op_type != "Shape" or node.attributes.get_int("allowzero"):
+            continue
+        if source.attributes.get_int("start") or "end" in source.attributes:
             continue
         x = source.inputs[0]
         if x is None or data is None or not x.shape or not data.shape:
