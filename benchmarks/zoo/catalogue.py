@@ -71,7 +71,7 @@ _LIBRARIES: list[torch.library.Library] = []
 def _timm(name: str) -> Architecture:
     def build() -> nn.Module:
         _without_operators_of_torchvision()
-        import timm  # noqa: PLC0415 - takes seconds, and torchvision must be prepared first
+        import timm  # noqa: PLC0415 - the import takes seconds and needs the operators that were defined above
 
         return timm.create_model(name)
 
@@ -89,7 +89,7 @@ def _torchvision(name: str) -> Architecture:
 
     def build() -> nn.Module:
         _without_operators_of_torchvision()
-        import torchvision  # noqa: PLC0415
+        import torchvision  # noqa: PLC0415 - the import needs the operators that were defined above
 
         module = getattr(torchvision.models, family) if family else torchvision.models
         options: dict[str, Any] = {"weights": None}
@@ -151,7 +151,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]]
 def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Architecture:
     def build() -> nn.Module:
         _without_operators_of_torchvision()
-        import transformers  # noqa: PLC0415
+        import transformers  # noqa: PLC0415 - the import takes seconds and needs the operators that were defined above
 
         model_class: Any = getattr(transformers, cls)
         model: nn.Module = model_class(model_class.config_class(**settings))

@@ -24,9 +24,9 @@ def inspect(
 
     ONNX, TorchScript, exported programs (.pt2), packages of AOTInductor, and the
     files of ExecuTorch, LiteRT and Core ML.
-    Files that other programs wrote are described too, with fewer facts. What
-    other programs changed in a file of ours, for example by dropping its
-    functions or turning it to float16, is told with a remedy.
+    Files that other programs wrote are described too, with fewer facts. If other
+    programs have changed an exported file (dropped its functions, converted it to
+    float16), this command says what they changed and what to do.
     To see what runs the normalizations, the file is opened in its runtime, which
     runs the code of TorchScript: use --no-run for files that you do not trust.
     Packages of AOTInductor are machine code and are not opened. Exported

@@ -169,7 +169,7 @@ def _inlined(file: ModelFile) -> str:
     if file.form not in ("portable", "custom") or not file.layers or _nodes(file):
         return ""
     return (
-        f"its {len(file.layers)} normalizations are no nodes any more: a tool has put the bodies in their place, as "
+        f"its {len(file.layers)} normalizations are not nodes any more: a tool has put the bodies in their place, as "
         "onnx.inliner does. The file computes the same, and no kernel or plugin runs it; serve the file that export "
         "wrote if there are kernels"
     )

@@ -72,7 +72,7 @@ def convert_normal_norm(
 
     (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
     the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1,
-    where ψ is the identity but for the exponent shift of ``form="reference"`` (√ε): a pretrained network with batch
+    where ψ is the identity, except for the exponent shift √ε of ``form="reference"``: a pretrained network with batch
     norms computes what it did, and can be fine-tuned. A layer that occurs several times is replaced by one layer. A
     layer without bias gets one of zeros, so build the optimizer after converting. The fused inference path of
     nn.TransformerEncoderLayer always computes a plain LayerNorm, so it is switched off where a norm of such a layer is

@@ -83,7 +83,7 @@ _TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalRespo
 
 
 def looks_like_norm(layer: nn.Module) -> bool:
-    """Whether ``layer`` derives from a norm of torch.nn, or is named a norm and is no block of linear maps.
+    """Whether ``layer`` derives from a norm of torch.nn, or has "norm" in its class name and contains no linear maps.
 
     A layer that keeps a λ is a normality normalization already.
     """
@@ -132,7 +132,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def recognize(layer: nn.Module) -> Recognized | None:
-    """What ``layer`` computes, or None if it is no normalization of torch.nn followed by its submodules."""
+    """What ``layer`` computes, or None if that is not a norm of torch.nn followed by the submodules of ``layer``."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             trial = _trial_copy(layer)

@@ -71,7 +71,7 @@ def iree(path: Path, example: Sequence[Array]) -> Run:
     importer = importlib.import_module("iree.compiler.tools.import_onnx.__main__")
     mlir = path.with_suffix(".mlir")
     try:
-        # An opset that the importer knows; the operators of ours are the same in both.
+        # The importer writes the opset that it knows. The operators in these files are the same in both opsets.
         importer.main(importer.parse_arguments([str(path), "-o", str(mlir)]))
         binary = compiler.tools.compile_file(
             str(mlir),
