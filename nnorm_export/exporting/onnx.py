@@ -22,6 +22,7 @@ from nnorm_export.exporting.source import Frozen, Model, Passthrough, Request, f
 from nnorm_export.exporting.targets import refuse_unread, target_named
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.exporting.translate import translate
+from nnorm_export.exporting.transposes import move_float16_transposes
 from nnorm_export.files.forms import apply_form, check_form, strip_bodies
 from nnorm_export.files.staging import save, staged, writing
 from nnorm_export.models import arguments
@@ -111,6 +112,7 @@ def export(
     comparable = "portable" if verify and form == "custom" else form
     apply_form(onnx_model, comparable)
     split_means(onnx_model)
+    move_float16_transposes(onnx_model)
     stamp(onnx_model, form, row.name, layers, frozen.weights_sha256)
 
     path, nodes = frozen.request.path, len(onnx_model.graph)
