@@ -38,7 +38,6 @@ def variant(parameters: Mapping[str, Array | None]) -> str:
 
 # The standardization is one BatchNormalization, which runtimes fold into a convolution before it.
 _STANDARDIZED = f"""
-    x = CastLike (X, scale)
 {UNIT_STATISTICS}
 {per_channel_affine("h", "x", "scale", "shift")}
     eta_pos = Identity (exponent_pos)

@@ -220,6 +220,19 @@ def per_channel_affine(y: str, x: str, scale: str, shift: str) -> str:
     return f"    {y} = BatchNormalization <epsilon = {_UNIT_EPSILON!r}> ({inputs})"
 
 
+def along_the_last_axis(statements: str) -> str:
+    """``statements`` for an x whose channels are its last axis: the numbers of the channels are broadcast along it."""
+
+    def multiply_add(match: re.Match[str]) -> str:
+        y, x, scale, shift = match.groups()
+        if shift == "zeros":
+            return f"{y} = Mul ({x}, {scale})"
+        return f"{y}_unshifted = Mul ({x}, {scale})\n    {y} = Add ({y}_unshifted, {shift})"
+
+    pattern = r"(\w+) = BatchNormalization <[^>]*> \((\w+), (\w+), (\w+), zeros, unit_variances\)"
+    return re.sub(pattern, multiply_add, statements)
+
+
 # c, and k, in the formula above. In float32 a number of half precision too.
 _NEAR_ZERO = {"float": 2.0**-5, "double": 2.0**-13}
 _SLOPES = {arithmetic: 1 / 3 - 2 * c**2 / 15 for arithmetic, c in _NEAR_ZERO.items()}

@@ -22,7 +22,6 @@ GROUP_NORMAL_NORM = Operator(
     statements={
         "": with_rows(
             f"""
-    x = CastLike (X, weight)
     shape = Shape (x)
     one_axis = Constant <value_ints = [1]> ()
     channels_and_spatial = Shape <start = 1> (x)

@@ -22,7 +22,6 @@ def _statement(axes: int) -> str:
     """
     return with_rows(
         f"""
-    x = CastLike (X, weight)
     shape = Shape (x)
     one_axis = Constant <value_ints = [1]> ()
     axis_scalar = Constant <value_int: int = @axis> ()

@@ -44,11 +44,11 @@ class Operator:
     Attributes:
         op_type: the name of the ONNX node.
         parameters: the inputs after X, float32 (float64 in a float64 model).
-        statements: name of a body -> ONNX statements that compute y from X and the parameters, not yet rounded to the
-            dtype of X (:mod:`nnorm_export.domain.bodies`). The body without a name is right for any parameters, if
-            the runtime's functions have small relative errors.
-        variant: parameters -> the name of the body for a node with these parameters; None stands for a parameter that
-            is not a constant.
+        statements: name of a body -> ONNX statements that compute y from the parameters and x, which is X in their
+            dtype; y is not yet rounded to the dtype of Y (:mod:`nnorm_export.domain.bodies`). The body without a name
+            is right for any parameters, if the runtime's functions have small relative errors.
+        variant: parameters and given attributes -> the name of the body for such a node; None stands for a parameter
+            that is not a constant.
         is_frozen: whether statistics and λ are frozen into the parameters, so that an element of y depends on that
             element of X alone; else they are computed from X.
         is_per_channel: whether each parameter has one number for each channel, axis 1 of X; else it has the shape of
@@ -111,15 +111,23 @@ class Operator:
 
     def body(self, variant: str = "") -> str:
         """ONNX statements that compute Y from the inputs."""
-        lines, y = [self.statements[variant]], "y"
+        lines, y = [f"    x = {self.widened('X')}", self.statements[variant]], "y"
         for step in self.epilogue:
             inputs = [y]
             if step.operand is not None:
-                lines.append(f"    wide_{step.operand} = CastLike ({step.operand}, {self.parameters[0]})")
+                lines.append(f"    wide_{step.operand} = {self.widened(step.operand)}")
                 inputs.append(f"wide_{step.operand}")
             lines.append(f"    {y}_{step.op_type} = {step.op_type} ({', '.join(inputs)})")
             y = f"{y}_{step.op_type}"
-        return "\n".join([*lines, f"    Y = CastLike ({y}, X)"])
+        return "\n".join([*lines, f"    Y = {self.narrowed(y)}"])
+
+    def widened(self, tensor: str) -> str:
+        """The ONNX expression for X or an operand in the dtype of the parameters."""
+        return f"CastLike ({tensor}, {self.parameters[0]})"
+
+    def narrowed(self, y: str) -> str:
+        """The ONNX expression for ``y`` in the dtype of Y."""
+        return f"CastLike ({y}, X)"
 
     def function(
         self, opset: int, arithmetic: str = "float", variant: str = "", overload: str = ""

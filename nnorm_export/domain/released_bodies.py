@@ -107,6 +107,30 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
             "3d9380219a8378366ec686bbed1a43b1b5e81016da2c8f2920f622f3ab017a28",
         ),
     },
+    "QuantizedBatchNormalNorm": {
+        "float": (
+            "7a18d35ab23bb29847da4d5bb441add6bbb748c6d0cb46bf8cabca025af224b5",
+            "653a767cc4e981e54b7c4fd158cf174c4ce64891b572e66fd9c94c2d986f1a2f",
+            "73eeebb91a0db7235eb4e29a6d5cc21ff510b05145f5fb615c6d8e3452fd66e6",
+            "9f2b5cb0d694975967fc4c8575b9b0c7e5d8bfacfa1ec174e66294eaeeb71542",
+        ),
+    },
+    "QuantizedBatchNormalNormRelu": {
+        "float": (
+            "78200aefc56ed77550b8e58c3c13ce7fb894b5759e45b3721a70d0532c79cb93",
+            "f0269c40fcd384a9d3f1f76a54710007dbda0014f1ec0333124888d50f8488f8",
+            "33a87f6409b8f1715d15b2d40ee0b87e1e07aceb0927e0edafe8e30a93910eb0",
+            "4feb8b75b5e07af2b4b7179d2c65fb0f5f491c5d55573f9b71d8a1062245e912",
+        ),
+    },
+    "QuantizedBatchNormalNormAddRelu": {
+        "float": (
+            "114ae8c385a576455a5b7b323fa4784b91e8afe8c2adb8aaadc42d2ef3dc6e9f",
+            "65bd3475bca479e4998741111008c24a8a36bc5bcba2ca40e5b28997d4249618",
+            "6a107589ae7eaf38db751d3d0e6fb139a6fe1b261f1676d6b67f54cf6e7858f0",
+            "1bf778be2fdd9c633b8eb394f8a62b79a7553ca46b4215d19f7db5f72453a635",
+        ),
+    },
 }
 
 

@@ -12,17 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
+from onnx.external_data_helper import uses_external_data
 
 from nnorm_export._version import __version__
-from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.domain import ALL_OPERATORS, Operator
+from nnorm_export.domain.quantized_batch_normal_norm import QuantizedOperator
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, all_nodes, identifier, with_nested
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, PRODUCER
 
 _STANDARD = ("", "ai.onnx")
-_TWINS = {operator.blocked_twin: operator for operator in OPERATORS.values() if operator.blocked_twin}
-_WITH_KERNEL = OPERATORS | _TWINS
+_TWINS = {operator.blocked_twin: operator for operator in ALL_OPERATORS.values() if operator.blocked_twin}
+_WITH_KERNEL = {**ALL_OPERATORS, **_TWINS}
 _ARITHMETIC: dict[int, str] = {onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double"}
 _KINDS = {"int": onnx.AttributeProto.INT, "float": onnx.AttributeProto.FLOAT, "string": onnx.AttributeProto.STRING}
 # Attributes by which TensorRT chooses a plugin, and the size of the blocks of an optimised file.
@@ -93,7 +96,7 @@ def invalid_nodes(file: ModelFile) -> Iterator[str]:
         yield wrong
         return
     for use in _uses(file):
-        for problem in (*_wrong_attributes(use), *_wrong_inputs(use)):
+        for problem in (*_wrong_attributes(use), *_wrong_inputs(use), *_wrong_quantization(use)):
             yield f"{use}: {problem}; export the model again"
 
 
@@ -115,11 +118,15 @@ def _wrong_version(file: ModelFile) -> str:
 
 @dataclass(frozen=True)
 class _Use:
-    """A node with a kernel; ``parameters`` are those that are weights of the file."""
+    """A node with a kernel; ``weights`` are those of its inputs that are weights of the file."""
 
     node: onnx.NodeProto
     operator: Operator
-    parameters: dict[str, onnx.TensorProto]
+    weights: dict[str, onnx.TensorProto]
+
+    @property
+    def parameters(self) -> dict[str, onnx.TensorProto]:
+        return {name: tensor for name, tensor in self.weights.items() if name in self.operator.parameters}
 
     def __str__(self) -> str:
         layer = next((prop.value for prop in self.node.metadata_props if prop.key == LAYER_PATH), "")
@@ -135,9 +142,9 @@ def _uses(file: ModelFile) -> Iterator[_Use]:
         for node in with_nested(nodes):
             operator = _WITH_KERNEL.get(node.op_type)
             if node.domain == DOMAIN and operator is not None:
-                names = dict(zip(operator.inputs, node.input, strict=False))
-                given = {name: known.get(names.get(name, "")) for name in operator.parameters}
-                yield _Use(node, operator, {name: tensor for name, tensor in given.items() if tensor is not None})
+                names = zip(operator.inputs, node.input, strict=False)
+                given = {name: known[value] for name, value in names if value in known}
+                yield _Use(node, operator, given)
 
 
 def _wrong_attributes(use: _Use) -> Iterator[str]:
@@ -171,13 +178,31 @@ def _wrong_inputs(use: _Use) -> Iterator[str]:
         yield f"its parameters differ in shape: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
     name, shape = next(iter(shapes.items()))
     given = {attribute.name: attribute.i for attribute in node.attribute if not attribute.ref_attr_name}
-    groups, axis = given.get("num_groups", 1), given.get("axis", -1)
+    groups, axis = given.get("num_groups", 1), given.get("axis", -len(shape))
     if operator.is_per_channel and len(shape) != 1:
         yield f"{name} has shape {shape}, it must have one number for each channel"
     elif operator.is_per_channel and groups > 0 and shape[0] % groups:
         yield f"the attribute num_groups is {groups}, which does not divide its {shape[0]} channels"
     if "axis" in operator.attributes and axis < 0 and axis != -len(shape):
         yield f"the attribute axis is {axis}, it must be {-len(shape)} for {name} of shape {shape}"
+
+
+def _wrong_quantization(use: _Use) -> Iterator[str]:
+    """What is wrong with the axis, the scales and the zero points of a node between quantized tensors."""
+    operator = use.operator
+    if not isinstance(operator, QuantizedOperator):
+        return
+    for attribute in use.node.attribute:
+        if attribute.name == "axis" and not attribute.ref_attr_name and attribute.i not in (1, -1):
+            yield f"the attribute axis is {attribute.i}, it must be 1 or -1, the last"
+    for name in (*operator.scales, *operator.zero_points):
+        tensor = use.weights.get(name)
+        if tensor is not None and [*tensor.dims] != []:
+            yield f"{name} has shape {[*tensor.dims]}, it must be a scalar: the tensor has one for all channels"
+        elif tensor is not None and name in operator.scales and not uses_external_data(tensor):
+            scale = float(numpy_helper.to_array(tensor))
+            if not 0 < scale < np.inf:  # NaN is refused
+                yield f"{name} is {scale}, it must be greater than 0 and finite"
 
 
 def _numbers(version: str) -> list[int]:

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from nnorm_export.domain import OPERATORS
+from nnorm_export.domain import ALL_OPERATORS, OPERATORS
 from nnorm_export.domain.released_bodies import OLDEST_OPSET, arithmetic_of, digest, digests
 from nnorm_export.files.onnx_file import ModelFile, identifier, with_nested
 from nnorm_export.files.optimized_for import OPTIMIZED
@@ -48,16 +49,16 @@ def renamed(file: ModelFile) -> str:
 
 def original_name(op_type: str) -> str:
     """The operator that a tool has put a prefix to, which made ``op_type``; empty for any other name."""
-    if op_type in OPERATORS:
+    if op_type in ALL_OPERATORS:
         return ""
-    return next((name for name in sorted(OPERATORS, key=len, reverse=True) if op_type.endswith(name)), "")
+    return next((name for name in sorted(ALL_OPERATORS, key=len, reverse=True) if op_type.endswith(name)), "")
 
 
 def _without_bodies(file: ModelFile) -> str:
     if file.form in ("custom", OPTIMIZED):  # written so
         return ""
     bodies = {identifier(function) for function in file.proto.functions}
-    lost = [node for node in _nodes(file) if node.op_type in OPERATORS and identifier(node) not in bodies]
+    lost = [node for node in _nodes(file) if node.op_type in ALL_OPERATORS and identifier(node) not in bodies]
     if not lost:
         return ""
     return (
@@ -73,7 +74,7 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
     weights = {tensor.name: tensor for tensor in file.proto.graph.initializer}
     merged = []
     for node in _nodes(file):
-        operator, function = OPERATORS.get(node.op_type), functions.get(identifier(node))
+        operator, function = ALL_OPERATORS.get(node.op_type), functions.get(identifier(node))
         arithmetic = None if function is None else arithmetic_of(function)
         if operator is None or function is None or arithmetic is None:
             continue
@@ -82,7 +83,8 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
         }
         if any(parameters.get(name) is None for name in operator.parameters):
             continue  # its weights lie in another file, or are computed
-        if variant := operator.variant(parameters):
+        attributes = {attribute.name: np.int64(attribute.i) for attribute in node.attribute}
+        if variant := operator.variant({**parameters, **attributes}):
             wanted = digest(operator.function(OLDEST_OPSET, arithmetic, variant))
             merged += [node] if wanted not in digests(function) else []
     if not merged:
@@ -90,7 +92,7 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
     return (
         f"{_counted(merged)} with exponents near 0 that call the body for other exponents: tools that do not know "
         "overloads of functions, such as onnxslim, make one body of two. Kernels and ONNX Runtime's CPU provider "
-        "compute the same by it; runtimes whose Tanh is less accurate near 0 do not. "
+        "compute the same by it; runtimes whose Tanh is less accurate near 0 do not. A body for another axis fails. "
         f"{_RESTORE} puts the body back"
     )
 
@@ -111,8 +113,12 @@ def half_parameters(file: ModelFile) -> str:
     turned = [
         node
         for node in _nodes(file)
-        if node.op_type in OPERATORS
-        and any(weights.get(name) in _HALF for name in node.input[1 : 1 + len(OPERATORS[node.op_type].parameters)])
+        if (operator := ALL_OPERATORS.get(node.op_type)) is not None
+        and any(
+            weights.get(given) in _HALF
+            for name, given in zip(operator.inputs, node.input, strict=False)
+            if name in operator.parameters
+        )
     ]
     return _half_text(f"the parameters of {_counted(turned)}", "no runtime takes the file") if turned else ""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
 import onnxscript.optimizer
@@ -23,7 +24,7 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
-from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.domain import ALL_OPERATORS, Operator
 from nnorm_export.domain.operator import Array
 from nnorm_export.errors import ExportError
 from nnorm_export.names import DOMAIN, FORMS
@@ -56,7 +57,7 @@ def _drop_unknown_lengths(model: ir.Model) -> None:
                 value.shape = ir.Shape(lengths)
 
 
-def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(OPERATORS)) -> None:
+def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(ALL_OPERATORS)) -> None:
     """Removes the bodies of the operators ``op_types``; their nodes stay. All of them: ``portable`` to ``custom``."""
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         if identifier[1] in op_types:
@@ -76,9 +77,9 @@ def _attach_bodies(model: ir.Model) -> None:
     nodes = nodes_of(model)
     arithmetics = {_arithmetic(node) for node in nodes}
     for node in nodes:
-        operator, arithmetic = OPERATORS[node.op_type], _arithmetic(node)
+        operator, arithmetic = ALL_OPERATORS[node.op_type], _arithmetic(node)
         try:
-            variant = operator.variant(_parameters(operator, node))
+            variant = operator.variant(_parameters_and_attributes(operator, node))
         except ValueError as error:
             raise ExportError(f"{node.name}: {error}; flatten axes before the layer") from error
         is_mixed = len(arithmetics) > 1 and arithmetic == "double"
@@ -90,15 +91,18 @@ def _attach_bodies(model: ir.Model) -> None:
 
 def _arithmetic(node: ir.Node) -> str:
     """``float`` or ``double``, by the dtype of the parameters."""
-    parameter = node.inputs[1]
+    operator = ALL_OPERATORS[node.op_type]
+    parameter = node.inputs[operator.inputs.index(operator.parameters[0])]
     return "double" if parameter is not None and parameter.dtype == ir.DataType.DOUBLE else "float"
 
 
-def _parameters(operator: Operator, node: ir.Node) -> dict[str, Array | None]:
+def _parameters_and_attributes(operator: Operator, node: ir.Node) -> dict[str, Array | None]:
     """Name -> value; None for a parameter that is not a constant."""
     values = dict(zip(operator.inputs, node.inputs, strict=True))
     constants = {name: None if (value := values[name]) is None else value.const_value for name in operator.parameters}
-    return {name: None if constant is None else constant.numpy() for name, constant in constants.items()}
+    parameters = {name: None if constant is None else constant.numpy() for name, constant in constants.items()}
+    attributes = {name: np.asarray(attribute.value) for name, attribute in node.attributes.items()}
+    return {**attributes, **parameters}
 
 
 def inline_bodies(model: ir.Model) -> None:

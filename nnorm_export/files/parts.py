@@ -11,8 +11,10 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.domain import ALL_OPERATORS, OPERATORS, QUANTIZED_OPERATORS, Operator
 from nnorm_export.dtypes import DTYPES
+from nnorm_export.errors import ModelFileError
+from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.names import DOMAIN, LAYER_PATH, NAME_SCOPES
 
 MODULE = "(module)"  # the op_type of a part that is not a normalization
@@ -48,6 +50,15 @@ class Part:
         return OPERATORS.get(self.op_type)
 
 
+def refuse_quantized(file: ModelFile) -> None:
+    """Raises ModelFileError if normalizations are between quantized tensors: PyTorch's values cannot be fed to them."""
+    if quantized := [node for node in file.normalizations if node.op_type in QUANTIZED_OPERATORS]:
+        raise ModelFileError(
+            f"{file.path}: {quantized[0].name or quantized[0].op_type} is a {quantized[0].op_type}, which takes "
+            "integers in the place of PyTorch's values; give the float file that this one was quantized from"
+        )
+
+
 def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
     """The normalizations that are nodes, and the given modules, in the order in which they run."""
     normalizations = _normalizations(proto)
@@ -63,8 +74,9 @@ def _normalizations(proto: onnx.ModelProto) -> list[Part]:
         if node.domain == DOMAIN:
             path = _metadata(node).get(LAYER_PATH, "")
             calls[path] += 1
-            operator = OPERATORS.get(node.op_type)
-            operands = tuple(node.input[len(node.input) - len(operator.operands) :]) if operator else ()
+            operator = ALL_OPERATORS.get(node.op_type)
+            given = dict(zip(operator.inputs, node.input, strict=False)) if operator else {}
+            operands = tuple(given.get(name, "") for name in operator.operands) if operator else ()
             x, y = node.input[0], node.output[0]
             # A value that is read twice cannot be fed with two arrays.
             is_cut = len({x, *operands}) == 1 + len(operands)

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
-from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, with_outputs
+from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, refuse_quantized, with_outputs
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
@@ -148,6 +148,7 @@ def bisect(
         raise ModelFileError(
             f"{path}: it is optimised, its layers are merged; bisect the portable file that it was made from"
         )
+    refuse_quantized(file)
     others = listed(layers, "layers", InputError)
     modules = dict(named_layers(model))
     if unknown := [name for name in others if name not in modules]:

@@ -20,7 +20,7 @@ from nnorm_export.domain import Operator
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid
-from nnorm_export.files.parts import Part, alone, parts_of
+from nnorm_export.files.parts import Part, alone, parts_of, refuse_quantized
 from nnorm_export.files.tensors import inputs_of
 from nnorm_export.parity.isolation import opened
 from nnorm_export.parity.judgement import OutputParity, judge, worst
@@ -76,6 +76,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
             f"{path}: its form is '{file.form}', in which no normalization is a node by itself; probe the file in the "
             "form 'portable'"
         )
+    refuse_quantized(file)
     refuse_invalid(file)
     proto = onnx_file.read_with_weights(path)
     norms = {part: Norm.of(proto, part) for part in parts_of(proto, ()) if part.is_cut}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export import library
-from nnorm_export.domain import OPERATORS
+from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import OPTIMIZED
@@ -95,7 +95,8 @@ def choose_plugins(
         raise ModelFileError(
             f"{file.path}: the file is optimised for processors; give the portable file that it was made from"
         )
-    op_types = frozenset(node.op_type for node in file.normalizations)
+    # Those between quantized tensors have no plugins: their bodies run.
+    op_types = frozenset(node.op_type for node in file.normalizations) - QUANTIZED_OPERATORS.keys()
     if plugins and not op_types:
         raise ModelFileError(
             f"{file.path}: the file has no nnorm nodes for plugins to run (its form is {file.form!r}); export the form "
