@@ -80,6 +80,8 @@ def test_layers_that_are_passed_through(tmp_path: Path) -> None:
     silenced = run("export", *options, "--passthrough", "MyNorm")
     assert "none that nnorm_export knows" in silenced.stdout
     assert "MyNorm" not in silenced.stderr
+    refused = " ".join(fails("export", *options, "--strict").split())
+    assert "does not know (MyNorm: norm), and strict=True (--strict) refuses them; passthrough=['MyNorm']" in refused
     assert "no normality normalization" in run("inspect", tmp_path / "net.onnx").stdout
 
 

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from nnorm_export import (
     ExportError,
+    FreezeError,
     InputError,
     ModelFileError,
+    export,
     export_aoti,
     export_program,
     export_torchscript,
@@ -71,6 +73,19 @@ def test_options_of_one_format(write: Any, options: dict[str, Any], message: str
     with pytest.raises(ExportError, match=message):
         write(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt2", **options)
     assert not any(tmp_path.iterdir())
+
+
+class RMSNormalization(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize("write", [export, export_torchscript, export_program, export_aoti])
+def test_strict_refuses_norms_that_are_unknown_and_names_them_all(write: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(RMSNormalization(), nn.Sequential(nn.LocalResponseNorm(2), RMSNormalization()))
+    with pytest.raises(FreezeError, match=r"\(RMSNormalization: 0, 1\.1\), and strict=True \(--strict\) refuses them"):
+        write(model, torch.randn(2, 4), tmp_path / "m.pt2", strict=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("write", [export_program, export_aoti])

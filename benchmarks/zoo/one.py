@@ -27,6 +27,7 @@ from nnorm_export.layers import convert_normal_norm
 
 _STEPS = 3
 _REPEATS = 7
+_SHORT = 60  # seconds: exports that take less run twice
 _CLOSE = 1e-3  # of the greatest value: what a file of plain torch.onnx.export may differ by
 
 
@@ -47,14 +48,17 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     found["trained"] = _train(model, inputs)
     model.eval()
     path = folder / "model.onnx"
+    _import_exporters(folder)
+    options: dict[str, Any] = {"kwargs": inputs}
     start = time.perf_counter()
     try:
         try:
-            written = nnorm_export.export(model, (), path, kwargs=inputs)
+            written = nnorm_export.export(model, (), path, **options)
         except nnorm_export.ExportError as error:
             found["with_dynamic_batch"] = _first_line(error)
+            options["dynamic_shapes"] = {}
             start = time.perf_counter()
-            written = nnorm_export.export(model, (), path, kwargs=inputs, dynamic_shapes={})
+            written = nnorm_export.export(model, (), path, **options)
     except nnorm_export.NnormExportError as error:
         found["failure"] = _first_line(error)
         found["plain_export"] = _plain_is_right(model, inputs, folder / "plain.onnx")
@@ -75,9 +79,24 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     except Exception as error:  # torch's exporter raises unrelated classes; the table shows the message
         found["twin"] = f"torch.onnx.export: {_first_line(error)}"
         return found
-    found["export_seconds"], found["plain_seconds"] = seconds, time.perf_counter() - start
+    plain_seconds = time.perf_counter() - start
+    if seconds + plain_seconds < _SHORT:  # a second time, the other one first; the smaller figures count
+        start = time.perf_counter()
+        torch.onnx.export(twin, (), folder / "twin.onnx", kwargs=inputs, dynamo=True, verbose=False)
+        plain_seconds = min(plain_seconds, time.perf_counter() - start)
+        start = time.perf_counter()
+        nnorm_export.export(model, (), path, **options)
+        seconds = min(seconds, time.perf_counter() - start)
+    found["export_seconds"], found["plain_seconds"] = seconds, plain_seconds
     found["ratio"] = _time(path, folder / "twin.onnx", inputs)
     return found
+
+
+def _import_exporters(folder: Path) -> None:
+    """Both exporters import much when they first run, which is no part of an architecture's time."""
+    small = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
+    torch.onnx.export(small, (torch.randn(2, 4),), folder / "small.onnx", dynamo=True, verbose=False)
+    nnorm_export.export(convert_normal_norm(small), (torch.randn(2, 4),), folder / "small.onnx")
 
 
 def _train(model: nn.Module, inputs: dict[str, Tensor]) -> str:

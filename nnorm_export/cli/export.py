@@ -86,6 +86,7 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
                 dtype=options.dtype,
                 verify=not options.no_verify,
                 passthrough=model.passthrough or (),
+                strict=options.strict,
                 **own_options,
             )
             description = describe(path)

@@ -241,6 +241,9 @@ class ExportOptions:
         list[str] | None,
         _pytorch("--inductor-config KEY=VALUE", "An option of Inductor for aoti: a literal or text. Repeatable."),
     ] = None
+    strict: Annotated[
+        bool, _general("--strict", "Refuse a model with norms that nnorm_export does not know, naming all of them.")
+    ] = False
     no_verify: NoVerify = False
 
 

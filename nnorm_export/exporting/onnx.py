@@ -49,6 +49,7 @@ def export(
     external_data: bool | None = None,
     verify: bool = True,
     passthrough: Passthrough = (),
+    strict: bool = False,
 ) -> ExportReport:
     """Writes ``model`` as one ONNX file whose normalizations are single nodes, and proves it equal to PyTorch.
 
@@ -77,10 +78,10 @@ def export(
         verify: compare the written model with PyTorch, through ONNX Runtime where it is installed, else through
             onnx's reference evaluator; at other lengths of dynamic axes too. The form ``custom`` is
             compared while it still has its bodies.
-        passthrough: see :func:`nnorm_export.freeze`.
+        passthrough, strict: see :func:`nnorm_export.freeze`.
 
     Raises:
-        FreezeError: a layer cannot be frozen.
+        FreezeError: a layer cannot be frozen; with ``strict``, the model has norms that are unknown.
         ExportError: bad arguments, something that the target does not read, an untraceable model, a path that cannot be
             written.
         ParityError: the written model computes something else.
@@ -99,7 +100,9 @@ def export(
         dtype=arguments.dtype_name(dtype),
     )
     dynamic_shapes = dynamic_shapes if row.has_dynamic_axes else {}
-    request = Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
+    request = Request(
+        model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict
+    )
     if row.file_format != "onnx":
         return converted.write(row, request)
     form = form or row.forms[0]

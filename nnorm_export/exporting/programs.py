@@ -44,11 +44,12 @@ def export_program(
     dtype: str | torch.dtype | None = None,
     verify: bool = True,
     passthrough: Passthrough = (),
+    strict: bool = False,
 ) -> ExportReport:
     """Writes ``model``, frozen, as a ``.pt2`` file for ``torch.export.load``; it is called as the model is.
 
     Args:
-        model, args, kwargs, dynamic_shapes, dtype, passthrough: as for :func:`nnorm_export.export`.
+        model, args, kwargs, dynamic_shapes, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
         f: the file to write; its name ends in ``.pt2``.
         operators: ``decomposed`` writes the normalizations in ATen's operators, so that the file runs without this
             package. ``kept`` keeps each of them as one call of an operator of ``torch.ops.nnorm``, for tools that have
@@ -64,7 +65,9 @@ def export_program(
     if operators not in PT2_OPERATORS:
         raise ExportError(f"unknown operators {operators!r}; choose one of {', '.join(PT2_OPERATORS)}")
     frozen = freeze_source(
-        Request(model, args, _pt2(f), kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
+        Request(
+            model, args, _pt2(f), kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict
+        )
     )
     with exporting_state():
         traced = trace(frozen)
@@ -92,6 +95,7 @@ def export_aoti(
     dtype: str | torch.dtype | None = None,
     verify: bool = True,
     passthrough: Passthrough = (),
+    strict: bool = False,
 ) -> ExportReport:
     """Compiles ``model``, frozen, with AOTInductor into a ``.pt2`` package of machine code.
 
@@ -99,8 +103,8 @@ def export_aoti(
     Its code runs on the machine that loads it. Compiling needs a C++ compiler (or CUDA) and takes about a minute.
 
     Args:
-        model, args, kwargs, dynamic_shapes, dtype, passthrough, input_names, output_names: as for
-            :func:`export_program`.
+        model, args, kwargs, dynamic_shapes, dtype, passthrough, strict, input_names, output_names: as
+            for :func:`export_program`.
         f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
             with ``torch::inductor::AOTIModelPackageLoader``.
         inductor_configs: options of Inductor. By default ``freezing`` and ``cpp.dynamic_threads`` are on and
@@ -112,7 +116,9 @@ def export_aoti(
         RuntimeMissingError: there is no C++ compiler.
     """
     frozen = freeze_source(
-        Request(model, args, _pt2(f), kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
+        Request(
+            model, args, _pt2(f), kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict
+        )
     )
     with exporting_state():
         traced = trace(frozen)

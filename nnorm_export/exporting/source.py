@@ -42,6 +42,7 @@ class Request:
     dtype: str | torch.dtype | None
     verify: bool
     passthrough: Passthrough
+    strict: bool = False
 
     def __post_init__(self) -> None:
         # A tuple, because it is read several times and may be an iterator.
@@ -134,7 +135,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     dtype = arguments.resolve_dtype(request.dtype)
     # Operators resolve their parameters in float64 and round them to the arithmetic of the layer that they freeze.
     exact = deepcopy(model).to(torch.float64) if dtype == torch.float64 else model
-    module, notice = frozen_copy(exact, request.passthrough)
+    module, notice = frozen_copy(exact, request.passthrough, strict=request.strict)
     if notice:
         warnings.warn(notice, UserWarning, stacklevel=2)
     example = arguments.bind(module, request.args, request.kwargs)

@@ -45,6 +45,7 @@ def export_torchscript(
     optimize: bool = True,
     verify: bool = True,
     passthrough: Passthrough = (),
+    strict: bool = False,
 ) -> ExportReport:
     """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
 
@@ -52,7 +53,7 @@ def export_torchscript(
     have LibTorch built in, and :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
 
     Args:
-        model, args, kwargs, dtype, passthrough: as for :func:`nnorm_export.export`.
+        model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
         f: the file to write, ``model.pt`` for example.
         method: ``trace`` records what the model does with the example. If that depends on the values of a tensor, the
             export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in
@@ -91,7 +92,7 @@ def export_torchscript(
             stacklevel=2,
         )
     frozen = freeze_source(
-        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough)
+        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict)
     )
     module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])

@@ -66,28 +66,38 @@ def frozen_copy(
     refuse_meta(model)
     unknown: dict[str, str] = {}
     frozen = _freeze(model, names, "", unknown)
-    notice = _notice(unknown)
     if strict and unknown:
-        raise FreezeError(notice)
+        raise FreezeError(
+            f"norms that nnorm_export does not know ({_by_class(unknown)}), and strict=True (--strict) refuses them; "
+            f"{_remedies(unknown)}"
+        )
+    notice = (
+        ""
+        if not unknown
+        else (
+            f"norms that nnorm_export does not know are exported as the PyTorch code that they are ({_by_class(unknown)}); "
+            f"{_remedies(unknown)}"
+        )
+    )
     _fold_parametrizations(frozen)
     keep_norms_from_fusion(frozen, FrozenOperator)
     return frozen.eval(), notice
 
 
-def _notice(unknown: dict[str, str]) -> str:
-    """The unknown norms by class, with their paths; empty if there are none."""
+def _by_class(unknown: dict[str, str]) -> str:
+    """The unknown norms by class, with their paths."""
     classes: dict[str, list[str]] = {}
     for path, name in unknown.items():
         classes.setdefault(name, []).append(layer_name(path))
-    if not classes:
-        return ""
-    found = "; ".join(
+    return "; ".join(
         f"{name}: {', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
         for name, paths in classes.items()
     )
+
+
+def _remedies(unknown: dict[str, str]) -> str:
     return (
-        f"norms that nnorm_export does not know are exported as the PyTorch code that they are ({found}); "
-        f"passthrough={sorted(classes)} (--passthrough) says that this is meant, and "
+        f"passthrough={sorted(set(unknown.values()))} (--passthrough) says that this is meant, and "
         "nnorm_export.freezing.register adds a row for a normality normalization of your own"
     )
 
