@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from nnorm_export import layers
+from nnorm_export import export, freeze, layers, load
 from nnorm_export.layers import convert_normal_norm
+from nnorm_export.layers.convert import placement
 
 PAIRS: list[tuple[Callable[..., nn.Module], type[nn.Module], tuple[int, ...]]] = [
     (lambda **options: nn.BatchNorm1d(4, **options), layers.BatchNormalNorm1d, (5, 4)),
@@ -79,8 +81,7 @@ def test_default_noise_is_each_layers_own() -> None:
 
 
 def test_options_are_kept() -> None:
-    untracked = convert_normal_norm(nn.BatchNorm1d(4, track_running_stats=False, momentum=None))
-    assert (untracked.track_running_stats, untracked.momentum) == (False, None)
+    assert convert_normal_norm(nn.BatchNorm1d(4, momentum=None)).momentum is None
     for norm in (nn.BatchNorm1d(4, affine=False), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4, affine=False)):
         new = convert_normal_norm(norm)
         assert not new.affine
@@ -90,10 +91,9 @@ def test_options_are_kept() -> None:
 
 
 def test_device_and_dtype_without_any_tensor_are_the_models() -> None:
-    bare = nn.BatchNorm1d(4, affine=False, track_running_stats=False)
+    bare = nn.LayerNorm(4, elementwise_affine=False)
     model = nn.Sequential(nn.Linear(4, 4, device="meta", dtype=torch.float64), bare)
-    new = convert_normal_norm(model)[1]
-    assert (new.running_mean.device.type, new.running_mean.dtype) == ("meta", torch.float64)
+    assert placement(bare, model) == {"device": torch.device("meta"), "dtype": torch.float64}
 
 
 def test_a_layer_without_bias_gets_zeros() -> None:
@@ -126,7 +126,6 @@ class Scaled(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: nn.SyncBatchNorm(4), "shares statistics between processes.* before convert_sync_batchnorm"),
         (nn.LazyBatchNorm2d, "has no shape yet; run the model once"),
         (frozen_instance_norm, "has track_running_stats=True"),
         (lambda: RmsNorm(4), "is not a norm of torch.nn"),
@@ -157,6 +156,50 @@ def test_a_lazy_layer_converts_once_it_has_a_shape() -> None:
     model = nn.Sequential(nn.LazyBatchNorm2d())
     model(torch.randn(2, 4, 3, 3))
     assert type(convert_normal_norm(model)[0]) is layers.BatchNormalNorm2d
+
+
+@pytest.fixture
+def lmbda_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """λ = 1 in the layers that estimate it from their input, where ψ is the identity."""
+    monkeypatch.setattr("nnorm_export.layers._base.gaussianize", lambda h, dim, delta: (h, torch.ones(())))
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 4, 3, 2), (6, 4, 3, 2, 2)])
+def test_a_sync_batch_norm_becomes_a_batch_norm_of_its_process_for_any_rank(shape: tuple[int, ...]) -> None:
+    old = nn.SyncBatchNorm(4, eps=1e-3, momentum=0.3, dtype=torch.float64)
+    nn.init.uniform_(old.weight, 0.5, 1.5)
+    x = torch.randn(shape, dtype=torch.float64)
+    old(x)
+    with pytest.warns(UserWarning, match="1 of them: SyncBatchNorm shares .* takes those of its own process's part"):
+        model, report = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), form="paper", return_report=True)
+    assert isinstance(model[0], layers.BatchNormalNorm2d)
+    assert (model[0].momentum, report.kept) == (0.3, ())
+    torch.testing.assert_close(model.eval()(x), old.eval()(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(freeze(model)(x), old(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("lmbda_of_one")
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 4, 3, 2)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_without_running_statistics_takes_those_of_the_batch(shape: tuple[int, ...], affine: bool) -> None:
+    cls = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    old = cls(4, affine=affine, track_running_stats=False, dtype=torch.float64)
+    if affine:
+        nn.init.uniform_(old.weight, 0.5, 1.5)
+    model = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), noise_train=0.0)
+    x = 3 + 2 * torch.randn(shape, dtype=torch.float64)
+    for training in (False, True):
+        torch.testing.assert_close(model.train(training)(x), old.train(training)(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_batch_norm_without_running_statistics_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
+    model = convert_normal_norm(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)))
+    report = export(model, torch.randn(3, 3, 6, 6), tmp_path / "model.onnx")
+    assert [layer["op_type"] for layer in report.layers] == ["GroupNormalNorm"]
+    x = torch.randn(5, 3, 6, 6)
+    (y,) = load(tmp_path / "model.onnx")(x.numpy())
+    torch.testing.assert_close(torch.from_numpy(y), model.eval()(x).detach(), rtol=1e-4, atol=1e-4)
 
 
 class NormAct(nn.BatchNorm2d):

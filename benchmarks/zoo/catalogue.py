@@ -29,6 +29,7 @@ swinv2_tiny_window8_256 davit_tiny focalnet_tiny_srf selecsls42 fasternet_s tres
 inception_v4 inception_resnet_v2 densenet264d mobilenetv5_base pnasnet5large samvit_base_patch16_224
 naflexvit_base_patch16_parfac_gap beit_base_patch16_224 qwen3_vit_88m nasnetalarge
 """
+_TIMM += " test_efficientnet convnext_atto"
 _TORCHVISION = (
     "alexnet squeezenet1_1 vgg11_bn resnet18 resnext50_32x4d densenet121 googlenet inception_v3 mobilenet_v2 "
     "mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 efficientnet_b0 regnet_y_400mf convnext_tiny vit_b_32 swin_t "
@@ -49,6 +50,14 @@ class Architecture:
     inputs: Callable[[nn.Module], dict[str, Tensor]]
 
 
+TWELVE = (
+    "timm/test_vit", "timm/test_efficientnet", "timm/convnext_atto", "timm/regnetx_002", "timm/nest_tiny",
+    "torchvision/resnet18", "torchvision/densenet121", "torchvision/segmentation.lraspp_mobilenet_v3_large",
+    "transformers/bert", "transformers/gpt2", "transformers/wav2vec2", "transformers/detr",
+)  # fmt: skip
+"""Of different kinds and small: what `make test-zoo` runs."""
+
+
 def catalogue() -> dict[str, Architecture]:
     """``source/name`` -> the architecture, for the libraries that are installed."""
     entries = [*(_timm(name) for name in _TIMM.split()), *(_torchvision(name) for name in _TORCHVISION.split())]
@@ -56,7 +65,7 @@ def catalogue() -> dict[str, Architecture]:
     return {f"{entry.source}/{entry.name}": entry for entry in entries}
 
 
-def _without_operators_of_torchvision() -> None:
+def without_operators_of_torchvision() -> None:
     """torchvision's own operators do not load beside a CPU build of torch; its Python models need their names only."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
@@ -70,7 +79,7 @@ _LIBRARIES: list[torch.library.Library] = []
 
 def _timm(name: str) -> Architecture:
     def build() -> nn.Module:
-        _without_operators_of_torchvision()
+        without_operators_of_torchvision()
         import timm  # noqa: PLC0415 - the import takes seconds and needs the operators that were defined above
 
         return timm.create_model(name)
@@ -88,7 +97,7 @@ def _torchvision(name: str) -> Architecture:
     family, _, short = name.rpartition(".")
 
     def build() -> nn.Module:
-        _without_operators_of_torchvision()
+        without_operators_of_torchvision()
         import torchvision  # noqa: PLC0415 - the import needs the operators that were defined above
 
         module = getattr(torchvision.models, family) if family else torchvision.models
@@ -134,6 +143,31 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]]
         {"hidden_sizes": [16, 32, 64, 96], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 4]},
         _PIXELS,
     ),
+    "detr": (
+        "DetrModel",
+        {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 10,
+         "backbone_config": {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64],
+                             "depths": [1, 1, 1, 1], "out_features": ["stage4"]}},
+        _PIXELS,
+    ),
+    "yolos": ("YolosModel", {**_SMALL, "image_size": [64, 64], "patch_size": 16, "num_detection_tokens": 10}, _PIXELS),
+    "whisper": (
+        "WhisperModel",
+        {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 100,
+         "max_source_positions": 50, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2, "decoder_start_token_id": 1, "num_mel_bins": 20, "use_cache": False},
+        {"input_features": (2, 20, 100), "decoder_input_ids": (2, 8)},
+    ),
+    "audio-spectrogram-transformer": (
+        "ASTModel", {**_SMALL, "max_length": 64, "num_mel_bins": 32}, {"input_values": (2, 64, 32)}
+    ),
+    "hubert": (
+        "HubertModel",
+        {**_SMALL, "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
+        {"input_values": (2, 4000)},
+    ),
     "wav2vec2": (
         "Wav2Vec2Model",
         {**_SMALL, "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
@@ -150,7 +184,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]]
 
 def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Architecture:
     def build() -> nn.Module:
-        _without_operators_of_torchvision()
+        without_operators_of_torchvision()
         import transformers  # noqa: PLC0415 - the import takes seconds and needs the operators that were defined above
 
         model_class: Any = getattr(transformers, cls)
@@ -159,7 +193,7 @@ def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[st
 
     def inputs(_: nn.Module) -> dict[str, Tensor]:
         return {
-            key: torch.randint(1, 90, shape) if key == "input_ids" else torch.randn(shape)
+            key: torch.randint(1, 90, shape) if key.endswith("input_ids") else torch.randn(shape)
             for key, shape in shapes.items()
         }
 

@@ -31,8 +31,8 @@ _SHORT = 60  # seconds: exports that take less run twice
 _CLOSE = 1e-3  # of the greatest value: what a file of plain torch.onnx.export may differ by
 
 
-def measure(name: str, folder: Path) -> dict[str, Any]:
-    """What became of the architecture ``name``; ``failure`` says why it stopped early."""
+def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
+    """What became of the architecture ``name``; ``failure`` says why it stopped early. ``timed``: with the times."""
     architecture = catalogue()[name]
     torch.manual_seed(0)
     twin = architecture.build()
@@ -48,7 +48,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     found["trained"] = _train(model, inputs)
     model.eval()
     path = folder / "model.onnx"
-    _import_exporters(folder)
+    if timed:
+        _import_exporters(folder)
     options: dict[str, Any] = {"kwargs": inputs}
     start = time.perf_counter()
     try:
@@ -73,6 +74,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     implementations = nnorm_export.load(path).implementations
     found["by_kernel"] = sum("kernel" in how for how in implementations.values())
     found["normalizations"] = len(implementations)
+    if not timed:
+        return found
     start = time.perf_counter()
     try:
         torch.onnx.export(twin.eval(), (), folder / "twin.onnx", kwargs=inputs, dynamo=True, verbose=False)

@@ -71,17 +71,16 @@ def frozen_copy(
             f"norms that nnorm_export does not know ({_by_class(unknown)}), and strict=True (--strict) refuses them; "
             f"{_remedies(unknown)}"
         )
-    notice = (
-        ""
-        if not unknown
-        else (
-            f"norms that nnorm_export does not know are exported as the PyTorch code that they are ({_by_class(unknown)}); "
-            f"{_remedies(unknown)}"
-        )
-    )
     _fold_parametrizations(frozen)
     keep_norms_from_fusion(frozen, FrozenOperator)
-    return frozen.eval(), notice
+    return frozen.eval(), _notice(unknown) if unknown else ""
+
+
+def _notice(unknown: dict[str, str]) -> str:
+    return (
+        f"norms that nnorm_export does not know are exported as the PyTorch code that they are ({_by_class(unknown)}); "
+        f"{_remedies(unknown)}"
+    )
 
 
 def _by_class(unknown: dict[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         RuntimeError: wrong number of channels.
     """
 
-    _input_ndims: ClassVar[tuple[int, ...]]
+    _input_ndims: tuple[int, ...]  # an instance has its own in the place of a layer for any rank
 
     running_lmbda: Tensor
     running_mean: Tensor

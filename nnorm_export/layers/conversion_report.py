@@ -12,11 +12,12 @@ _SHOWN_PATHS = 3
 
 @dataclass(frozen=True)
 class Converted:
-    """A normalization that was replaced: its path in the model, its class, and the class of the new norm."""
+    """A normalization that was replaced: its path in the model, its class, the class of the new norm, what differs."""
 
     path: str
     layer: str
     norm: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,12 @@ class ConversionReport:
         classes = Counter(f"{entry.layer} to {entry.norm}" for entry in self.converted)
         lines = [f"converted {len(self.converted)} of {len(self.converted) + len(self.kept)} normalizations"]
         lines[0] += ": " + ", ".join(f"{count} {pair}" for pair, count in classes.items()) if classes else ""
-        return "; ".join([*lines, *([self.text_of_kept()] if self.kept else [])])
+        return "; ".join(filter(None, [*lines, self.text_of_notes(), self.text_of_kept() if self.kept else ""]))
+
+    def text_of_notes(self) -> str:
+        """What the new norms do otherwise; empty if there is nothing."""
+        notes = Counter(entry.note for entry in self.converted if entry.note)
+        return "; ".join(f"{count} of them: {note}" for note, count in notes.items())
 
     def text_of_kept(self) -> str:
         """What was kept, by class and reason, with the first paths."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, overload
 
@@ -18,18 +19,28 @@ from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.conversion_report import ConversionReport, Converted, Kept
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
+from nnorm_export.layers.group import (
+    AcrossBatch,
+    GroupNormalNorm,
+    InstanceNormalNorm1d,
+    InstanceNormalNorm2d,
+    InstanceNormalNorm3d,
+)
 from nnorm_export.layers.layer import ChannelsFirst, LayerNormalNorm
 from nnorm_export.layers.recognition import Recognized, Recognizer, looks_like_norm
 from nnorm_export.layers.warm_start import estimate_statistics
 from nnorm_export.models.modules import keep_norms_from_fusion
 
-_BATCH: tuple[Callable[..., NormalNorm], ...] = (
+_BATCH: tuple[type[BatchNormalNorm1d | BatchNormalNorm2d | BatchNormalNorm3d], ...] = (
     BatchNormalNorm1d, BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d,
 )  # fmt: skip
 _INSTANCE: tuple[Callable[..., NormalNorm], ...] = (
     InstanceNormalNorm1d, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d,
 )  # fmt: skip
+_OF_PROCESS = (
+    "SyncBatchNorm shares the statistics of a training batch between processes, and BatchNormalNorm takes those of its "
+    "own process's part; give each process enough samples"
+)
 Chosen = Iterable[str | type[nn.Module]]
 
 
@@ -83,8 +94,9 @@ def convert_normal_norm(
     that is tried, on a copy with random weights. Submodules that follow, an activation for example, stay behind the new
     norm, in an nn.Sequential. Other normalizations are kept, and one warning names them.
 
-    The counterpart of a BatchNorm with ``track_running_stats=False`` has that too, and evaluates with the initial
-    statistics, whereas torch's layer takes those of the batch.
+    A BatchNorm with ``track_running_stats=False`` takes the statistics of the batch in evaluation too, and so does its
+    counterpart, which computes λ from the batch as well. The counterpart of a SyncBatchNorm takes, in training, the
+    statistics of its own process's part of the batch; a warning says so. A lazy norm is converted once it has a shape.
 
     Args:
         module: the model, changed in place, or a single normalization.
@@ -106,7 +118,7 @@ def convert_normal_norm(
             (the message has its path and the reason). The model is then unchanged. Also if ``warm_start`` is empty.
 
     Warns:
-        UserWarning: once, naming the normalizations that were kept and why.
+        UserWarning: once, naming the normalizations that were kept and why, and each SyncBatchNorm.
     """
     options: dict[str, Any] = {"form": form} if noise_train is None else {"form": form, "noise_train": noise_train}
     is_chosen = _choice(module, only, skip)
@@ -121,7 +133,8 @@ def convert_normal_norm(
             kept.append(Kept(path, type(layer).__name__, made))
         else:
             replacements[id(layer)] = made
-            converted.append(Converted(path, type(layer).__name__, type(_norm_in(made)).__name__))
+            note = _OF_PROCESS if isinstance(layer, nn.SyncBatchNorm) else ""
+            converted.append(Converted(path, type(layer).__name__, type(_norm_in(made)).__name__, note))
     report = ConversionReport(tuple(converted), tuple(kept))
     if kept and strict:
         raise ValueError(f"{report.text_of_kept()}. Name them in skip= to leave them as they are, or drop strict=True")
@@ -131,7 +144,7 @@ def convert_normal_norm(
                 setattr(parent, name, replacements[id(child)])
     keep_norms_from_fusion(module, NormalNorm)
     result = replacements.get(id(module), module)
-    if kept:
+    if kept or report.text_of_notes():
         warnings.warn(str(report), UserWarning, stacklevel=2)
     if warm_start is not None:
         estimate_statistics(result, [norm for made in replacements.values() for norm in made.modules()], warm_start)
@@ -187,11 +200,6 @@ def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], rec
     """The layer that replaces ``layer``, or why there is none."""
     if isinstance(layer, LazyModuleMixin):
         return "it has no shape yet; run the model once on an example, then convert it"
-    if isinstance(layer, nn.SyncBatchNorm):
-        return (
-            "it shares statistics between processes, which BatchNormalNorm does not; convert before "
-            "convert_sync_batchnorm is called"
-        )
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
         return (
             "it has track_running_stats=True, but InstanceNormalNorm always takes its statistics from the input; set "
@@ -206,12 +214,15 @@ def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], rec
     new = _build(recognized, layer, {**options, "eps": recognized.epsilon, **placement(layer, root)})
     _take_over_state(new, layer, recognized)
     new.train(layer.training)
-    made: nn.Module = ChannelsFirst(new) if recognized.kind == "channels" else new
+    made: nn.Module = new
+    if recognized.kind == "channels":
+        made = ChannelsFirst(new)
+    elif _is_across_batch(recognized, layer):
+        made = AcrossBatch(new)
     if recognized.tail:
         tail = {name: layer.get_submodule(name) for name in recognized.tail}
         name = "norm" if "norm" not in tail else "normal_norm"
-        made = nn.Sequential()
-        made.add_module(name, new if recognized.kind != "channels" else ChannelsFirst(new))
+        made = nn.Sequential(OrderedDict({name: made}))
         for name, follower in tail.items():
             made.add_module(name, follower)
     made.training = layer.training
@@ -221,19 +232,29 @@ def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], rec
 def _build(recognized: Recognized, layer: nn.Module, options: dict[str, Any]) -> NormalNorm:
     (channels, *_), spatial = recognized.shape, recognized.spatial
     affine = recognized.weight is not None or recognized.bias is not None
+    if _is_across_batch(recognized, layer):
+        return InstanceNormalNorm1d(channels, affine=affine, **options)
     if recognized.kind == "batch":
-        return _BATCH[spatial](
+        norm = _BATCH[spatial[0]](
             channels,
             affine=affine,
             track_running_stats=getattr(layer, "track_running_stats", True),
             momentum=getattr(layer, "momentum", 0.1),
             **options,
         )
+        if others := {axes + 2 for axes in spatial}.difference(norm._input_ndims):
+            norm._input_ndims = tuple(sorted({*norm._input_ndims, *others}))
+        return norm
     if recognized.kind == "instance":
-        return _INSTANCE[spatial](channels, affine=affine, **options)
+        return _INSTANCE[spatial[0]](channels, affine=affine, **options)
     if recognized.kind == "group":
         return GroupNormalNorm(channels, recognized.groups, affine=affine, **options)
     return LayerNormalNorm(recognized.shape, elementwise_affine=affine, **options)
+
+
+def _is_across_batch(recognized: Recognized, layer: nn.Module) -> bool:
+    """Whether ``layer`` takes the statistics of the batch in evaluation too, as it has no others."""
+    return recognized.kind == "batch" and getattr(layer, "running_mean", None) is None
 
 
 def _take_over_state(new: NormalNorm, old: nn.Module, recognized: Recognized) -> None:

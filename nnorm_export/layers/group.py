@@ -7,7 +7,7 @@ import warnings
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nnorm_export.layers._base import Form, NormalNorm
 
@@ -162,3 +162,20 @@ class InstanceNormalNorm2d(_InstanceNormalNorm):
 class InstanceNormalNorm3d(_InstanceNormalNorm):
     __doc__ = _InstanceNormalNorm.__doc__
     _spatial_ndim = 3
+
+
+class AcrossBatch(nn.Module):
+    r"""norm(x) with the statistics of each channel over N and the spatial axes of x of shape [N, C, \*spatial].
+
+    What torch.nn.BatchNorm2d with ``track_running_stats=False`` computes, in evaluation too: the output for a sample
+    depends on the others of its batch. ``norm`` is an :class:`InstanceNormalNorm1d`, for which N is a spatial axis.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        by_channel = input.transpose(0, 1)
+        x: Tensor = self.norm(by_channel.flatten(1).unsqueeze(0))
+        return x.reshape(by_channel.shape).transpose(0, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -37,7 +37,7 @@ class Recognized:
         kind: of the norm; ``channels`` is a layer norm over axis 1 of [N, C, *spatial].
         epsilon: ε, added to the variance.
         shape: of the parameters: the channels, or the normalized shape.
-        spatial: the number of axes after the channels.
+        spatial: the numbers of axes after the channels that a batch or instance norm takes, the likeliest first.
         groups: of a group norm.
         weight, bias: the names of the layer's tensors that are these; None if it has none.
         tail: the names of the submodules that are applied afterwards.
@@ -47,7 +47,7 @@ class Recognized:
     kind: Kind
     epsilon: float
     shape: tuple[int, ...]
-    spatial: int = 0
+    spatial: tuple[int, ...] = ()
     groups: int = 1
     weight: str | None = None
     bias: str | None = None
@@ -133,12 +133,33 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 def recognize(layer: nn.Module) -> Recognized | None:
     """What ``layer`` computes, or None if that is not a norm of torch.nn followed by the submodules of ``layer``."""
+    if isinstance(layer, nn.SyncBatchNorm) and type(layer).forward is nn.SyncBatchNorm.forward:
+        layer = _of_one_process(layer)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             trial = _trial_copy(layer)
         except Exception:  # the layer's own code, which may raise anything
             return None
-        return next((candidate for candidate in _candidates(layer) if _agrees(candidate, trial)), None)
+        fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, trial))
+        found = next(fitting, None)
+        if found is None or found.kind != "batch":
+            return found
+        # Layers for inputs of several ranks are few, and compute the same in each.
+        of_norm = replace(found, spatial=())
+        return replace(
+            found, spatial=(*found.spatial, *(c.spatial[0] for c in fitting if replace(c, spatial=()) == of_norm))
+        )
+
+
+def _of_one_process(layer: nn.SyncBatchNorm) -> nn.Module:
+    """The batch norm for any rank that ``layer`` is without other processes, which do not take part in the trial."""
+    alone = copy.copy(layer)
+    alone.__class__ = _BatchNormOfAnyRank  # type: ignore[assignment]
+    return alone
+
+
+class _BatchNormOfAnyRank(_BatchNorm):
+    def _check_input_dim(self, input: Tensor) -> None: ...  # noqa: A002 - torch's name
 
 
 def _trial_copy(layer: nn.Module) -> nn.Module:
@@ -179,7 +200,7 @@ def _candidates(layer: nn.Module) -> Iterator[Recognized]:
                 continue
             for is_frozen in (False, True) if kind == "batch" and _STATISTICS[0] in own else (False,):
                 yield Recognized(
-                    kind=kind, epsilon=epsilon, shape=shape, spatial=spatial, groups=groups,
+                    kind=kind, epsilon=epsilon, shape=shape, spatial=(spatial,), groups=groups,
                     weight=weight, bias=bias, tail=tail, is_frozen=is_frozen,
                 )  # fmt: skip
 
@@ -262,7 +283,7 @@ def _inputs(candidate: Recognized) -> list[Tensor]:
     if candidate.kind == "layer":
         shapes: list[tuple[int, ...]] = [(3, *candidate.shape), (2, 3, *candidate.shape)]
     else:
-        shapes = [(2, *candidate.shape, *next(axes for axes in _SPATIAL if len(axes) == candidate.spatial))]
+        shapes = [(2, *candidate.shape, *next(axes for axes in _SPATIAL if len(axes) == candidate.spatial[0]))]
     generator = torch.Generator().manual_seed(1)
     scales = (candidate.epsilon**0.5, 1.0)
     return [
