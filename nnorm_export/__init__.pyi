@@ -56,6 +56,8 @@ from .parity.judgement import ParityReport as ParityReport
 from .parity.probing import ProbeReport as ProbeReport
 from .parity.probing import probe as probe
 from .parity.report.page import write_report as write_report
+from .quantizing.quantize import quantize as quantize
+from .quantizing.report import QuantizeReport as QuantizeReport
 from .runtimes import Runner as Runner
 from .runtimes import load as load
 from .runtimes._diagnosis import Diagnosis as Diagnosis

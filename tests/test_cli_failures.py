@@ -113,6 +113,7 @@ COMMANDS = {
     "replay": ("verify", "FILE", "--replay", "net.parity"),
     "bisect": ("bisect", "FILE", *MODEL),
     "optimize": ("optimize", "FILE", "-o", "out.onnx"),
+    "quantize": ("quantize", "FILE", "--calibrate", "3,6", "-o", "out.onnx"),
     "serve-repo": ("serve-repo", "FILE", "-o", "models"),
     "export": ("export", "-m", "FILE", "-o", "out.onnx"),
     "checkpoint": ("export", *MODEL, "-c", "FILE", "-o", "out.onnx"),

@@ -29,6 +29,7 @@ from nnorm_export import (
     load,
     optimize,
     probe,
+    quantize,
     replay,
     verify,
     write_repository,
@@ -78,6 +79,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "bisect": lambda path: bisect(path, MODEL, X),
     "probe": probe,
     "optimize": lambda path: optimize(path, path.with_name("fast.onnx")),
+    "quantize": lambda path: quantize(path, X, path.with_name("int8.onnx")),
     "serve-repo": lambda path: write_repository(path, path.parent / "models"),
     "replay": lambda path: replay(path, path.with_name("net.parity")),
 }

@@ -20,6 +20,7 @@ from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
 from nnorm_export.cli.options import grouped
 from nnorm_export.cli.output import BROKEN_PIPE, INTERRUPTED, Command
+from nnorm_export.cli.quantize import quantize
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, bisect, doctor, inspect, convert, optimize, engine, serve_repo):
+for command in (export, verify, bisect, doctor, inspect, convert, optimize, quantize, engine, serve_repo):
     app.command(cls=Command)(grouped(command))
 
 

@@ -73,6 +73,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("format", description.format),
         ("form", description.form + stranger),
         ("target", description.target or ""),
+        ("quantised", description.quantization or ""),
         ("for", f"{target}; optimised by ONNX Runtime {target.onnxruntime}" if target else ""),
         ("for", f"{description.compiled_for} processors" if description.compiled_for else ""),
         ("opset", f"{description.opset}, IR version {description.ir_version}" if description.opset else ""),

@@ -70,6 +70,7 @@ def _named(names: str) -> list[str]:
 _general, _model, _inputs, _file = map(_panel, (None, "Model", "Inputs", "File"))
 _onnx, _pytorch, _comparison = map(_panel, ("ONNX", "TorchScript and pt2", "Comparison"))
 _certificate, _output, _shapes = map(_panel, ("Certificate", "Output", "Shapes"))
+_quantization = _panel("Quantization")
 _engine, _server = map(_panel, ("Engine", "Server"))
 
 
@@ -124,7 +125,7 @@ class OutputOptions:
 
 
 @dataclass
-class ModelOptions:
+class ModelSourceOptions:
     model: Model
     model_arg: Annotated[
         list[str] | None,
@@ -155,11 +156,20 @@ class ModelOptions:
         list[str] | None,
         _model("--passthrough CLASS", "A class like a normalization that is plain PyTorch: keep it. Repeatable."),
     ] = None
+
+
+@dataclass
+class ModelOptions(ModelSourceOptions):
     input_specs: Inputs = None
 
 
 @dataclass
 class OptionalModelOptions(ModelOptions):
+    model: Model = ""
+
+
+@dataclass
+class ReferenceOptions(ModelSourceOptions):
     model: Model = ""
 
 
@@ -320,6 +330,91 @@ class OptimizeOptions:
     target: Annotated[str | None, _target("MODEL.cpu.onnx beside the model")] = None
     external_data: ExternalData = None
     no_verify: NoVerify = False
+
+
+@dataclass
+class QuantizeOptions:
+    calibrate: Annotated[
+        list[str],
+        _inputs(
+            "--calibrate SPEC",
+            "Data as in service, a few hundred samples, from which the ranges of all tensors are found: data.npz, "
+            "x:data.npy, x:data.npz:key. Repeatable, for several inputs.",
+            show_default=False,
+        ),
+    ]
+    test: Annotated[
+        list[str] | None,
+        _inputs("--test SPEC", "Other data to compare the outputs on; by default those of --calibrate. Repeatable."),
+    ] = None
+    batch_size: Annotated[
+        int, _inputs("--batch N", "How many samples run at a time, if the batch is dynamic.", min=1)
+    ] = 32
+    target: Annotated[str | None, _target("MODEL.int8.onnx beside the model")] = None
+    form: Annotated[
+        str,
+        _file(
+            "--form FORM",
+            "portable (default): nodes with bodies. custom: nodes without bodies.",
+            **_one_of("nnorm_export.quantizing.quantize:FORMS"),
+        ),
+    ] = "portable"
+    external_data: ExternalData = None
+    method: Annotated[
+        str,
+        _quantization(
+            "--method NAME",
+            "How the range of a tensor is found. minmax (default): its least and greatest value. percentile: without "
+            "the rarest values. entropy: the range that loses least information.",
+            **_one_of("nnorm_export.quantizing.calibration:METHODS"),
+        ),
+    ] = "minmax"
+    percentile: Annotated[
+        float, _quantization("--percentile X", "The percentage of the values that --method percentile keeps.")
+    ] = 99.999
+    activation: Annotated[
+        str,
+        _quantization(
+            "--activation TYPE",
+            "uint8 (default), the fastest on x86, or int8.",
+            **_one_of("nnorm_export.quantizing.quantize:ACTIVATIONS"),
+        ),
+    ] = "uint8"
+    weights: Annotated[
+        str,
+        _quantization(
+            "--weights HOW",
+            "per-channel (default): a scale for each output channel of a weight. per-tensor: one for all.",
+            **_one_of("nnorm_export.quantizing.quantize:WEIGHTS"),
+        ),
+    ] = "per-channel"
+    reduce_range: Annotated[
+        bool,
+        _quantization("--reduce-range", "Weights of 7 bits, for x86 processors without VNNI, where sums overflow."),
+    ] = False
+    keep: Annotated[
+        list[str] | None,
+        _quantization(
+            "--keep PATH",
+            "A layer that stays float, or a module with all its layers, by its path in the model: layer4.1. "
+            "Repeatable.",
+        ),
+    ] = None
+    rank: Annotated[
+        bool, _comparison("--rank", "Measure what each layer costs: the decibels gained if it alone stays float.")
+    ] = False
+    min_agreement: Annotated[
+        float | None,
+        _comparison("--min-agreement X", "The least share of rows with the same greatest entry: 0.99.", min=0, max=1),
+    ] = None
+    min_sqnr: Annotated[
+        float,
+        _comparison(
+            "--min-sqnr DB",
+            "The least signal-to-noise ratio of each output in decibels; 0, the default, is an error as great as the "
+            "output.",
+        ),
+    ] = 0.0
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nnorm_export.cli.options import ModelOptions
+from nnorm_export.cli.options import ModelOptions, ModelSourceOptions
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
 from nnorm_export.models import exported_programs
@@ -58,7 +58,7 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
         raise CheckpointError(f"{error}{remedy}") from error
 
 
-def load_source(options: ModelOptions) -> Source:
+def load_source(options: ModelSourceOptions) -> Source:
     """Returns the model that the options describe.
 
     Raises:
@@ -124,6 +124,11 @@ def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
     if is_engine(path) or is_url(path):
         return ""
     description = describe(path)
+    if description.quantization is not None:
+        return (
+            f". It is quantised ({description.quantization}), and roundings to 8 bits are greater than the error "
+            "budget: give --rtol and --atol, or see what nnorm-export quantize reports with the model"
+        )
     if description.format != "onnx" or DOMAIN not in description.nodes or description.optimized_for is not None:
         return ""
     return f". To find the layer that differs, run\n  {bisect_command(path, options, runtime)}"

@@ -54,6 +54,7 @@ class ModelDescription:
         form: as of :class:`nnorm_export.ExportReport`, ``optimized``, or ``unknown`` for a file that nnorm_export did
             not write. If such a file is not ONNX, its other facts are mostly missing.
         target: the runtime that the file was exported for; None if that is not known.
+        quantization: how :func:`nnorm_export.quantize` made the file; None for other files.
         optimized_for: the machine that a file in the form ``optimized`` is for; None for other files.
         compiled_for: the machine that the code of AOTInductor is for; None for other files.
         opsets: domain -> version; ``opset`` is that of the standard operators.
@@ -70,6 +71,7 @@ class ModelDescription:
     format: str
     form: str
     target: str | None
+    quantization: str | None
     optimized_for: Machine | None
     compiled_for: str | None
     opset: int | None
@@ -122,6 +124,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         format=archive.format,
         form=archive.form,
         target=archive.format if archive.format in (EXECUTORCH, LITERT, COREML) else None,
+        quantization=None,
         optimized_for=None,
         compiled_for=archive.machine or None,
         opset=None,
@@ -151,6 +154,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         format="onnx",
         form=file.form,
         target=file.metadata.get("target"),
+        quantization=file.metadata.get("quantization"),
         optimized_for=_optimized_for(file),
         compiled_for=None,
         opset=opsets.get(STANDARD_DOMAIN),

@@ -102,14 +102,15 @@ def _module(proto: onnx.ModelProto, path: str) -> list[Part]:
 
 def nodes_of(proto: onnx.ModelProto, path: str) -> list[int]:
     """The indices of the nodes that the forward of the module ``path`` made."""
-    return [index for index, node in enumerate(proto.graph.node) if path in _scopes(node)]
+    return [index for index, node in enumerate(proto.graph.node) if path in scopes_of(node)]
 
 
 def _metadata(node: onnx.NodeProto) -> dict[str, str]:
     return {prop.key: prop.value for prop in node.metadata_props}
 
 
-def _scopes(node: onnx.NodeProto) -> list[str]:
+def scopes_of(node: onnx.NodeProto) -> list[str]:
+    """The paths of the modules, outermost first, in whose forward ``node`` was made."""
     scopes: list[str] = ast.literal_eval(_metadata(node).get(NAME_SCOPES, "[]"))
     return scopes[:-1]
 

@@ -1,0 +1,133 @@
+"""``nnorm-export quantize``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nnorm_export.cli.options import QuantizeOptions, ReferenceOptions
+from nnorm_export.cli.output import Output, print_facts, print_table, size_text, ways
+
+if TYPE_CHECKING:
+    from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
+
+_FEW = 10  # layers of a ranking that are shown without --verbose
+
+
+def quantize(
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A float32 file in the form portable or custom.")],
+    model: ReferenceOptions,
+    options: QuantizeOptions,
+    output: Output,
+) -> None:
+    """Make a file that computes in 8-bit integers, smaller and faster.
+
+    Convolutions, products and the frozen norms between them (BatchNormalNorm
+    with its ReLU and residual sum) compute in int8; norms that compute
+    statistics stay float. The ranges of all tensors come from --calibrate:
+    give data as in service, prepared as the model takes them.
+
+    The outputs are compared with the float32 file, or with PyTorch if a model
+    is given. SQNR is the signal-to-quantization-noise ratio: 40 dB are an
+    error of 1 %, 20 dB of 10 %. Below --min-agreement or --min-sqnr no file
+    is written and the exit code is 1. Then --rank shows which layers cost
+    most, and --keep lets them stay float.
+
+    Examples:
+
+      nnorm-export quantize net.onnx --calibrate data.npz
+
+      nnorm-export quantize net.onnx --calibrate images:train.npy \\
+        --test images:test.npy --method entropy --min-agreement 0.99
+
+      nnorm-export quantize net.onnx --calibrate data.npz --rank
+
+      nnorm-export quantize net.onnx --calibrate data.npz --keep head \\
+        --keep layer4.1 -o net.int8.onnx
+    """
+    from nnorm_export.cli.source import load_source
+    from nnorm_export.files.inspection import describe
+    from nnorm_export.models.inputs import read_inputs_of_file
+    from nnorm_export.quantizing.quantize import quantize as write
+
+    target = options.target or str(Path(path).with_suffix(".int8.onnx"))
+    with output.working(f"Reading {path}"):
+        dtypes = {info.name: info.dtype for info in describe(path).inputs}
+        calibration, notices = read_inputs_of_file(options.calibrate, dtypes)
+        test, more = read_inputs_of_file(options.test, dtypes) if options.test else (None, [])
+        source = load_source(model) if model.model else None
+    notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
+    output.notices(notices)
+    with output.progressing(f"Quantising {path}") as progress:
+        report = write(
+            path,
+            calibration,
+            target,
+            method=options.method,
+            percentile=options.percentile,
+            activation=options.activation,
+            weights=options.weights,
+            reduce_range=options.reduce_range,
+            keep=options.keep or (),
+            form=options.form,
+            batch_size=options.batch_size,
+            test=test,
+            model=source.module if source else None,
+            passthrough=model.passthrough or (),
+            min_agreement=options.min_agreement,
+            min_sqnr=options.min_sqnr,
+            rank=options.rank,
+            external_data=options.external_data,
+            progress=progress,
+        )
+    output.notices(report.notices)
+    as_json = report.to_json() | {"files": describe(target).files, "notices": [*notices, *report.notices]}
+    output.show(as_json, lambda: _print(report, output.verbose))
+
+
+def _random(options: QuantizeOptions) -> list[str]:
+    random = [spec for spec in options.calibrate if ".np" not in spec.lower()]
+    return [f"--calibrate {spec}: random data, whose ranges are not those of real inputs" for spec in random]
+
+
+def _print(report: QuantizeReport, verbose: bool) -> None:
+    norms = ways(report.implementations)
+    kept: dict[str, int] = {}
+    for layer in report.layers:
+        if layer.kept:
+            kept[layer.kept] = kept.get(layer.kept, 0) + 1
+    print_facts(
+        [
+            ("file", str(report.path)),
+            ("size", f"{size_text(report.size)}, in float32 {size_text(report.float_size)}"),
+            ("calibrated", f"{report.samples} samples, {report.method}; {report.activation}, weights {report.weights}"),
+            ("int8", f"{len(report.quantized)} of {len(report.layers)} layers"),
+            *(("float", f"{count}: {why}") for why, count in kept.items()),
+            ("normalizations", norms),
+        ]
+    )
+    ranked = [layer for layer in report.layers if layer.gain is not None]
+    if ranked and not verbose:
+        print_table(("layer", "op", "gain in float"), map(_row, ranked[:_FEW]), apart=True)
+    elif verbose:
+        print_table(("layer", "op", "gain in float"), map(_row, report.layers), apart=True)
+    rows = [
+        (
+            each.name,
+            "equal" if math.isinf(each.sqnr) else f"{each.sqnr:.1f} dB",
+            "-" if each.top1_agreement is None else f"{each.top1_agreement:.2%}",
+            str(each.rows),
+        )
+        for each in report.outputs
+    ]
+    print_table(("output", "SQNR", "top-1", "rows"), rows, numbers=True, apart=True)
+    print_facts([("compared with", f"{report.reference} on the {report.compared} data")])
+
+
+def _row(layer: QuantizedLayer) -> tuple[str, str, str]:
+    if layer.kept:
+        return layer.path, layer.op_types, f"float: {layer.kept}"
+    return layer.path, layer.op_types, "-" if layer.gain is None else f"{layer.gain:+.1f} dB"

@@ -1,0 +1,134 @@
+"""A graph with QuantizeLinear and DequantizeLinear around what computes in int8, by ONNX Runtime's quantizer.
+
+The quantizer knows the operators of ONNX. A norm is shown to it as a node of its data inputs alone, so that it
+quantises these and the output, as it does for any elementwise operator, and leaves the parameters as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS
+from nnorm_export.names import DOMAIN
+from nnorm_export.process import silent_loggers
+
+# Products have int8 kernels. What only moves numbers is quantised where its input is, with the same scale. Elementwise
+# operators and sums are quantised between maps of a convolutional network: a residual sum of a transformer is not,
+# because its numbers need more than 8 bits.
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_MOVING = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Relu", "Clip")
+_ON_MAPS = (
+    "Add",
+    "Mul",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Concat",
+    "Resize",
+    "LeakyRelu",
+    "Sigmoid",
+    "Pad",
+    "Split",
+)
+# Norm -> the same between quantised tensors.
+NORMS = {op_type: twin for op_type in OPERATORS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
+_INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
+_LEAST_RANK_OF_MAPS = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a file is quantised: see :func:`nnorm_export.quantize`."""
+
+    activation: str
+    weights: str
+    reduce_range: bool
+
+    def __str__(self) -> str:
+        bits = " of 7 bits" if self.reduce_range else ""
+        return f"activations {self.activation}, weights int8{bits} {self.weights}"
+
+
+def op_types() -> list[str]:
+    return [*PRODUCTS, *_MOVING, *_ON_MAPS, *NORMS]
+
+
+def nodes_to_quantize(proto: onnx.ModelProto) -> list[str]:
+    """The names of the nodes of ``proto`` that are quantised by default."""
+    ranks = ranks_of(proto)
+    return [
+        node.name
+        for node in proto.graph.node
+        if (node.domain == DOMAIN and node.op_type in NORMS)
+        or (node.domain == "" and node.op_type in (*PRODUCTS, *_MOVING))
+        or (node.op_type in _ON_MAPS and node.domain == "" and ranks.get(node.output[0], 0) >= _LEAST_RANK_OF_MAPS)
+    ]
+
+
+def ranks_of(proto: onnx.ModelProto) -> dict[str, int]:
+    graph = proto.graph
+    return {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in (*graph.value_info, *graph.input, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settings: Settings) -> onnx.ModelProto:
+    """Returns a copy of ``proto`` in which the nodes ``names`` are between QuantizeLinear and DequantizeLinear.
+
+    A norm among them is still the float operator: DequantizeLinear → BatchNormalNorm → QuantizeLinear.
+    """
+    from onnxruntime.quantization import QDQQuantizer, QuantType  # noqa: PLC0415 - an extra, slow
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    norms = _hide_parameters(copy)
+    parameters = {name for inputs in norms.values() for name in inputs}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name in parameters]
+    copy.metadata_props.add(key=_INFERRED[0], value=_INFERRED[1])
+    types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
+    with silent_loggers(["root"]):  # it warns of each tensor that it leaves in float
+        quantizer = QDQQuantizer(
+            copy,
+            settings.weights == "per-channel",
+            settings.reduce_range,
+            types["int8"],
+            types[settings.activation],
+            ranges,
+            list(names),
+            [],
+            op_types(),
+            {},
+        )
+        quantizer.quantize_model()
+    made: onnx.ModelProto = quantizer.model.model
+    made.producer_name, made.producer_version = proto.producer_name, proto.producer_version
+    del made.metadata_props[:]
+    made.metadata_props.extend(proto.metadata_props)
+    _show_parameters(made, norms)
+    present = {tensor.name for tensor in made.graph.initializer}
+    made.graph.initializer.extend(tensor for tensor in kept if tensor.name not in present)
+    return made
+
+
+def _hide_parameters(proto: onnx.ModelProto) -> dict[str, list[str]]:
+    """Leaves the norms of ``proto`` their data inputs, and returns all inputs of each by the name of its node."""
+    inputs = {}
+    for node in proto.graph.node:
+        if node.domain == DOMAIN and node.op_type in NORMS:
+            inputs[node.name] = list(node.input)
+            roles = zip(OPERATORS[node.op_type].inputs, inputs[node.name], strict=True)
+            node.input[:] = [name for role, name in roles if role not in OPERATORS[node.op_type].parameters]
+    return inputs
+
+
+def _show_parameters(proto: onnx.ModelProto, inputs: Mapping[str, list[str]]) -> None:
+    for node in proto.graph.node:
+        if node.domain == DOMAIN and node.op_type in NORMS:
+            operator, data = OPERATORS[node.op_type], iter(list(node.input))
+            roles = zip(operator.inputs, inputs[node.name], strict=True)
+            node.input[:] = [name if role in operator.parameters else next(data) for role, name in roles]

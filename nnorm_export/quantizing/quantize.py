@@ -1,0 +1,373 @@
+"""quantize(): a file whose convolutions, products and frozen norms compute in int8."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from nnorm_export._version import __version__
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
+from nnorm_export.exporting.change_form import change_form
+from nnorm_export.files.forms import apply_form
+from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights
+from nnorm_export.files.staging import check_target, save, staged, writing
+from nnorm_export.files.tensors import inputs_of, outputs_of
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
+from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, bound
+from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
+from nnorm_export.quantizing.calibration import METHODS, Progress, ranges_of
+from nnorm_export.quantizing.layers import kept_nodes, layers_of, name_nodes, with_norms
+from nnorm_export.quantizing.norms import use_tables
+from nnorm_export.quantizing.qdq import NORMS, PRODUCTS, Settings, nodes_to_quantize, op_types, ranks_of, with_qdq
+from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
+from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
+from nnorm_export.runtimes import Runner, load
+from nnorm_export.runtimes.onnxruntime import import_onnxruntime
+
+ACTIVATIONS = ("uint8", "int8")
+WEIGHTS = ("per-channel", "per-tensor")
+FORMS = ("portable", "custom")
+_RANKED_BATCHES = 4
+
+
+def quantize(
+    path: str | Path,
+    calibration: Data,
+    f: str | Path,
+    *,
+    method: str = "minmax",
+    percentile: float = 99.999,
+    activation: str = "uint8",
+    weights: str = "per-channel",
+    reduce_range: bool = False,
+    keep: Iterable[str] = (),
+    form: str = "portable",
+    batch_size: int = 32,
+    test: Data | None = None,
+    model: nn.Module | None = None,
+    passthrough: Passthrough = (),
+    min_agreement: float | None = None,
+    min_sqnr: float | None = 0.0,
+    rank: bool = False,
+    external_data: bool | None = None,
+    progress: Progress | None = None,
+) -> QuantizeReport:
+    """Writes a version of a file whose convolutions, products and frozen norms compute in 8-bit integers.
+
+    A tensor x is stored as q = round(x / scale) + zero_point, with a scale and a zero point that ONNX Runtime's
+    calibrators choose from the values on ``calibration``. ONNX Runtime's quantizer writes QuantizeLinear and
+    DequantizeLinear around convolutions, products and what lies between them. A BatchNormalNorm between two quantised
+    tensors, with its ReLU and residual sum, then becomes one node ``QuantizedBatchNormalNorm…``: the kernel is a table
+    of 256 entries for each channel. Norms that compute statistics (LayerNormalNorm, GroupNormalNorm) stay float.
+
+    The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
+
+    Args:
+        path: a float32 file in the form ``portable`` or ``custom``. An ONNX file of another writer is quantised too.
+        calibration: inputs as the network meets them in service, a few hundred samples: the inputs of the file, by
+            position or by name, with the samples in the first axis; or an iterable of such batches.
+        f: the file to write.
+        method: how the range of a tensor is found. ``minmax``: its least and greatest value; ``percentile``: without
+            the rarest values; ``entropy``: the range that loses least information.
+        percentile: the percentage of the values that the range of ``percentile`` holds.
+        activation: ``uint8``, the fastest on x86, or ``int8``.
+        weights: a scale for each output channel of a weight (``per-channel``), or one for all (``per-tensor``). Weights
+            are int8.
+        reduce_range: use 7 bits of the weights. ONNX Runtime adds products of 8 bits in 16 bits on x86 processors
+            without VNNI (before 2019), which overflow.
+        keep: the layers that stay float, by their paths in the model, or nodes by their names. A path of a module
+            stands for all layers in it. The frozen norm after a convolution or a product that is kept stays float too.
+        form: ``portable``, or ``custom`` for nodes without bodies.
+        batch_size: how many samples are run at a time, if the batch of the file is dynamic.
+        test: other data to compare the outputs on; by default ``calibration``.
+        model: the PyTorch model to compare with; by default ``path`` is the reference. Its ``forward`` takes the inputs
+            in the order of the file.
+        passthrough: as for :func:`nnorm_export.verify`.
+        min_agreement: the least share of rows, from 0 to 1, with the same greatest entry in each output that is a
+            matrix.
+        min_sqnr: the least signal-to-quantization-noise ratio of each output in decibels. 0, the default, is an error
+            as great as the output itself; None accepts any.
+        rank: measure by how much the SQNR rises if one convolution or product alone stays float, for each of them.
+        external_data: as for :func:`nnorm_export.export`.
+        progress: called with what is done at present, and the part of it that is done.
+
+    Raises:
+        ModelFileError: ``path`` is not an ONNX file, is not float32, is quantised already or optimised for one machine,
+            or has nothing that can be quantised.
+        InputError: the data do not fit the file, or a name in ``keep`` is unknown.
+        ParityError: an output is below ``min_agreement`` or ``min_sqnr``.
+        RuntimeMissingError: ONNX Runtime is not installed.
+        ExportError: an option is unknown, or ``f`` cannot be written.
+        After an error ``f`` is unchanged.
+    """
+    settings = Settings(activation, weights, reduce_range)
+    _check_options(settings, method, percentile, form, batch_size)
+    import_onnxruntime()
+    source, target = read(Path(path).expanduser()), Path(f).expanduser()
+    check_target(target)
+    _refuse(source, target)
+    report = progress or _silent
+    infos = inputs_of(source.proto)
+    feeds = batches_of(calibration, infos, batch_size, "calibration")
+    tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
+    with tempfile.TemporaryDirectory() as folder:
+        graph = _FloatGraph(source, Path(folder))
+        kept = kept_nodes(graph.proto, listed(keep, "keep", InputError))
+        names = [name for name in nodes_to_quantize(graph.proto) if name not in kept]
+        layers = layers_of(graph.proto, nodes_to_quantize(graph.proto))
+        if not any(name in names for nodes in layers.values() for name in nodes):
+            why = "keep leaves none of its layers" if layers else "it has no convolution, product or frozen norm"
+            raise ModelFileError(f"{path}: nothing can be quantised: {why}")
+        ranges = ranges_of(graph.path, op_types(), feeds, method, percentile, report)
+        report("quantizing", 0.0)
+        made, tables = graph.quantized(ranges, names, settings)
+        about = f"{settings}, {method} on {count_of(feeds)} samples"
+        _note(made, source, about, form)
+        reference = _expected(source, tests, model, passthrough)
+        with staged(target) as staging:
+            with writing(target):
+                save(made, staging, external_data)
+            runner = load(staging, "onnxruntime")
+            outputs = _compared(runner, tests, reference, report)
+            gains: dict[str, float] = {}
+            if rank:
+
+                def write(nodes: Sequence[str]) -> Path:
+                    other, _ = graph.quantized(ranges, nodes, settings)
+                    _note(other, source, about, form)
+                    save(other, Path(folder) / "ranked.onnx", None)
+                    return Path(folder) / "ranked.onnx"
+
+                gains = _gains(write, graph.proto, names, runner, list(zip(tests, reference, strict=True)), report)
+            if wrong := shortfalls(outputs, _asked(min_agreement, outputs), min_sqnr):
+                raise ParityError(f"{target} was not written: {'; '.join(wrong)}", _advice(method, gains))
+            implementations = runner.implementations
+            size = sum(each.stat().st_size for each in staging.parent.iterdir())
+    found = _layers(layers, graph.proto, kept, tables, gains)
+    return QuantizeReport(
+        target,
+        size,
+        _size(source),
+        method,
+        activation,
+        weights,
+        count_of(feeds),
+        found,
+        "the float32 file" if model is None else "PyTorch",
+        "calibration" if test is None else "test",
+        outputs,
+        implementations,
+        _notices(source, found, count_of(feeds)),
+    )
+
+
+class _FloatGraph:
+    """The float32 graph that is calibrated and quantised: without bodies, and as a portable file."""
+
+    def __init__(self, source: ModelFile, folder: Path) -> None:
+        self.path = folder / "float.onnx"
+        if source.normalizations:
+            change_form(source.path, self.path, "portable", verify=False)
+            proto = read_with_weights(self.path)
+        else:
+            proto = read_with_weights(source.path)
+        name_nodes(proto)
+        onnx.save(proto, self.path, save_as_external_data=True, location=f"{self.path.name}.weights")
+        inferred = folder / "inferred.onnx"
+        onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
+        self.proto = onnx.load(inferred)
+        del self.proto.functions[:]
+        for node in self.proto.graph.node:
+            node.overload = ""
+        self._ranks = ranks_of(self.proto)
+
+    def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
+        """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
+        model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
+        return model, use_tables(model, self._ranks)
+
+
+def _check_options(settings: Settings, method: str, percentile: float, form: str, batch_size: int) -> None:
+    choices = {
+        "method": (method, METHODS),
+        "activation": (settings.activation, ACTIVATIONS),
+        "weights": (settings.weights, WEIGHTS),
+        "form": (form, FORMS),
+    }
+    for option, (value, known) in choices.items():
+        if value not in known:
+            raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")
+    if not 50 < percentile <= 100:
+        raise ExportError(f"percentile is {percentile}; give a number above 50, up to 100")
+    if batch_size < 1:
+        raise ExportError(f"batch_size is {batch_size}; give at least 1")
+
+
+def _refuse(source: ModelFile, target: Path) -> None:
+    if target.exists() and target.samefile(source.path):
+        raise ModelFileError(
+            f"{source.path}: the quantised file would replace the float32 one, which it is compared with; write it to "
+            f"another name, {source.path.with_suffix('.int8.onnx')} for example"
+        )
+    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
+        raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
+    types = {info.dtype for info in (*inputs_of(source.proto), *outputs_of(source.proto))}
+    types |= {
+        np.dtype(onnx.helper.tensor_dtype_to_np_dtype(weight.data_type))
+        for weight in source.proto.graph.initializer
+        if len(weight.dims) > 1
+    }
+    other = sorted(kind.name for kind in types if kind.name in ("float16", "bfloat16", "float64"))
+    if other:
+        raise ModelFileError(
+            f"{source.path}: it computes in {other[0]}, and float32 is quantised; export with --dtype fp32"
+        )
+
+
+def _note(model: ir.Model, source: ModelFile, about: str, form: str) -> None:
+    """Gives ``model`` its bodies, and writes into its metadata what it is."""
+    if any(node.domain == DOMAIN for node in model.graph):
+        model.opset_imports[DOMAIN] = DOMAIN_VERSION
+        apply_form(model, form)
+    model.producer_name, model.producer_version = "nnorm_export", __version__
+    op_types_by_node = {node.name: node.op_type for node in model.graph}
+    entries = {"version": __version__, "quantization": about}
+    if source.normalizations:
+        entries["form"] = form
+    if "layers" in source.metadata:
+        noted = [{**entry, "op_type": op_types_by_node.get(entry["node"], entry["op_type"])} for entry in source.layers]
+        entries["layers"] = json.dumps(noted)
+    model.metadata_props.update({METADATA_PREFIX + key: value for key, value in entries.items()})
+
+
+def _expected(
+    source: ModelFile, feeds: Sequence[Feed], model: nn.Module | None, passthrough: Passthrough
+) -> list[list[Array]]:
+    """The outputs of the reference on each batch."""
+    if model is None:
+        runner = load(source.path, "onnxruntime")
+        return [runner(**feed) for feed in feeds]
+    reference = PyTorchModel(model, torch.float32, passthrough)
+    results = [reference.run(bound(model, [torch.from_numpy(array) for array in feed.values()])) for feed in feeds]
+    names = [info.name for info in outputs_of(source.proto)]
+    if len(results[0]) != len(names):
+        raise InputError(
+            f"{type(model).__name__} returns {len(results[0])} tensors, {source.path} returns {len(names)} "
+            f"({', '.join(names)}): give the model that the file was made from"
+        )
+    return results
+
+
+def _compared(
+    runner: Runner, feeds: Sequence[Feed], expected: Sequence[Sequence[Array]], report: Callable[[str, float], None]
+) -> list[OutputAgreement]:
+    actual = []
+    for done, feed in enumerate(feeds):
+        report("comparing", done / len(feeds))
+        actual.append(runner(**feed))
+    return agreements(runner.outputs, actual, expected)
+
+
+def _asked(min_agreement: float | None, outputs: Sequence[OutputAgreement]) -> float | None:
+    if min_agreement is not None and all(output.top1_agreement is None for output in outputs):
+        raise InputError(
+            "min_agreement: no output is a matrix of scores, whose greatest entries could agree; set min_sqnr instead"
+        )
+    return min_agreement
+
+
+def _gains(
+    write: Callable[[Sequence[str]], Path],
+    proto: onnx.ModelProto,
+    names: Sequence[str],
+    runner: Runner,
+    tests: Sequence[tuple[Feed, Sequence[Array]]],
+    report: Progress,
+) -> dict[str, float]:
+    """Path of a layer with a product -> by how much the least SQNR rises if it alone stays float.
+
+    Args:
+        write: writes the file in which the given nodes are quantised.
+        names: the nodes that are quantised in the file of ``runner``.
+        tests: the inputs and the outputs of the reference, batch by batch.
+    """
+    feeds, expected = zip(*tests[:_RANKED_BATCHES], strict=True)
+    products = {node.name for node in proto.graph.node if node.op_type in PRODUCTS}
+    ranked = {path: nodes for path, nodes in layers_of(proto, names).items() if not products.isdisjoint(nodes)}
+    basis = sqnr_of(_compared(runner, feeds, expected, _silent))
+    gains = {}
+    for done, (path, nodes) in enumerate(ranked.items()):
+        report("ranking", done / len(ranked))
+        alone = with_norms(proto, nodes)
+        other = load(write([name for name in names if name not in alone]), "onnxruntime")
+        gains[path] = sqnr_of(_compared(other, feeds, expected, _silent)) - basis
+    return gains
+
+
+def _silent(phase: str, done: float) -> None:
+    """Reports no progress."""
+
+
+def _advice(method: str, gains: dict[str, float]) -> str:
+    other = "entropy" if method != "entropy" else "percentile"
+    best = sorted(gains, key=lambda path: gains[path], reverse=True)[:3]
+    kept = " and ".join(f"{path} ({gains[path]:+.1f} dB)" for path in best)
+    keep = f"of which {kept} gain most" if kept else "which rank=True (--rank) puts in order"
+    return (
+        f"Calibrate on more samples or by another method ({other} for example), or let layers stay float (keep, "
+        f"--keep), {keep}. Lower thresholds (--min-agreement, --min-sqnr) write the file nevertheless"
+    )
+
+
+def _layers(
+    layers: dict[str, list[str]], proto: onnx.ModelProto, kept: set[str], tables: set[str], gains: dict[str, float]
+) -> list[QuantizedLayer]:
+    nodes = {node.name: node for node in proto.graph.node}
+    found = []
+    for path, names in layers.items():
+        types = Counter(NORMS[nodes[name].op_type] if name in tables else nodes[name].op_type for name in names)
+        why = ""
+        if any(name in kept for name in names):
+            why = "asked for"
+        elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
+            why = "its input or output is not quantised"
+        found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path)))
+    floats = [
+        QuantizedLayer(node.name, node.op_type, "it computes statistics from its input")
+        for node in proto.graph.node
+        if node.domain == DOMAIN and node.op_type not in NORMS
+    ]
+    if gains:
+        found.sort(key=lambda layer: -np.inf if layer.gain is None else layer.gain, reverse=True)
+    return [*found, *floats]
+
+
+def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) -> list[str]:
+    notices = []
+    if source.form == "primitives" and source.layers:
+        notices.append(
+            f"the {len(source.layers)} normalizations of {source.path} are inlined, and stay float: quantise the "
+            "portable file, where each becomes one int8 node"
+        )
+    if samples < _FEW_SAMPLES:
+        notices.append(f"calibrated on {samples} samples: a few hundred give better ranges")
+    return notices
+
+
+_FEW_SAMPLES = 32
+
+
+def _size(source: ModelFile) -> int:
+    files = [source.path, *(source.path.parent / name for name in source.external_data)]
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,112 @@
+"""The data that a file is calibrated on or tested on, in batches that the file takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import InputError
+from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.models.arguments import to_numpy
+
+Feed = dict[str, Array]
+Data = Mapping[str, Any] | Sequence[Any] | Iterable[Any] | Tensor | Array
+
+
+def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: str) -> list[Feed]:
+    """Returns ``data`` as inputs of a file, ``batch_size`` samples at a time where its batch is dynamic.
+
+    Args:
+        data: one set of inputs, by position or by name, whose first axes are the samples; or an iterable of such sets,
+            a DataLoader for example.
+        infos: the inputs of the file. A fixed length of their first axis is the size of all batches; samples that do
+            not fill the last one are left out.
+        what: the argument that ``data`` was given as, for messages.
+
+    Raises:
+        InputError: there are no samples, or an input is missing, unknown, of another dtype or another shape.
+    """
+    feeds = [feed for inputs in _sets_of(data) for feed in _split(_by_name(inputs, infos, what), infos, batch_size)]
+    if not feeds:
+        raise InputError(f"{what}: there are no samples, or fewer than the file takes at a time; give more")
+    return feeds
+
+
+def count_of(feeds: Sequence[Feed]) -> int:
+    """The number of samples: of rows of the first input that has axes; 1 for a batch without such an input."""
+    return sum(next((len(array) for array in feed.values() if array.ndim), 1) for feed in feeds)
+
+
+def _sets_of(data: Data) -> Iterator[Any]:
+    """Yields each set of inputs in ``data``."""
+    arrays = (Tensor, np.ndarray)
+    by_position = isinstance(data, (list, tuple)) and all(isinstance(value, arrays) for value in data)
+    if by_position or isinstance(data, (Mapping, *arrays)):
+        yield data
+    else:
+        yield from data
+
+
+def _by_name(inputs: Any, infos: Sequence[TensorInfo], what: str) -> Feed:
+    taken = ", ".join(map(str, infos))
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+    else:
+        values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        if len(values) > len(infos):
+            raise InputError(
+                f"{what}: {len(values)} inputs given, the file takes {len(infos)}: give only {taken}, without labels"
+            )
+        given = {info.name: value for info, value in zip(infos, values, strict=False)}
+    names = {info.name for info in infos}
+    if given.keys() != names:
+        wrong = sorted(given.keys() ^ names)[0]
+        raise InputError(
+            f"{what}: input {wrong} is {'missing' if wrong in names else 'unknown'}; the file takes {taken}"
+        )
+    return {info.name: _fitted(given[info.name], info, what) for info in infos}
+
+
+def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
+    array = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+    if array.dtype != info.dtype:
+        if not np.can_cast(array.dtype, info.dtype, "same_kind"):
+            raise InputError(f"{what}: input {info.name} is {array.dtype}, the file takes {info}; convert it")
+        array = array.astype(info.dtype)
+    fits = array.ndim == len(info.shape) and all(
+        not isinstance(length, int) or length == size
+        for length, size in zip(info.shape[1:], array.shape[1:], strict=True)
+    )
+    if not fits:
+        raise InputError(f"{what}: input {info.name} has shape {list(array.shape)}, the file takes {info}")
+    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        raise InputError(f"{what}: input {info.name} has NaN or infinite numbers, which have no range; leave them out")
+    return array
+
+
+def _split(inputs: Feed, infos: Sequence[TensorInfo], batch_size: int) -> Iterator[Feed]:
+    """Yields ``inputs`` in batches. Inputs whose first axis is not that of the samples go whole into each."""
+    axes = [info.shape[0] if info.shape else None for info in infos]
+    fixed = {axis for axis in axes if isinstance(axis, int)}
+    lengths = {info.name: len(inputs[info.name]) for info in infos if info.shape}
+    dynamic = [info.name for info, axis in zip(infos, axes, strict=True) if info.shape and not isinstance(axis, int)]
+    if dynamic:
+        batched = dynamic
+        if len({lengths[name] for name in dynamic}) > 1:  # the axes of the samples are not the first ones
+            yield inputs
+            return
+    else:
+        batched = [name for name in lengths if len(fixed) == 1]
+        batch_size = next(iter(fixed), 1)
+        if not batched or len({lengths[name] for name in batched}) > 1:
+            yield inputs
+            return
+    count = lengths[batched[0]]
+    stop = count if dynamic else count - count % batch_size
+    for start in range(0, stop, batch_size):
+        part = slice(start, start + batch_size)
+        yield {name: array[part] if name in batched else array for name, array in inputs.items()}

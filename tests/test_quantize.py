@@ -1,0 +1,365 @@
+"""quantize(): files in int8, their norms as tables, and how far they are from what they were made of."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from small_network import randomized
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nnorm_export
+from nnorm_export import export, layers, load, quantize
+from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
+from nnorm_export.files.inspection import describe
+from nnorm_export.names import DOMAIN
+from nnorm_export.quantizing import quantize as quantizer
+from nnorm_export.quantizing.agreement import agreements, shortfalls, sqnr_of
+from nnorm_export.quantizing.qdq import NORMS
+
+pytestmark = pytest.mark.slow
+
+
+class Network(nn.Module):
+    """Each operator with a table between convolutions and beside a product, and norms that stay float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), layers.BatchNormalNorm2d(8), nn.ReLU())
+        self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1), layers.BatchNormalNorm2d(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1), layers.BatchNormalNorm2d(8)
+        self.shortcut = nn.Sequential(nn.Conv2d(8, 8, 1), layers.BatchNormalNorm2d(8))
+        self.groups = layers.GroupNormalNorm(8, 2)
+        self.head = nn.Sequential(nn.Linear(8, 16), layers.BatchNormalNorm1d(16), nn.Linear(16, 10))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        y = self.norm1(self.conv1(x)).relu()
+        x = (self.norm2(self.conv2(y)) + self.shortcut(x)).relu()
+        return self.head(self.groups(x).mean((2, 3)))
+
+
+TABLES = {
+    "QuantizedBatchNormalNorm": 2,
+    "QuantizedBatchNormalNormRelu": 2,
+    "QuantizedBatchNormalNormAddRelu": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return randomized(Network()).eval()
+
+
+@pytest.fixture(scope="module")
+def data() -> Tensor:
+    return torch.randn(40, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def source(model: nn.Module, data: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quantize") / "net.onnx"
+    return export(model, data[:2], path, verify=False).path
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, data: Tensor) -> nnorm_export.QuantizeReport:
+    return quantize(source, data, source.with_name("net.int8.onnx"))
+
+
+def nodes(path: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(path, load_external_data=False).graph.node)
+
+
+def test_every_frozen_norm_between_quantised_tensors_is_a_table(made: nnorm_export.QuantizeReport) -> None:
+    found = nodes(made.path)
+    assert {name: found[name] for name in TABLES} == TABLES
+    assert found["GroupNormalNorm"] == 1
+    assert not any(name in found for name in NORMS)
+    floats = [layer for layer in made.layers if layer.kept]
+    assert [(layer.op_types, layer.kept) for layer in floats] == [
+        ("GroupNormalNorm", "it computes statistics from its input")
+    ]
+    assert len(made.quantized) == 11
+    assert made.samples == 40
+    assert made.size == made.path.stat().st_size
+    assert [output.rows for output in made.outputs] == [40]
+    assert made.outputs[0].sqnr > 25
+    assert made.outputs[0].top1_agreement > 0.8
+    assert made.notices == []
+
+
+def test_channels_are_last_beside_convolutions_alone(made: nnorm_export.QuantizeReport) -> None:
+    graph = onnx.load(made.path).graph
+    axes = {
+        node.name: attribute.i
+        for node in graph.node
+        if node.op_type in TABLES
+        for attribute in node.attribute
+        if attribute.name == "axis"
+    }
+    assert axes.pop("head.1/BatchNormalNorm") == 1
+    assert set(axes.values()) == {-1}
+    assert len(axes) == 4
+
+
+def test_the_file_says_what_it_is(made: nnorm_export.QuantizeReport, source: Path) -> None:
+    described, original = describe(made.path), describe(source)
+    assert described.quantization == "activations uint8, weights int8 per-channel, minmax on 40 samples"
+    assert original.quantization is None
+    assert described.form == "portable"
+    assert described.problems == described.changes == []
+    assert described.inputs == original.inputs
+    assert described.outputs == original.outputs
+    assert [layer.path for layer in described.layers] == [layer.path for layer in original.layers]
+    assert Counter(layer.op_type for layer in described.layers) == {**TABLES, "GroupNormalNorm": 1}
+    assert described.weights_sha256 == original.weights_sha256
+    with pytest.raises(ModelFileError, match="quantised already"):
+        quantize(made.path, torch.zeros(2, 3, 7, 6), made.path.with_name("again.onnx"))
+
+
+def test_tables_compute_what_the_float_norms_between_roundings_do(
+    made: nnorm_export.QuantizeReport, source: Path, data: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With bodies, so that both sides use the same float32 arithmetic: only the order of the channels differs."""
+    monkeypatch.setattr(quantizer, "use_tables", lambda model, ranks: set())
+    around = quantize(source, data, tmp_path / "qdq.onnx").path
+    assert nodes(around)["BatchNormalNormRelu"] == 2
+    with_tables, without = load(made.path, kernels=False), load(around, kernels=False)
+    (mine,), (its,) = with_tables(data.numpy()), without(data.numpy())
+    step = np.ptp(its) / 255
+    assert np.mean(mine == its) > 0.9
+    assert np.abs(mine - its).max() <= 3 * step
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"method": "entropy"}, 10),
+        ({"method": "percentile", "percentile": 99.9, "activation": "int8"}, 15),
+        ({"weights": "per-tensor", "reduce_range": True}, 15),
+    ],
+)
+def test_options(options: dict[str, Any], least: float, source: Path, data: Tensor, tmp_path: Path) -> None:
+    report = quantize(source, data, tmp_path / "int8.onnx", batch_size=16, **options)
+    assert report.outputs[0].sqnr > least
+    described = describe(report.path)
+    assert all(
+        str(value) in str(described.quantization) for name, value in options.items() if name in ("method", "activation")
+    )
+    proto = onnx.load(report.path)
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    kernels = [w for w in weights.values() if w.ndim == 4]
+    assert {w.dtype.name for w in kernels} == {"int8"}
+    if options.get("reduce_range"):
+        assert max(np.abs(w.astype(int)).max() for w in kernels) <= 64
+        dequantized = [node for node in proto.graph.node if node.op_type == "DequantizeLinear"]
+        assert {
+            weights[n.input[1]].ndim for n in dequantized if n.input[0] in weights and weights[n.input[0]].ndim > 1
+        } == {0}
+    zero_points = {weights[node.input[2]].dtype.name for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+    assert zero_points == {options.get("activation", "uint8")}
+
+
+def test_layers_that_are_kept_stay_float(source: Path, data: Tensor, tmp_path: Path) -> None:
+    report = quantize(source, data, tmp_path / "int8.onnx", keep=["stem.0", "head"])
+    kept = {layer.path: layer.op_types for layer in report.layers if layer.kept == "asked for"}
+    # The norm after the kept convolution goes with it; a module stands for its layers.
+    assert kept == {
+        "stem.0": "Conv",
+        "stem.1": "BatchNormalNormRelu",
+        "head.0": "Gemm",
+        "head.1": "BatchNormalNorm",
+        "head.2": "Gemm",
+    }
+    found = nodes(report.path)
+    assert (found["BatchNormalNormRelu"], found["QuantizedBatchNormalNormRelu"]) == (1, 1)
+    with pytest.raises(InputError, match=r"no node or layer 'stem\.9'.*stem\.0"):
+        quantize(source, data, tmp_path / "int8.onnx", keep=["stem.9"])
+    with pytest.raises(InputError, match="give a list of names"):
+        quantize(source, data, tmp_path / "int8.onnx", keep="stem")
+    with pytest.raises(ModelFileError, match="keep leaves none"):
+        quantize(source, data, tmp_path / "int8.onnx", keep=["stem", "conv1", "conv2", "shortcut", "head", "norm1"])
+
+
+def test_ranking_tells_what_keeping_a_layer_gains(source: Path, data: Tensor, tmp_path: Path) -> None:
+    phases: list[tuple[str, float]] = []
+    report = quantize(
+        source, data, tmp_path / "int8.onnx", rank=True, progress=lambda phase, done: phases.append((phase, done))
+    )
+    gains = [layer.gain for layer in report.layers if layer.gain is not None]
+    assert gains == sorted(gains, reverse=True)
+    assert {layer.op_types for layer in report.layers if layer.gain is not None} == {"Conv", "Gemm"}
+    assert len(gains) == 6
+    best = report.layers[0]
+    kept = quantize(source, data, tmp_path / "kept.onnx", keep=[best.path])
+    assert kept.outputs[0].sqnr == pytest.approx(report.outputs[0].sqnr + best.gain, abs=0.01)
+    assert [*dict.fromkeys(phase for phase, _ in phases)] == ["calibrating", "quantizing", "comparing", "ranking"]
+    assert all(0 <= done <= 1 for _, done in phases)
+
+
+def test_below_a_threshold_nothing_is_written(source: Path, data: Tensor, tmp_path: Path) -> None:
+    target = tmp_path / "int8.onnx"
+    target.write_bytes(b"older")
+    with pytest.raises(ParityError, match=r"SQNR of \d+\.\d dB, at least 90 are asked for.*\n.*dB\) gain most"):
+        quantize(source, data, target, min_sqnr=90, rank=True)
+    with pytest.raises(ParityError, match=r"agrees in .* of its rows, at least 100\.00% are asked for"):
+        quantize(source, data, target, min_agreement=1.0, method="percentile", percentile=60)
+    assert target.read_bytes() == b"older"
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_other_data_and_pytorch_as_the_reference(
+    source: Path, model: nn.Module, data: Tensor, made: nnorm_export.QuantizeReport, tmp_path: Path
+) -> None:
+    report = quantize(source, data, tmp_path / "int8.onnx", test={"image": data[:5]}, model=model)
+    assert (report.reference, report.compared) == ("PyTorch", "test")
+    assert report.outputs[0].rows == 5
+    assert report.outputs[0].sqnr == pytest.approx(made.outputs[0].sqnr, abs=6)
+    with pytest.raises(InputError, match="Two returns 2 tensors"):
+        quantize(source, data, tmp_path / "int8.onnx", model=Two())
+
+
+class Two(nn.Module):
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        return image, image
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda x: x.numpy().astype(np.float64),
+        lambda x: [x],
+        lambda x: {"image": x},
+        lambda x: iter([{"image": x[:30]}, (x[30:],)]),
+        lambda x: DataLoader(TensorDataset(x), batch_size=30),
+    ],
+    ids=["float64", "by position", "by name", "batches", "DataLoader"],
+)
+def test_data_in_any_shape_give_the_same_file(
+    given: Callable[[Tensor], Any], source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tmp_path: Path
+) -> None:
+    report = quantize(source, given(data), tmp_path / "int8.onnx")
+    assert report.path.read_bytes() == made.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.full((2, 3, 7, 6), torch.nan), "calibration: input image has NaN"),
+        (torch.ones(2, 3, 7, 6, dtype=torch.complex64), "input image is complex64"),
+        (torch.ones(2, 4, 7, 6), r"input image has shape \[2, 4, 7, 6\], the file takes image"),
+        ({"pixels": torch.ones(2, 3, 7, 6)}, "input image is missing"),
+        (DataLoader([(torch.ones(3, 7, 6), 1)]), "2 inputs given, the file takes 1: .* without labels"),
+        ([], "input image is missing"),
+        (torch.ones(0, 3, 7, 6), "no samples"),
+    ],
+)
+def test_data_that_do_not_fit(given: Any, message: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        quantize(source, given, tmp_path / "int8.onnx")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"method": "mean"}, ExportError, "unknown method 'mean'; choose one of minmax, entropy, percentile"),
+        ({"activation": "int4"}, ExportError, "choose one of uint8, int8"),
+        ({"form": "primitives"}, ExportError, "choose one of portable, custom"),
+        ({"percentile": 0.99}, ExportError, "percentile is 0.99; give a number above 50"),
+        ({"batch_size": 0}, ExportError, "at least 1"),
+        ({"f": "net.onnx"}, ModelFileError, r"write it to another name, .*net\.int8\.onnx"),
+        ({"f": "nowhere/net.onnx"}, ExportError, "there is no folder"),
+    ],
+)
+def test_refused_options(
+    options: dict[str, Any], error: type[Exception], message: str, source: Path, data: Tensor
+) -> None:
+    f = source.parent / options.pop("f", "other.onnx")
+    with pytest.raises(error, match=message):
+        quantize(source, data, f, **options)
+
+
+def test_forms(source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tmp_path: Path) -> None:
+    custom, primitives = tmp_path / "custom.onnx", tmp_path / "primitives.onnx"
+    for path in (custom, primitives):
+        nnorm_export.change_form(source, path, path.stem, verify=False)
+    report = quantize(custom, data, tmp_path / "custom.int8.onnx", external_data=True)
+    assert report.outputs[0].sqnr == pytest.approx(made.outputs[0].sqnr, abs=0.5)
+    assert nodes(report.path) == nodes(made.path)
+    assert set(describe(report.path).files) == {"custom.int8.onnx", "custom.int8.onnx.data"}
+    report = quantize(primitives, data[:8], tmp_path / "primitives.int8.onnx")
+    assert [notice.partition(":")[0] for notice in report.notices] == [
+        f"the 6 normalizations of {primitives} are inlined, and stay float",
+        "calibrated on 8 samples",
+    ]
+    assert report.outputs[0].sqnr > 20
+
+
+def test_a_fixed_batch_takes_whole_batches(model: nn.Module, data: Tensor, tmp_path: Path) -> None:
+    fixed = export(model, data[:16], tmp_path / "net.onnx", dynamic_shapes={}, verify=False).path
+    report = quantize(fixed, data, tmp_path / "int8.onnx")
+    assert report.samples == 32
+    assert report.outputs[0].rows == 32
+    with pytest.raises(InputError, match="fewer than the file takes at a time"):
+        quantize(fixed, data[:15], tmp_path / "int8.onnx")
+
+
+PLAIN = """<ir_version: 9, opset_import: ["": 20]> agraph (TYPE[N, 3] x) => (TYPE[N, M] y)
+<TYPE[3, 2] w = {1, 2, 3, 4, 5, 6}> { h = Relu (x)  y = OP }"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "problem"),
+    [
+        ("float", "MatMul (h, w)", ""),
+        ("float16", "MatMul (h, w)", "it computes in float16, and float32 is quantised"),
+        ("float", "Softmax (h)", "it has no convolution, product or frozen norm"),
+    ],
+)
+def test_files_of_other_writers(kind: str, op: str, problem: str, tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(PLAIN.replace("TYPE", kind).replace("OP", op))
+    onnx.save(proto, tmp_path / "plain.onnx")
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    if problem:
+        with pytest.raises(ModelFileError, match=problem):
+            quantize(tmp_path / "plain.onnx", x.half() if kind == "float16" else x, tmp_path / "int8.onnx")
+        return
+    report = quantize(tmp_path / "plain.onnx", x, tmp_path / "int8.onnx")
+    assert report.outputs[0].sqnr > 30
+    assert [layer.op_types for layer in report.layers] == ["MatMul"]
+    assert DOMAIN not in {entry.domain for entry in onnx.load(report.path).opset_import}
+
+
+@pytest.mark.parametrize(
+    ("actual", "sqnr", "top1"),
+    [
+        ([[3.0, 4.0], [4.0, 3.0]], math.inf, 1.0),
+        ([[3.0, 4.0], [4.0, 3.5]], 10 * math.log10(50 / 0.25), 1.0),
+        ([[3.0, 0.0], [4.0, 3.0]], 10 * math.log10(50 / 16), 0.5),
+        ([[3.0, math.inf], [4.0, 3.0]], -math.inf, 1.0),
+        ([[3.0, math.nan], [4.0, 3.0]], math.nan, None),
+    ],
+)
+def test_signal_to_noise(actual: Sequence[Sequence[float]], sqnr: float, top1: float | None) -> None:
+    expected = np.array([[3.0, 4.0], [4.0, 3.0]], np.float32)
+    info = nnorm_export.runtimes.TensorInfo("y", np.dtype(np.float32), ("n", 2))
+    (found,) = agreements(
+        [info],
+        [[np.array(actual[:1], np.float32)], [np.array(actual[1:], np.float32)]],
+        [[expected[:1]], [expected[1:]]],
+    )
+    assert found.sqnr == pytest.approx(sqnr, nan_ok=True)
+    assert top1 is None or found.top1_agreement == top1
+    assert found.rows == 2
+    assert bool(shortfalls([found], None, 0.0)) == (not sqnr > 0)
+    assert sqnr_of([found]) == pytest.approx(sqnr, nan_ok=True)
