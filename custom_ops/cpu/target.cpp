@@ -1,6 +1,7 @@
 // The CPU kernels for one instruction set, NNORM_TARGET; CMake compiles this file once for each.
 #include "batch_normal_norm.h"
 #include "layer_group_normal_norm.h"
+#include "quantized_batch_normal_norm.h"
 #include "targets.h"
 
 #define NNORM_NAME_OF(target) #target
@@ -17,7 +18,8 @@ constexpr KernelTable<T> table() {
 }  // namespace
 
 const Target* NNORM_TARGET_FUNCTION(NNORM_TARGET)() {
-  static const Target target{NNORM_NAME(NNORM_TARGET), table<float>(), table<double>(), table<Float16>(), table<BFloat16>()};
+  static const Target target{NNORM_NAME(NNORM_TARGET), table<float>(), table<double>(), table<Float16>(), table<BFloat16>(),
+                             quantized_kernels()};
   return &target;
 }
 

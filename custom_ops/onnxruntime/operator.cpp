@@ -2,7 +2,7 @@
 
 namespace nnorm::ort {
 
-OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context) noexcept {
+OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context, size_t y_typed_as) noexcept {
   return guarded(api, "shape inference", [&] {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // borrowed
     check(api, api->ShapeInferContext_GetInputTypeShape(context, 0, &info));
@@ -15,7 +15,18 @@ OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context) noexcep
     check(api, api->GetSymbolicDimensions(info, names.data(), rank));
     for (size_t i = 0; i < rank; ++i)
       if (shape[i] < 0 && (names[i] == nullptr || *names[i] == '\0')) return;
-    check(api, api->ShapeInferContext_SetOutputTypeShape(context, 0, info));
+    if (y_typed_as == 0) return check(api, api->ShapeInferContext_SetOutputTypeShape(context, 0, info));
+    OrtTensorTypeAndShapeInfo* like_y = nullptr;  // borrowed
+    check(api, api->ShapeInferContext_GetInputTypeShape(context, y_typed_as, &like_y));
+    ONNXTensorElementDataType type;
+    check(api, api->GetTensorElementType(like_y, &type));
+    OrtTensorTypeAndShapeInfo* of_y = nullptr;
+    check(api, api->CreateTensorTypeAndShapeInfo(&of_y));
+    const Owner<OrtTensorTypeAndShapeInfo> owner(of_y, api->ReleaseTensorTypeAndShapeInfo);
+    check(api, api->SetTensorElementType(of_y, type));
+    check(api, api->SetDimensions(of_y, shape.data(), rank));
+    check(api, api->SetSymbolicDimensions(of_y, names.data(), rank));
+    check(api, api->ShapeInferContext_SetOutputTypeShape(context, 0, of_y));
   });
 }
 

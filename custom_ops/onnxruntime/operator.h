@@ -1,13 +1,11 @@
 // From a C++ class to ONNX Runtime's table of callbacks. The class is a kernel with
 //
-//   using Type;                               of the elements of X
+//   using Signature;                          the types of its inputs and of the output, see FloatSignature
 //   static const char* name();                of the ONNX node
-//   static constexpr size_t parameters;       how many inputs after X have type Arithmetic<Type>
-//   static constexpr size_t operands;         how many inputs after the parameters have X's type and shape
 //   explicit Kernel(const Attributes&);       throws Error
 //   void operator()(const Run&) const;        throws Error
 //
-// The output Y has the type and shape of X, and may use the memory of X or of an operand.
+// The output Y has the shape of X, and may use the memory of X or of an operand that have the type of Y.
 #pragma once
 
 #include <memory>
@@ -28,18 +26,32 @@ inline constexpr ONNXTensorElementDataType onnx_type<Float16> = ONNX_TENSOR_ELEM
 template <>
 inline constexpr ONNXTensorElementDataType onnx_type<BFloat16> = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
+// X, parameters of type Arithmetic<T>, and operands of X's type and shape, which Y has too.
+template <class T, size_t parameters, size_t operands>
+struct FloatSignature {
+  static constexpr size_t inputs = 1 + parameters + operands;
+  static constexpr ONNXTensorElementDataType y_type = onnx_type<T>;
+  static constexpr size_t y_typed_as = 0;  // an input of Y's type
+
+  static constexpr bool is_tensor(size_t input) { return input == 0 || input > parameters; }  // of X's shape
+  static constexpr ONNXTensorElementDataType type(size_t input) {
+    return is_tensor(input) ? onnx_type<T> : onnx_type<Arithmetic<T>>;
+  }
+};
+
 // An OrtCustomOp and the ONNX Runtime that it belongs to; a process may have loaded several.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
 };
 
-// Publishes X's shape as Y's if every axis is a number or has a name. ONNX Runtime would take axes without names for equal
-// ones and an unknown rank for a scalar, and share memory between tensors of different sizes.
-OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context) noexcept;
+// Publishes X's shape, and the type of the input `y_typed_as`, as Y's if every axis is a number or has a name. ONNX Runtime
+// would take axes without names for equal ones and an unknown rank for a scalar, and share memory between tensors of
+// different sizes.
+OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context, size_t y_typed_as) noexcept;
 
 template <class Kernel>
 struct Callbacks {
-  using T = typename Kernel::Type;
+  using Signature = typename Kernel::Signature;
 
   struct State {
     const OrtApi* api;
@@ -57,11 +69,12 @@ struct Callbacks {
   }
 
   static ONNXTensorElementDataType ORT_API_CALL input_type(const OrtCustomOp*, size_t index) noexcept {
-    return index == 0 || index > Kernel::parameters ? onnx_type<T> : onnx_type<Arithmetic<T>>;
+    return Signature::type(index);
   }
 
   static size_t ORT_API_CALL may_inplace(int** inputs, int** outputs) noexcept {
-    constexpr size_t choices = 1 + Kernel::operands;
+    size_t choices = 0;
+    for (size_t i = 0; i < Signature::inputs; ++i) choices += may_be_y(i);
     *inputs = new (std::nothrow) int[choices]();
     *outputs = new (std::nothrow) int[choices]();  // output 0 for each
     if (*inputs == nullptr || *outputs == nullptr) {
@@ -69,8 +82,14 @@ struct Callbacks {
       *inputs = *outputs = nullptr;
       return 0;
     }
-    for (size_t i = 0; i < Kernel::operands; ++i) (*inputs)[1 + i] = int(1 + Kernel::parameters + i);
+    int* next = *inputs;
+    for (size_t i = 0; i < Signature::inputs; ++i)
+      if (may_be_y(i)) *next++ = int(i);
     return choices;
+  }
+
+  static constexpr bool may_be_y(size_t input) {
+    return Signature::is_tensor(input) && Signature::type(input) == Signature::y_type;
   }
 
   static void ORT_API_CALL release_inplace(int* inputs, int* outputs) noexcept {
@@ -88,12 +107,12 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   op->version = version;
   op->GetName = [](const OrtCustomOp*) noexcept { return Kernel::name(); };
   op->GetExecutionProviderType = [](const OrtCustomOp*) noexcept { return execution_provider; };
-  op->GetInputTypeCount = [](const OrtCustomOp*) noexcept { return 1 + Kernel::parameters + Kernel::operands; };
+  op->GetInputTypeCount = [](const OrtCustomOp*) noexcept { return Kernel::Signature::inputs; };
   op->GetInputType = C::input_type;
   op->GetInputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
   op->GetInputMemoryType = [](const OrtCustomOp*, size_t) noexcept { return OrtMemTypeDefault; };
   op->GetOutputTypeCount = [](const OrtCustomOp*) noexcept -> size_t { return 1; };
-  op->GetOutputType = [](const OrtCustomOp*, size_t) noexcept { return onnx_type<typename Kernel::Type>; };
+  op->GetOutputType = [](const OrtCustomOp*, size_t) noexcept { return Kernel::Signature::y_type; };
   op->GetOutputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
   op->GetStartVersion = [](const OrtCustomOp*) noexcept { return domain_version; };
   op->GetEndVersion = [](const OrtCustomOp*) noexcept { return domain_version; };
@@ -103,7 +122,7 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   op->GetMayInplace = C::may_inplace;
   op->ReleaseMayInplace = C::release_inplace;
   op->InferOutputShapeFn = [](const OrtCustomOp* self, OrtShapeInferContext* context) noexcept {
-    return infer_shape(static_cast<const CustomOp*>(self)->api, context);
+    return infer_shape(static_cast<const CustomOp*>(self)->api, context, Kernel::Signature::y_typed_as);
   };
   return op;
 }

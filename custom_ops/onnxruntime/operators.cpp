@@ -9,9 +9,8 @@ namespace {
 template <class Operator, class T>
 class Kernel {
  public:
-  using Type = T;
+  using Signature = FloatSignature<T, Operator::parameters.size(), Operator::operands>;
   static const char* name() { return Operator::name; }
-  static constexpr size_t parameters = Operator::parameters.size(), operands = Operator::operands;
 
   explicit Kernel(const Attributes& attributes) {
     operator_.for_each_attribute([&](const char* name, auto& value) { attributes.read(name, value); });
@@ -19,7 +18,7 @@ class Kernel {
   }
 
   void operator()(const Run& run) const {
-    Tensors tensors = run.inputs(1 + parameters + operands);
+    Tensors tensors = run.inputs(Signature::inputs);
     refuse(operator_.shape_refusal(tensors.shapes));
     tensors.y = run.output(tensors.shapes[0]);
     run.solve(operator_.template problem<T>(tensors));

@@ -16,6 +16,20 @@ std::string message_without(const OrtApi* api, OrtStatus* status, const char* at
   return message;
 }
 
+// The data of a tensor, and its shape.
+const void* read_tensor(const OrtApi* api, const OrtValue* value, Shape& shape) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api, api->GetTensorTypeAndShape(value, &info));
+  const Owner<OrtTensorTypeAndShapeInfo> owner(info, api->ReleaseTensorTypeAndShapeInfo);
+  size_t rank = 0;
+  check(api, api->GetDimensionsCount(info, &rank));
+  shape.resize(rank);
+  check(api, api->GetDimensions(info, shape.data(), rank));
+  void* data = nullptr;
+  check(api, api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  return data;
+}
+
 }  // namespace
 
 // ONNX Runtime reports a missing attribute and one of another type with the same error code. Only the messages differ, so
@@ -45,20 +59,18 @@ void Attributes::read(const char* name, float& value) const {
   value = given;
 }
 
+const void* Attributes::constant(size_t input, Shape& shape) const {
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  check(api_, api_->KernelInfoGetConstantInput_tensor(info_, input, &is_constant, &value));
+  return is_constant ? read_tensor(api_, value, shape) : nullptr;
+}
+
 const void* Run::input(size_t index, Shape& shape) const {
   const OrtValue* value = nullptr;
   check(api_, api_->KernelContext_GetInput(context_, index, &value));
   if (value == nullptr) refuse("input " + std::to_string(index) + " is missing; every input must be given");
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  check(api_, api_->GetTensorTypeAndShape(value, &info));
-  const Owner<OrtTensorTypeAndShapeInfo> owner(info, api_->ReleaseTensorTypeAndShapeInfo);
-  size_t rank = 0;
-  check(api_, api_->GetDimensionsCount(info, &rank));
-  shape.resize(rank);
-  check(api_, api_->GetDimensions(info, shape.data(), rank));
-  void* data = nullptr;
-  check(api_, api_->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-  return data;
+  return read_tensor(api_, value, shape);
 }
 
 Tensors Run::inputs(size_t count) const {

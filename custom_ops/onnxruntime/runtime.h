@@ -52,7 +52,7 @@ OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
   return api->CreateStatus(ORT_FAIL, "nnorm: out of memory");
 }
 
-// The attributes of a node, while its kernel is created.
+// The attributes of a node and its constant inputs, while its kernel is created.
 class Attributes {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
@@ -60,6 +60,8 @@ class Attributes {
   // another type.
   void read(const char* name, int32_t& value) const;
   void read(const char* name, float& value) const;
+  // The input's data and its shape; nullptr if the input is not a constant of the model.
+  const void* constant(size_t input, Shape& shape) const;
 
  private:
   // Returns if `status`, of the function `get` for this attribute, means that the node lacks it, and throws otherwise.

@@ -6,7 +6,7 @@ import ctypes
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 
 from nnorm_export import library
-from nnorm_export.domain import OPERATORS
+from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS, Operator
+from nnorm_export.domain.quantized_batch_normal_norm import QuantizedOperator
 from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files import onnx_file
@@ -267,7 +268,12 @@ def _components() -> Iterator[Component]:
     yield _onnxruntime()
     yield (kernels := _kernels())
     if kernels.found and not kernels.remedy:
-        yield Component("kernels' dtypes", ", ".join(_kernel_dtypes()) or "none")
+        quantized = (DTYPES["uint8"], DTYPES["int8"])
+        for name, dtypes, operators in (
+            ("kernels' dtypes", FLOATS, OPERATORS),
+            ("kernels' quantized dtypes", quantized, QUANTIZED_OPERATORS),
+        ):
+            yield Component(name, ", ".join(_kernel_dtypes(dtypes, operators.values())) or "none")
     try:
         cuda = library.find_cuda_library()
     except RuntimeMissingError:  # NNORM_EXPORT_LIBRARY is wrong, which _kernels() reports
@@ -304,12 +310,12 @@ def _kernels() -> Component:
     return Component("kernels", path)
 
 
-def _kernel_dtypes() -> Iterator[str]:
-    """The dtypes for which ONNX Runtime opens a file that only kernels can run."""
+def _kernel_dtypes(dtypes: Iterable[Dtype], operators: Collection[Operator]) -> Iterator[str]:
+    """Those of ``dtypes`` for which ONNX Runtime opens a file that only kernels can run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "operators.onnx"
-        for dtype in FLOATS:
-            onnx.save_model(_every_operator(dtype), file)
+        for dtype in dtypes:
+            onnx.save_model(_every_operator(dtype, operators), file)
             try:
                 OnnxRuntimeRunner(file, kernels=True)
             except ModelFileError:
@@ -317,16 +323,18 @@ def _kernel_dtypes() -> Iterator[str]:
             yield dtype.name
 
 
-def _every_operator(dtype: Dtype) -> onnx.ModelProto:
+def _every_operator(dtype: Dtype, operators: Collection[Operator]) -> onnx.ModelProto:
     """A file with a node of each operator, without bodies; tensors are ``dtype``, parameters have its arithmetic."""
     arithmetic = DTYPES["float64" if dtype.name == "float64" else "float32"]
     tensor = onnx.helper.make_tensor_value_info
     inputs, outputs, nodes = {}, [], []
-    for operator in OPERATORS.values():
+    for operator in operators:
+        scales = operator.scales if isinstance(operator, QuantizedOperator) else ()
+        zero_points = operator.zero_points if isinstance(operator, QuantizedOperator) else ()
         for name in operator.inputs:
-            is_parameter = name in operator.parameters
-            kind, shape = (arithmetic.onnx_type, [1]) if is_parameter else (dtype.onnx_type, [1, 1])
-            inputs[name] = tensor(name, kind, shape)
+            kind = arithmetic if name in (*operator.parameters, *scales) else dtype
+            shape = [1] if name in operator.parameters else [] if name in (*scales, *zero_points) else [1, 1]
+            inputs[name] = tensor(name, kind.onnx_type, shape)
         nodes.append(onnx.helper.make_node(operator.op_type, operator.inputs, [operator.op_type], domain=DOMAIN))
         outputs.append(tensor(operator.op_type, dtype.onnx_type, [1, 1]))
     graph = onnx.helper.make_graph(nodes, "operators", list(inputs.values()), outputs)

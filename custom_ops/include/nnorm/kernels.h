@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "nnorm/problems.h"
+#include "nnorm/quantized.h"
 
 namespace nnorm {
 
@@ -65,12 +66,18 @@ struct KernelTable {
   void (*layer_group_normal_norm)(const RowProblem<T>& work, size_t begin, size_t end);
 };
 
+struct QuantizedKernels {
+  void (*table)(const QuantizedWork& work, size_t begin, size_t end);  // for a table of bytes
+  void (*sum)(const QuantizedWork& work, size_t begin, size_t end);    // for one of steps, with a residual
+};
+
 struct Target {
   const char* name;  // avx512, avx2, neon, baseline
   KernelTable<float> float32;
   KernelTable<double> float64;
   KernelTable<Float16> float16;
   KernelTable<BFloat16> bfloat16;
+  QuantizedKernels quantized;
 
   template <class T>
   const KernelTable<T>& table() const;

@@ -8,13 +8,12 @@ namespace {
 template <Epilogue epilogue>
 class NchwcKernel {
  public:
-  using Type = float;
   using Plain = BatchNormalNorm<epilogue>;
+  using Signature = FloatSignature<float, Plain::parameters.size(), Plain::operands>;
   static const char* name() {
     static const std::string& text = *new std::string(std::string("Nchwc") + Plain::name);  // sessions may outlive statics
     return text.c_str();
   }
-  static constexpr size_t parameters = Plain::parameters.size(), operands = Plain::operands;
 
   explicit NchwcKernel(const Attributes& attributes) {
     attributes.read("block", block_);
@@ -22,7 +21,7 @@ class NchwcKernel {
   }
 
   void operator()(const Run& run) const {
-    Tensors tensors = run.inputs(1 + parameters + operands);
+    Tensors tensors = run.inputs(Signature::inputs);
     const Shape& x = tensors.shapes[0];
     if (x.size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(x));
     if (x[1] % block_ != 0)

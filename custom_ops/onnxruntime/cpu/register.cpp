@@ -7,6 +7,7 @@
 #include "../operator.h"
 #include "cuda_library.h"
 #include "nchwc_batch_normal_norm.h"
+#include "quantized_batch_normal_norm.h"
 
 namespace nnorm::ort {
 namespace {
@@ -24,6 +25,7 @@ struct Domain {
       : api(api_), operators(api_, version), domain(nullptr, api_->ReleaseCustomOpDomain) {
     operators.add_all();
     add_nchwc_operators(operators);
+    add_quantized_operators(operators);
     OrtCustomOpDomain* created = nullptr;
     check(api, api->CreateCustomOpDomain("nnorm", &created));
     domain.reset(created);

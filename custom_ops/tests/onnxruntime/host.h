@@ -27,6 +27,7 @@ struct Status {
 struct Info {
   Shape shape;
   std::vector<std::string> names;  // of the axes, for shape inference
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
 };
 
 struct Tensor {
@@ -45,8 +46,9 @@ struct Context {
 };
 
 struct InferenceContext {
-  Info input;
+  Info input;  // every input's
   bool published = false;
+  Info output = {};
 };
 
 struct Domain {
@@ -54,6 +56,9 @@ struct Domain {
 };
 
 inline bool has_cuda_provider = false;
+
+// The inputs of nodes that are constants.
+inline std::map<std::pair<const OrtKernelInfo*, size_t>, Tensor> constants;
 
 inline long live_statuses = 0, live_infos = 0, live_domains = 0;
 
@@ -115,7 +120,7 @@ inline OrtApi make_api() {
     const Outside outside;
     if (OrtStatus* status = injected()) return status;
     ++live_infos;
-    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(new Info{reinterpret_cast<const Tensor*>(value)->shape, {}});
+    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(new Info{reinterpret_cast<const Tensor*>(value)->shape, {}, {}});
     return static_cast<OrtStatus*>(nullptr);
   };
   api.ReleaseTensorTypeAndShapeInfo = [](OrtTensorTypeAndShapeInfo* info) noexcept {
@@ -167,6 +172,43 @@ inline OrtApi make_api() {
     *stream = nullptr;
     return static_cast<OrtStatus*>(nullptr);
   };
+  api.CreateTensorTypeAndShapeInfo = [](OrtTensorTypeAndShapeInfo** info) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    ++live_infos;
+    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(new Info{});
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetTensorElementType = [](const OrtTensorTypeAndShapeInfo* info, ONNXTensorElementDataType* type) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    *type = info_of(info).type;
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.SetTensorElementType = [](OrtTensorTypeAndShapeInfo* info, ONNXTensorElementDataType type) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    reinterpret_cast<Info*>(info)->type = type;
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.SetDimensions = [](OrtTensorTypeAndShapeInfo* info, const int64_t* extents, size_t rank) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    reinterpret_cast<Info*>(info)->shape.assign(extents, extents + rank);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.SetSymbolicDimensions = [](OrtTensorTypeAndShapeInfo* info, const char** names, size_t rank) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    for (size_t i = 0; i < rank; ++i) reinterpret_cast<Info*>(info)->names.emplace_back(names[i] ? names[i] : "");
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.KernelInfoGetConstantInput_tensor = [](const OrtKernelInfo* info, size_t index, int* is_constant,
+                                             const OrtValue** value) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    const auto found = constants.find({info, index});
+    *is_constant = found != constants.end();
+    *value = *is_constant ? reinterpret_cast<const OrtValue*>(&found->second) : nullptr;
+    return static_cast<OrtStatus*>(nullptr);
+  };
   api.ShapeInferContext_GetInputTypeShape = [](const OrtShapeInferContext* context, size_t,
                                                OrtTensorTypeAndShapeInfo** info) noexcept {
     if (OrtStatus* status = injected()) return status;
@@ -175,9 +217,12 @@ inline OrtApi make_api() {
     return static_cast<OrtStatus*>(nullptr);
   };
   api.ShapeInferContext_SetOutputTypeShape = [](const OrtShapeInferContext* context, size_t,
-                                                const OrtTensorTypeAndShapeInfo*) noexcept {
+                                                const OrtTensorTypeAndShapeInfo* info) noexcept {
+    const Outside outside;
     if (OrtStatus* status = injected()) return status;
-    const_cast<InferenceContext*>(reinterpret_cast<const InferenceContext*>(context))->published = true;
+    auto& inference = *const_cast<InferenceContext*>(reinterpret_cast<const InferenceContext*>(context));
+    inference.published = true;
+    inference.output = info_of(info);
     return static_cast<OrtStatus*>(nullptr);
   };
   api.CreateCustomOpDomain = [](const char*, OrtCustomOpDomain** domain) noexcept {

@@ -1,0 +1,291 @@
+// BatchNormalNorm between quantized tensors: bytes of Y from tables (nnorm/quantized.h).
+//
+// A table of 256 bytes fits into the registers of AVX-512 and of NEON, whose permutations look up 64 or 16 elements at a
+// time, and into 16 shuffles of AVX2. With its channels last each element of a vector has its own table: blocks of 64
+// samples and 64 channels are transposed, looked up, and transposed back.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "nnorm/kernels.h"
+
+namespace nnorm {
+inline namespace NNORM_TARGET {
+
+// n elements of one channel.
+NNORM_INLINE void look_up_each(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
+  size_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const uint8_t a = table[x[i]], b = table[x[i + 1]], c = table[x[i + 2]], d = table[x[i + 3]];
+    y[i] = a, y[i + 1] = b, y[i + 2] = c, y[i + 3] = d;
+  }
+  for (; i < n; ++i) y[i] = table[x[i]];
+}
+
+// `samples` samples with their channels last, `stride` elements apart, of channels whose tables lie one behind the other.
+NNORM_INLINE void look_up_last_each(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y, size_t samples,
+                                    size_t stride) {
+  for (size_t s = 0; s < samples; ++s, x += stride, y += stride) {
+    size_t c = 0;
+    for (; c + 4 <= channels; c += 4) {
+      const uint8_t* t = tables + c * entries;
+      const uint8_t a0 = t[x[c]], a1 = t[entries + x[c + 1]], a2 = t[2 * entries + x[c + 2]], a3 = t[3 * entries + x[c + 3]];
+      y[c] = a0, y[c + 1] = a1, y[c + 2] = a2, y[c + 3] = a3;
+    }
+    for (; c < channels; ++c) y[c] = tables[c * entries + x[c]];
+  }
+}
+
+#if defined(__AVX512BW__)
+#define NNORM_VBMI __attribute__((target("avx512vbmi")))
+
+struct VbmiTable {
+  __m512i quarter[4];
+};
+
+NNORM_VBMI NNORM_INLINE VbmiTable vbmi_table(const uint8_t* table) {
+  return {_mm512_loadu_si512(table), _mm512_loadu_si512(table + 64), _mm512_loadu_si512(table + 128),
+          _mm512_loadu_si512(table + 192)};
+}
+
+NNORM_VBMI NNORM_INLINE __m512i look_up_vbmi(__m512i x, const VbmiTable& table) {
+  const __m512i low = _mm512_permutex2var_epi8(table.quarter[0], x, table.quarter[1]);
+  const __m512i high = _mm512_permutex2var_epi8(table.quarter[2], x, table.quarter[3]);
+  return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(x), high);
+}
+
+NNORM_INLINE __mmask64 first_lanes(size_t n) { return n >= 64 ? ~__mmask64(0) : (__mmask64(1) << n) - 1; }
+
+NNORM_VBMI inline void look_up_vbmi_row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
+  const VbmiTable quarters = vbmi_table(table);
+  size_t i = 0;
+  for (; i + 64 <= n; i += 64) _mm512_storeu_si512(y + i, look_up_vbmi(_mm512_loadu_si512(x + i), quarters));
+  if (i == n) return;
+  const __mmask64 rest = first_lanes(n - i);
+  _mm512_mask_storeu_epi8(y + i, rest, look_up_vbmi(_mm512_maskz_loadu_epi8(rest, x + i), quarters));
+}
+
+// Lanes of a and b. GCC 12 warns of the plain intrinsic, whose unused operand is uninitialized.
+template <int which>
+NNORM_VBMI NNORM_INLINE __m512i shuffled(__m512i a, __m512i b) {
+  return _mm512_maskz_shuffle_i32x4(__mmask16(-1), a, b, which);
+}
+
+// Transposes 64 by 64 bytes: in lanes of 16 by four rounds of interleaving, then the lanes.
+NNORM_VBMI NNORM_INLINE void transpose(__m512i* rows) {
+  __m512i lanes[64];
+  for (int group = 0; group < 64; group += 16) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = rows[group + i];
+    for (int round = 0; round < 2; ++round) {
+      for (int i = 0; i < 8; ++i) {
+        b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+        b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+      }
+      for (int i = 0; i < 8; ++i) {
+        a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
+        a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
+      }
+    }
+    for (int i = 0; i < 16; ++i) lanes[group + i] = a[i];
+  }
+  for (int i = 0; i < 16; ++i) {
+    const __m512i a = lanes[i], b = lanes[16 + i], c = lanes[32 + i], d = lanes[48 + i];
+    const __m512i ab_low = shuffled<0x44>(a, b), ab_high = shuffled<0xee>(a, b);
+    const __m512i cd_low = shuffled<0x44>(c, d), cd_high = shuffled<0xee>(c, d);
+    rows[i] = shuffled<0x88>(ab_low, cd_low);
+    rows[16 + i] = shuffled<0xdd>(ab_low, cd_low);
+    rows[32 + i] = shuffled<0x88>(ab_high, cd_high);
+    rows[48 + i] = shuffled<0xdd>(ab_high, cd_high);
+  }
+}
+
+// At most 64 samples of at most 64 channels: the first one of these is `first`, and 0 follows `channels` − 1.
+NNORM_VBMI inline void look_up_vbmi_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
+                                          const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
+  const __mmask64 lanes = first_lanes(width);
+  __m512i rows[64];
+  for (size_t i = 0; i < samples; ++i) rows[i] = _mm512_maskz_loadu_epi8(lanes, x + i * stride);
+  for (size_t i = samples; i < 64; ++i) rows[i] = _mm512_setzero_si512();
+  transpose(rows);
+  for (size_t i = 0, c = first; i < width; ++i) {
+    rows[i] = look_up_vbmi(rows[i], vbmi_table(tables + c * entries));
+    c = c + 1 == channels ? 0 : c + 1;
+  }
+  transpose(rows);
+  for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, lanes, rows[i]);
+}
+
+// A block costs the same however many samples it has.
+constexpr size_t least_samples_of_a_block = 16;
+
+NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y,
+                                         size_t samples) {
+  // Few channels: a row of a block is as many samples as fit.
+  const size_t in_a_row = channels < 64 ? 64 / channels : 1;
+  const size_t stride = in_a_row * channels, count = (stride + 63) / 64;
+  size_t rows = samples / in_a_row;
+  size_t done = 0;
+  while (rows >= least_samples_of_a_block) {
+    const size_t n = rows < 64 ? rows : 64;
+    size_t first = 0;
+    for (size_t block = 0; block < count; ++block) {
+      const size_t width = stride / count + (block < stride % count);
+      look_up_vbmi_block(tables, first, channels, width, x + done * channels + first, y + done * channels + first, n, stride);
+      first += width;
+    }
+    rows -= n;
+    done += n * in_a_row;
+  }
+  look_up_last_each(tables, channels, x + done * channels, y + done * channels, samples - done, channels);
+}
+#endif
+
+#if defined(__AVX2__)
+// In each part of 16 entries a shuffle looks up the low four bits, and returns 0 where the byte is 128 or more. The byte less
+// 16·part is kept below 128 for all parts from its own on, up to the eighth, so each part holds its difference to the one
+// before.
+NNORM_INLINE void look_up_avx2_row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
+  __m256i part[16], difference[16];
+  for (int i = 0; i < 16; ++i)
+    part[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table + 16 * i)));
+  difference[0] = part[0];
+  for (int i = 1; i < 8; ++i) difference[i] = _mm256_xor_si256(part[i], part[i - 1]);
+  difference[8] = _mm256_xor_si256(_mm256_xor_si256(part[8], part[7]), part[0]);
+  for (int i = 9; i < 16; ++i)
+    difference[i] =
+        _mm256_xor_si256(_mm256_xor_si256(part[i], part[i - 1]), _mm256_xor_si256(part[i - 8], part[i - 9]));
+  const __m256i sixteen = _mm256_set1_epi8(16);
+  size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+    __m256i sum = _mm256_shuffle_epi8(difference[0], v);
+    for (int p = 1; p <= 8; ++p) {
+      v = _mm256_sub_epi8(v, sixteen);
+      sum = _mm256_xor_si256(sum, _mm256_shuffle_epi8(difference[p], v));
+    }
+    for (int p = 9; p < 16; ++p) {
+      v = _mm256_subs_epi8(v, sixteen);
+      sum = _mm256_xor_si256(sum, _mm256_shuffle_epi8(difference[p], v));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(y + i), sum);
+  }
+  look_up_each(table, x + i, y + i, n - i);
+}
+#endif
+
+#if defined(__aarch64__)
+NNORM_INLINE void look_up_neon_row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
+  const uint8x16x4_t a = vld1q_u8_x4(table), b = vld1q_u8_x4(table + 64);
+  const uint8x16x4_t c = vld1q_u8_x4(table + 128), d = vld1q_u8_x4(table + 192);
+  const uint8x16_t quarter = vdupq_n_u8(64);
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    uint8x16_t v = vld1q_u8(x + i);
+    uint8x16_t found = vqtbl4q_u8(a, v);  // 0, and then what is there, where the index is 64 or more
+    found = vqtbx4q_u8(found, b, v = vsubq_u8(v, quarter));
+    found = vqtbx4q_u8(found, c, v = vsubq_u8(v, quarter));
+    found = vqtbx4q_u8(found, d, vsubq_u8(v, quarter));
+    vst1q_u8(y + i, found);
+  }
+  look_up_each(table, x + i, y + i, n - i);
+}
+#endif
+
+// The fastest of these for n elements of one channel, and for samples with their channels last.
+struct PlainLookUp {
+  static NNORM_INLINE void row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
+#if defined(__aarch64__)
+    look_up_neon_row(table, x, y, n);
+#elif defined(__AVX2__)
+    if (n >= 256)  // the differences have to pay
+      look_up_avx2_row(table, x, y, n);
+    else
+      look_up_each(table, x, y, n);
+#else
+    look_up_each(table, x, y, n);
+#endif
+  }
+  static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y, size_t samples) {
+    look_up_last_each(tables, channels, x, y, samples, channels);
+  }
+};
+
+#if defined(__AVX512BW__)
+struct VbmiLookUp {
+  static NNORM_INLINE void row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
+    look_up_vbmi_row(table, x, y, n);
+  }
+  static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y, size_t samples) {
+    look_up_vbmi_last(tables, channels, x, y, samples);
+  }
+};
+#endif
+
+// The elements of y, the last of `n`, that are a sum of steps and a residual; element i has the table `i·own` entries on.
+template <size_t own>
+NNORM_INLINE void sum_run(const float* steps, const QuantizedSum& sum, const uint8_t* x, const uint8_t* residual, uint8_t* y,
+                          size_t n) {
+  constexpr float round = 12582912.0f;  // 1.5·2²³: a number of steps plus this is rounded to an integer, ties to even
+  const QuantizedSum s = sum;           // a copy that y cannot alias
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const float r = (float(int32_t(residual[i]) ^ s.flip) - s.offset) * s.factor;
+    float value = steps[int32_t(i) * int32_t(own) + int32_t(x[i])] + r;
+    value = value > s.least ? value : s.least;
+    value = value < s.greatest ? value : s.greatest;
+    y[i] = uint8_t(bits_of(value + round) - bits_of(round) + s.zero_point);
+  }
+}
+
+// Calls row(channel, first element, elements) for the rows of [channels, extent] in elements [first, last).
+template <class Row>
+NNORM_INLINE void for_each_row(const QuantizedWork& work, size_t first, size_t last, Row row) {
+  size_t position = first % work.extent, channel = first / work.extent % work.channels;
+  while (first < last) {
+    const size_t left_in_row = work.extent - position, left = last - first, n = left < left_in_row ? left : left_in_row;
+    row(channel, first, n);
+    first += n;
+    position = 0;
+    channel = channel + 1 == work.channels ? 0 : channel + 1;
+  }
+}
+
+template <class LookUp>
+void quantized_table(const QuantizedWork& work, size_t begin, size_t end) {
+  const size_t per_item = units_per_item(work), units = units_of(work), beyond = end * per_item;
+  const size_t first = begin * per_item, last = beyond < units ? beyond : units;
+  if (work.extent == 1)
+    return LookUp::last(work.bytes, work.channels, work.x + first * work.channels, work.y + first * work.channels,
+                        last - first);
+  for_each_row(work, first, last, [&](size_t channel, size_t at, size_t n) {
+    LookUp::row(work.bytes + channel * entries, work.x + at, work.y + at, n);
+  });
+}
+
+inline void quantized_sum(const QuantizedWork& work, size_t begin, size_t end) {
+  const size_t per_item = units_per_item(work), units = units_of(work), beyond = end * per_item;
+  const size_t first = begin * per_item, last = beyond < units ? beyond : units;
+  if (work.extent == 1) {
+    for (size_t at = first * work.channels; at < last * work.channels; at += work.channels)
+      sum_run<entries>(work.steps, work.sum, work.x + at, work.residual + at, work.y + at, work.channels);
+    return;
+  }
+  for_each_row(work, first, last, [&](size_t channel, size_t at, size_t n) {
+    sum_run<0>(work.steps + channel * entries, work.sum, work.x + at, work.residual + at, work.y + at, n);
+  });
+}
+
+inline QuantizedKernels quantized_kernels() {
+#if defined(__AVX512BW__)
+  if (__builtin_cpu_supports("avx512vbmi")) return {&quantized_table<VbmiLookUp>, &quantized_sum};
+#endif
+  return {&quantized_table<PlainLookUp>, &quantized_sum};
+}
+
+}  // namespace NNORM_TARGET
+}  // namespace nnorm

@@ -1,0 +1,94 @@
+// BatchNormalNorm between quantized tensors:
+//
+//   Y = quantize(epilogue(weight·ψ(scale·x + shift) + bias)),   x = (X − zero point of X)·scale of X
+//
+// An element of Y depends on that element of X and its channel alone, so it is taken from a table with 256 entries for each
+// channel. A sum with a residual is one of a table of numbers and the residual's, rounded afterwards. Tables are computed in
+// float64 by the CPU kernels. Elements are bytes here; a table is made for their type, uint8 or int8.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nnorm/epilogues.h"
+
+namespace nnorm {
+
+constexpr size_t entries = 256;  // of a channel's table, one for each byte
+
+// The value of an element: (element − zero_point)·scale.
+struct Quantization {
+  float scale;
+  int32_t zero_point;
+  bool is_signed;
+
+  int32_t least() const { return is_signed ? -128 : 0; }
+  int32_t greatest() const { return is_signed ? 127 : 255; }
+  int32_t element(size_t byte) const { return is_signed ? int32_t(int8_t(uint8_t(byte))) : int32_t(byte); }
+};
+
+struct QuantizedNorm {
+  Quantization x, y, residual;  // the residual's is unused where the epilogue takes none
+  const float* parameters[6];   // scale, shift, exponent_pos, exponent_neg, weight, bias: [channels] each
+  size_t channels;
+  Epilogue epilogue;
+};
+
+// How an element of Y is made of the steps of y, and of a residual's byte r: the sum of the steps and
+// ((r ^ flip) − offset)·factor, clamped and rounded, plus the zero point.
+struct QuantizedSum {
+  int32_t flip;  // from int8 to uint8
+  float offset, factor, least, greatest;
+  int32_t zero_point;
+};
+
+struct QuantizedTable {
+  size_t channels = 0;
+  std::vector<uint8_t> bytes;  // [channels][entries], if there is no residual: the element of Y
+  std::vector<float> steps;    // [channels][entries], if there is one: y before the epilogue, in steps of Y
+  QuantizedSum sum{};
+};
+
+// Why a norm with these scales has no table; empty if it has one.
+std::string scale_refusal(const QuantizedNorm& norm);
+
+// Makes the table of a norm whose scales are not refused. Returns the first channel with an entry that is not a number, or
+// the number of channels if there is none. Allocates.
+size_t make_table(const QuantizedNorm& norm, QuantizedTable& table);
+
+// A call of the kernels. X is [samples, channels, extent]; an extent of 1 is a tensor with its channels last.
+struct QuantizedWork {
+  const uint8_t* x;
+  const uint8_t* residual;
+  uint8_t* y;
+  const uint8_t* bytes;  // the table, or
+  const float* steps;    // this one and
+  QuantizedSum sum;
+  size_t samples, channels, extent;
+
+  NNORM_INLINE size_t size() const { return samples * channels * extent; }
+};
+
+// As elements_per_item of nnorm/kernels.h, for kernels that are 20 times as fast.
+constexpr size_t bytes_per_item = 32768;
+
+inline namespace NNORM_TARGET {
+
+// With its channels last a tensor is distributed by samples, in blocks of 64; else by bytes.
+NNORM_INLINE size_t units_per_item(const QuantizedWork& work) {
+  if (work.extent != 1) return bytes_per_item;
+  const size_t samples = bytes_per_item / work.channels / 64 * 64;
+  return samples ? samples : 64;
+}
+
+NNORM_INLINE size_t units_of(const QuantizedWork& work) { return work.extent == 1 ? work.samples : work.size(); }
+
+NNORM_INLINE size_t count_items(const QuantizedWork& work) {
+  return work.size() ? (units_of(work) + units_per_item(work) - 1) / units_per_item(work) : 0;
+}
+
+}  // namespace NNORM_TARGET
+
+}  // namespace nnorm

@@ -1,0 +1,214 @@
+#include "quantized_batch_normal_norm.h"
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "solve.h"
+
+namespace nnorm::ort {
+
+template <>
+inline constexpr ONNXTensorElementDataType onnx_type<uint8_t> = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+template <>
+inline constexpr ONNXTensorElementDataType onnx_type<int8_t> = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+
+namespace {
+
+// The inputs, in the order of nnorm_export/domain/quantized_batch_normal_norm.py.
+enum Input { x, x_scale, x_zero_point, y_scale, y_zero_point, first_parameter, residual = first_parameter + 6, residual_scale };
+constexpr const char* input_names[] = {"X",     "x_scale",      "x_zero_point", "y_scale", "y_zero_point",
+                                       "scale", "shift",        "exponent_pos", "exponent_neg", "weight",
+                                       "bias",  "residual",     "residual_scale", "residual_zero_point"};
+
+constexpr bool is_tensor(size_t input) { return input == x || input == residual; }
+constexpr bool is_parameter(size_t input) { return input >= first_parameter && input < residual; }
+constexpr bool is_zero_point(size_t input) {
+  return input == x_zero_point || input == y_zero_point || input == residual_scale + 1;
+}
+
+// X and its zero point are TX, Y's zero point is TY, and the residual and its zero point are TR.
+template <class TX, class TY, class TR, bool takes_residual>
+struct QuantizedSignature {
+  static constexpr size_t inputs = takes_residual ? 14 : 11;
+  static constexpr ONNXTensorElementDataType y_type = onnx_type<TY>;
+  static constexpr size_t y_typed_as = y_zero_point;
+
+  static constexpr bool is_tensor(size_t input) { return ort::is_tensor(input); }
+  static constexpr ONNXTensorElementDataType type(size_t input) {
+    if (input == x || input == x_zero_point) return onnx_type<TX>;
+    if (input == y_zero_point) return onnx_type<TY>;
+    return input == residual || is_zero_point(input) ? onnx_type<TR> : onnx_type<float>;
+  }
+};
+
+// What the types of a kernel say to its code, which is the same for all.
+struct Facts {
+  Epilogue epilogue;
+  size_t inputs;
+  bool x_is_signed, y_is_signed, residual_is_signed;
+};
+
+Quantization quantization(const Tensors& tensors, size_t scale, bool is_signed) {
+  const void* zero_point = tensors.inputs[scale + 1];
+  const int32_t value = is_signed ? int32_t(*static_cast<const int8_t*>(zero_point)) : int32_t(*static_cast<const uint8_t*>(zero_point));
+  return {*tensors.input<float>(scale), value, is_signed};
+}
+
+// Why the inputs apart from X and the residual may not have these shapes; empty if they may.
+std::string shape_refusal(const Facts& facts, const Tensors& tensors) {
+  const Shape& channels = tensors.shapes[first_parameter];
+  for (size_t i = 0; i < facts.inputs; ++i) {
+    if (is_tensor(i)) continue;
+    const Shape& shape = tensors.shapes[i];
+    if (!is_parameter(i) && !shape.empty())
+      return std::string(input_names[i]) + " must be a scalar, it is " + to_string(shape);
+    if (is_parameter(i) && (shape.size() != 1 || shape != channels))
+      return std::string(input_names[i]) + " must have one number for each channel, as " + input_names[first_parameter] +
+             " " + to_string(channels) + "; it is " + to_string(shape);
+  }
+  return "";
+}
+
+// The table for these inputs. Those of X and the residual are not read.
+QuantizedTable table_for(const Facts& facts, const Tensors& tensors) {
+  refuse(shape_refusal(facts, tensors));
+  QuantizedNorm norm{};
+  norm.x = quantization(tensors, x_scale, facts.x_is_signed);
+  norm.y = quantization(tensors, y_scale, facts.y_is_signed);
+  if (facts.inputs > residual) norm.residual = quantization(tensors, residual_scale, facts.residual_is_signed);
+  for (size_t i = 0; i < 6; ++i) norm.parameters[i] = tensors.input<float>(first_parameter + i);
+  norm.channels = count(tensors.shapes[first_parameter]);
+  norm.epilogue = facts.epilogue;
+  refuse(scale_refusal(norm));
+  QuantizedTable table;
+  const size_t channel = make_table(norm, table);
+  if (channel < norm.channels)
+    refuse("the parameters of channel " + std::to_string(channel) + " make NaN of an element; they must be finite");
+  return table;
+}
+
+// A table, and the bytes of the inputs that it was made of, with the number of channels.
+struct KeyedTable {
+  std::vector<uint8_t> key;
+  QuantizedTable table;
+};
+
+std::vector<uint8_t> key_of(const Facts& facts, const Tensors& tensors) {
+  std::vector<uint8_t> key;
+  for (size_t i = 0; i < facts.inputs; ++i) {
+    if (is_tensor(i)) continue;
+    const auto* bytes = tensors.input<uint8_t>(i);
+    key.insert(key.end(), bytes, bytes + count(tensors.shapes[i]) * (is_zero_point(i) ? 1 : sizeof(float)));
+  }
+  return key;
+}
+
+class QuantizedNode {
+ public:
+  QuantizedNode(const Attributes& attributes, const Facts& facts) : facts_(facts) {
+    attributes.read("axis", axis_);
+    if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
+    Tensors constants{};
+    bool all_constant = true;
+    for (size_t i = 0; i < facts.inputs; ++i) {
+      Shape& shape = constants.shapes.emplace_back();
+      constants.inputs.push_back(is_tensor(i) ? nullptr : attributes.constant(i, shape));
+      all_constant = all_constant && (is_tensor(i) || constants.inputs.back() != nullptr);
+    }
+    if (all_constant) constant_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants)});
+  }
+
+  void operator()(const Run& run) const {
+    Tensors tensors = run.inputs(facts_.inputs);
+    const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(tensors);
+    const QuantizedTable& table = made->table;
+    const Shape& shape = tensors.shapes[x];
+    refuse(tensor_refusal(tensors, table.channels));
+    QuantizedWork work{};
+    work.y = static_cast<uint8_t*>(run.output(shape));
+    work.x = tensors.input<uint8_t>(x);
+    work.residual = facts_.inputs > residual ? tensors.input<uint8_t>(residual) : nullptr;
+    work.bytes = table.bytes.data();
+    work.steps = table.steps.data();
+    work.sum = table.sum;
+    work.channels = table.channels;
+    work.extent = axis_ == 1 ? count(shape, 2) : 1;
+    work.samples = axis_ == 1 ? size_t(shape[0]) : work.channels ? count(shape) / work.channels : 0;
+    const QuantizedKernels& kernels = best_target().quantized;
+    run_items(run, work, work.residual != nullptr ? kernels.sum : kernels.table);
+  }
+
+ private:
+  // Why X and the residual may not have their shapes; empty if they may.
+  std::string tensor_refusal(const Tensors& tensors, size_t channels) const {
+    const Shape& shape = tensors.shapes[x];
+    if (shape.size() < 2)
+      return std::string("X must be ") + (axis_ == 1 ? "[N, C, *spatial]" : "[N, *spatial, C]") + ", it is " + to_string(shape);
+    if (std::string reason = size_refusal(shape); !reason.empty()) return reason;
+    if (const int64_t extent = axis_ == 1 ? shape[1] : shape.back(); extent != int64_t(channels))
+      return std::string(input_names[first_parameter]) + " must be [" + std::to_string(extent) +
+             "], one number for each channel of X " + to_string(shape) + ", whose axis is " + std::to_string(axis_) + "; it is [" +
+             std::to_string(channels) + "]";
+    if (facts_.inputs > residual && tensors.shapes[residual] != shape)
+      return "residual must have the shape of X, " + to_string(shape) + "; it is " + to_string(tensors.shapes[residual]);
+    return "";
+  }
+
+  // The table for inputs that are computed; it is made again when they change.
+  std::shared_ptr<const KeyedTable> table_of(const Tensors& tensors) const {
+    refuse(shape_refusal(facts_, tensors));
+    std::vector<uint8_t> key = key_of(facts_, tensors);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (last_ && last_->key == key) return last_;
+    }
+    auto made = std::make_shared<const KeyedTable>(KeyedTable{std::move(key), table_for(facts_, tensors)});
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return last_ = made;
+  }
+
+  const Facts facts_;
+  int32_t axis_ = 1;
+  std::shared_ptr<const KeyedTable> constant_;  // for inputs that are constants
+  mutable std::mutex mutex_;                    // a session may run in several threads
+  mutable std::shared_ptr<const KeyedTable> last_;
+};
+
+template <Epilogue epilogue, class TX, class TY, class TR>
+class QuantizedKernel : public QuantizedNode {
+ public:
+  using Signature = QuantizedSignature<TX, TY, TR, takes_residual<epilogue>>;
+  static const char* name() {
+    static const std::string& text =
+        *new std::string(std::string("Quantized") + epilogues[size_t(epilogue)].operator_name);  // sessions may outlive statics
+    return text.c_str();
+  }
+
+  explicit QuantizedKernel(const Attributes& attributes)
+      : QuantizedNode(attributes, {epilogue, Signature::inputs, is_signed<TX>, is_signed<TY>, is_signed<TR>}) {}
+
+ private:
+  template <class T>
+  static constexpr bool is_signed = T(-1) < T(0);
+};
+
+template <Epilogue epilogue, class TX, class TY>
+void add(Operators& operators) {
+  operators.add<QuantizedKernel<epilogue, TX, TY, uint8_t>>();
+  if constexpr (takes_residual<epilogue>) operators.add<QuantizedKernel<epilogue, TX, TY, int8_t>>();
+}
+
+}  // namespace
+
+void add_quantized_operators(Operators& operators) {
+#define NNORM_ADD(epilogue, ...)                        \
+  add<Epilogue::epilogue, uint8_t, uint8_t>(operators); \
+  add<Epilogue::epilogue, uint8_t, int8_t>(operators);  \
+  add<Epilogue::epilogue, int8_t, uint8_t>(operators);  \
+  add<Epilogue::epilogue, int8_t, int8_t>(operators);
+  NNORM_FOR_EACH_EPILOGUE(NNORM_ADD)
+#undef NNORM_ADD
+}
+
+}  // namespace nnorm::ort
