@@ -22,7 +22,7 @@ struct Operator {
 // Those between quantized tensors are tested by test_quantized_operators.cpp.
 bool is_quantized(const OrtCustomOp* op) { return std::strncmp(op->GetName(op), "Quantized", 9) == 0; }
 
-std::vector<Operator> all_operators(const host::Domain& domain) {
+[[maybe_unused]] std::vector<Operator> all_operators(const host::Domain& domain) {
   std::vector<Operator> all;
   for (const OrtCustomOp* op : domain.operators) {
     if (is_quantized(op)) continue;
