@@ -43,6 +43,7 @@ def test_with_the_library(model_file: Path) -> None:
     assert list(by(diagnosis, "reference").implementations.values()) == ["body"] * NODES
     assert part(diagnosis, "kernels").found == library.get_library_path()
     assert part(diagnosis, "kernels' dtypes").found == "float32, float16, bfloat16, float64"
+    assert part(diagnosis, "kernels' quantized dtypes").found == "uint8, int8"
     assert "API " in part(diagnosis, "ONNX Runtime").found
     assert "opsets up to " in part(diagnosis, "onnx").found
     assert part(diagnosis, "torch").found
