@@ -85,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             KERNELS_TEXT,
             *markdown_table(kernel_lines),
         ]
-        RESULTS.write_text("\n".join(text), encoding="utf-8")
+        older = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+        _, heading, int8 = older.partition("\n## int8\n")  # of benchmarks.int8
+        RESULTS.write_text("\n".join(text) + heading + int8, encoding="utf-8")
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

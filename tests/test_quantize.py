@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from small_network import randomized
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nnorm_export
-from nnorm_export import export, layers, load, quantize
+from nnorm_export import export, layers, library, load, quantize
 from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN
@@ -274,7 +275,7 @@ def test_data_that_do_not_fit(given: Any, message: str, source: Path, tmp_path: 
     [
         ({"method": "mean"}, ExportError, "unknown method 'mean'; choose one of minmax, entropy, percentile"),
         ({"activation": "int4"}, ExportError, "choose one of uint8, int8"),
-        ({"form": "primitives"}, ExportError, "choose one of portable, custom"),
+        ({"form": "onnx"}, ExportError, "choose one of portable, primitives, custom"),
         ({"percentile": 0.99}, ExportError, "percentile is 0.99; give a number above 50"),
         ({"batch_size": 0}, ExportError, "at least 1"),
         ({"f": "net.onnx"}, ModelFileError, r"write it to another name, .*net\.int8\.onnx"),
@@ -303,6 +304,42 @@ def test_forms(source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tm
         "calibrated on 8 samples",
     ]
     assert report.outputs[0].sqnr > 20
+    report = quantize(source, data, tmp_path / "standard.int8.onnx", form="primitives")
+    assert {layer.kept for layer in report.layers if "Norm" in layer.op_types} == {
+        "the form primitives has no tables",
+        "it computes statistics from its input",
+    }
+    assert report.outputs[0].sqnr == pytest.approx(made.outputs[0].sqnr, abs=1)
+    assert {node.domain for node in onnx.load(report.path).graph.node} == {""}
+    proto = onnx.load(report.path)
+    assert {tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) == 4} == {onnx.TensorProto.INT8}
+
+
+def test_a_norm_in_a_branch_is_refused(source: Path, data: Tensor, tmp_path: Path) -> None:
+    proto = onnx.load(source)
+    (norm,) = [node for node in proto.graph.node if node.name == "stem.1/BatchNormalNorm"]
+    branch = onnx.helper.make_graph([norm], "branch", [], [onnx.ValueInfoProto(name=norm.output[0])])
+    choice = onnx.helper.make_node("If", ["condition"], [norm.output[0]], then_branch=branch, else_branch=branch)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "condition"))
+    index = list(proto.graph.node).index(norm)
+    proto.graph.node.insert(index, choice)
+    del proto.graph.node[index + 1]
+    onnx.save(proto, tmp_path / "branch.onnx")
+    with pytest.raises(ModelFileError, match="inside a control-flow operator"):
+        quantize(tmp_path / "branch.onnx", data, tmp_path / "int8.onnx")
+
+
+@pytest.mark.skipif(library.find_library() is None, reason="nnorm_export is installed without its library here")
+def test_onnxruntime_cancels_the_transposes(made: nnorm_export.QuantizeReport, tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    nnorm_export.register(options)
+    onnxruntime.InferenceSession(made.path, options, providers=["CPUExecutionProvider"])
+    found = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert {name: found[name] for name in TABLES} == TABLES
+    assert found["QLinearConv"] == 4
+    assert found["Transpose"] == 2  # of the input, and before GroupNormalNorm
 
 
 def test_a_fixed_batch_takes_whole_batches(model: nn.Module, data: Tensor, tmp_path: Path) -> None:

@@ -55,12 +55,13 @@ def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_
 def test_int8_keeps_the_accuracy_and_the_nodes(tmp_path: Path) -> None:
     output = run(tmp_path, str(ROOT / "samples" / "quantize_to_int8.py"), "--epochs", "4", "--output", "out")
     found = re.search(
-        r"accuracy ([\d.]+)%, in float32 ([\d.]+)%; normalizations still whole: 8 by kernel$", output.strip()
+        r"accuracy ([\d.]+)%, in float32 ([\d.]+)%; normalizations as tables: 8 by kernel$", output.strip()
     )
     assert found, output
     int8, float32 = map(float, found.groups())
     assert float32 > 90
     assert float32 - int8 <= 0.5
+    assert "17 of 17 layers in int8, calibrated on 512 samples" in output
     graph = onnx.load(tmp_path / "out" / "resnet.int8.onnx").graph
     makers = {name: node.op_type for node in graph.node for name in node.output}
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
@@ -79,6 +80,14 @@ def test_halves_keep_the_accuracy(tmp_path: Path) -> None:
         for path in (tmp_path / "out").glob("vit.*.onnx")
     }
     assert elements == {".fp16": {onnx.TensorProto.FLOAT16}, ".bf16": {onnx.TensorProto.BFLOAT16}}
+
+
+def test_benchmark_of_int8_runs_on_a_tiny_network(tmp_path: Path) -> None:
+    options = ["--quick", "--no-digits", "--models", "resnet18", "--threads", "1", "--batch", "3", "--repeats", "2"]
+    output = run(tmp_path, "-m", "benchmarks.int8", *options)
+    rows = {line[0].strip(): line[1:5] for text in output.splitlines() if len(line := text.strip("│").split("│")) > 5}
+    counts = {name: [int(count) for count in rows[name]] for name in ("twin, int8", "normality, int8")}
+    assert counts["normality, int8"] == counts["twin, int8"]  # no more transposes, Q and DQ than BatchNorm has
 
 
 @pytest.mark.parametrize("model", ["resnet18", "vit"])

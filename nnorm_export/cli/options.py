@@ -355,8 +355,9 @@ class QuantizeOptions:
         str,
         _file(
             "--form FORM",
-            "portable (default): nodes with bodies. custom: nodes without bodies.",
-            **_one_of("nnorm_export.quantizing.quantize:FORMS"),
+            "portable (default): nodes with bodies. primitives: standard operators only, without tables. custom: nodes "
+            "without bodies.",
+            **_one_of("nnorm_export.names:FORMS"),
         ),
     ] = "portable"
     external_data: ExternalData = None
@@ -377,7 +378,7 @@ class QuantizeOptions:
         _quantization(
             "--activation TYPE",
             "uint8 (default), the fastest on x86, or int8.",
-            **_one_of("nnorm_export.quantizing.quantize:ACTIVATIONS"),
+            **_one_of("nnorm_export.quantizing.qdq:ACTIVATIONS"),
         ),
     ] = "uint8"
     weights: Annotated[
@@ -385,7 +386,7 @@ class QuantizeOptions:
         _quantization(
             "--weights HOW",
             "per-channel (default): a scale for each output channel of a weight. per-tensor: one for all.",
-            **_one_of("nnorm_export.quantizing.quantize:WEIGHTS"),
+            **_one_of("nnorm_export.quantizing.qdq:WEIGHTS"),
         ),
     ] = "per-channel"
     reduce_range: Annotated[

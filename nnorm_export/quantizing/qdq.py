@@ -35,6 +35,8 @@ _ON_MAPS = (
 )
 # Norm -> the same between quantised tensors.
 NORMS = {op_type: twin for op_type in OPERATORS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
+ACTIVATIONS = ("uint8", "int8")
+WEIGHTS = ("per-channel", "per-tensor")
 _INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
 _LEAST_RANK_OF_MAPS = 4
 

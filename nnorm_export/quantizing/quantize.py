@@ -20,24 +20,31 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
 from nnorm_export.exporting.change_form import change_form
 from nnorm_export.files.forms import apply_form
-from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights
+from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights, with_nested
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, FORMS, METADATA_PREFIX, listed
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, bound
 from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
 from nnorm_export.quantizing.calibration import METHODS, Progress, ranges_of
 from nnorm_export.quantizing.layers import kept_nodes, layers_of, name_nodes, with_norms
 from nnorm_export.quantizing.norms import use_tables
-from nnorm_export.quantizing.qdq import NORMS, PRODUCTS, Settings, nodes_to_quantize, op_types, ranks_of, with_qdq
+from nnorm_export.quantizing.qdq import (
+    ACTIVATIONS,
+    NORMS,
+    PRODUCTS,
+    WEIGHTS,
+    Settings,
+    nodes_to_quantize,
+    op_types,
+    ranks_of,
+    with_qdq,
+)
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 
-ACTIVATIONS = ("uint8", "int8")
-WEIGHTS = ("per-channel", "per-tensor")
-FORMS = ("portable", "custom")
 _RANKED_BATCHES = 4
 
 
@@ -88,7 +95,8 @@ def quantize(
             without VNNI (before 2019), which overflow.
         keep: the layers that stay float, by their paths in the model, or nodes by their names. A path of a module
             stands for all layers in it. The frozen norm after a convolution or a product that is kept stays float too.
-        form: ``portable``, or ``custom`` for nodes without bodies.
+        form: as for :func:`nnorm_export.export`. ``primitives``, for OpenVINO and other runtimes without functions, has
+            no tables: the norms compute in float between DequantizeLinear and QuantizeLinear.
         batch_size: how many samples are run at a time, if the batch of the file is dynamic.
         test: other data to compare the outputs on; by default ``calibration``.
         model: the PyTorch model to compare with; by default ``path`` is the reference. Its ``forward`` takes the inputs
@@ -122,7 +130,7 @@ def quantize(
     feeds = batches_of(calibration, infos, batch_size, "calibration")
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
     with tempfile.TemporaryDirectory() as folder:
-        graph = _FloatGraph(source, Path(folder))
+        graph = _FloatGraph(source, Path(folder), with_tables=form != "primitives")
         kept = kept_nodes(graph.proto, listed(keep, "keep", InputError))
         names = [name for name in nodes_to_quantize(graph.proto) if name not in kept]
         layers = layers_of(graph.proto, nodes_to_quantize(graph.proto))
@@ -154,7 +162,7 @@ def quantize(
                 raise ParityError(f"{target} was not written: {'; '.join(wrong)}", _advice(method, gains))
             implementations = runner.implementations
             size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    found = _layers(layers, graph.proto, kept, tables, gains)
+    found = _layers(layers, graph.proto, kept, tables, gains, with_tables=form != "primitives")
     return QuantizeReport(
         target,
         size,
@@ -175,8 +183,8 @@ def quantize(
 class _FloatGraph:
     """The float32 graph that is calibrated and quantised: without bodies, and as a portable file."""
 
-    def __init__(self, source: ModelFile, folder: Path) -> None:
-        self.path = folder / "float.onnx"
+    def __init__(self, source: ModelFile, folder: Path, *, with_tables: bool) -> None:
+        self.path, self._with_tables = folder / "float.onnx", with_tables
         if source.normalizations:
             change_form(source.path, self.path, "portable", verify=False)
             proto = read_with_weights(self.path)
@@ -195,7 +203,7 @@ class _FloatGraph:
     def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
         """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
         model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
-        return model, use_tables(model, self._ranks)
+        return model, use_tables(model, self._ranks) if self._with_tables else set()
 
 
 def _check_options(settings: Settings, method: str, percentile: float, form: str, batch_size: int) -> None:
@@ -215,6 +223,12 @@ def _check_options(settings: Settings, method: str, percentile: float, form: str
 
 
 def _refuse(source: ModelFile, target: Path) -> None:
+    everywhere = sum(node.domain == DOMAIN for node in with_nested(source.proto.graph.node))
+    if everywhere > len(source.normalizations):
+        raise ModelFileError(
+            f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
+            "branches as models of their own"
+        )
     if target.exists() and target.samefile(source.path):
         raise ModelFileError(
             f"{source.path}: the quantised file would replace the float32 one, which it is compared with; write it to "
@@ -331,7 +345,13 @@ def _advice(method: str, gains: dict[str, float]) -> str:
 
 
 def _layers(
-    layers: dict[str, list[str]], proto: onnx.ModelProto, kept: set[str], tables: set[str], gains: dict[str, float]
+    layers: dict[str, list[str]],
+    proto: onnx.ModelProto,
+    kept: set[str],
+    tables: set[str],
+    gains: dict[str, float],
+    *,
+    with_tables: bool,
 ) -> list[QuantizedLayer]:
     nodes = {node.name: node for node in proto.graph.node}
     found = []
@@ -341,7 +361,7 @@ def _layers(
         if any(name in kept for name in names):
             why = "asked for"
         elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
-            why = "its input or output is not quantised"
+            why = _NO_TABLE if with_tables else "the form primitives has no tables"
         found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path)))
     floats = [
         QuantizedLayer(node.name, node.op_type, "it computes statistics from its input")
@@ -366,6 +386,7 @@ def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) 
 
 
 _FEW_SAMPLES = 32
+_NO_TABLE = "its input or output is not quantised"
 
 
 def _size(source: ModelFile) -> int:
