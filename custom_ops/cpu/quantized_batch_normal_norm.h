@@ -26,17 +26,17 @@ NNORM_INLINE void look_up_each(const uint8_t* table, const uint8_t* x, uint8_t* 
   for (; i < n; ++i) y[i] = table[x[i]];
 }
 
-// `samples` samples with their channels last, `stride` elements apart, of channels whose tables lie one behind the other.
-NNORM_INLINE void look_up_last_each(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y, size_t samples,
+// Samples with their channels last, `stride` elements apart: `width` channels whose tables lie one behind the other.
+NNORM_INLINE void look_up_last_each(const uint8_t* tables, size_t width, const uint8_t* x, uint8_t* y, size_t samples,
                                     size_t stride) {
   for (size_t s = 0; s < samples; ++s, x += stride, y += stride) {
     size_t c = 0;
-    for (; c + 4 <= channels; c += 4) {
+    for (; c + 4 <= width; c += 4) {
       const uint8_t* t = tables + c * entries;
       const uint8_t a0 = t[x[c]], a1 = t[entries + x[c + 1]], a2 = t[2 * entries + x[c + 2]], a3 = t[3 * entries + x[c + 3]];
       y[c] = a0, y[c + 1] = a1, y[c + 2] = a2, y[c + 3] = a3;
     }
-    for (; c < channels; ++c) y[c] = tables[c * entries + x[c]];
+    for (; c < width; ++c) y[c] = tables[c * entries + x[c]];
   }
 }
 
@@ -104,12 +104,15 @@ NNORM_VBMI NNORM_INLINE void transpose(__m512i* rows) {
   }
 }
 
-// At most 64 samples of at most 64 channels: the first one of these is `first`, and 0 follows `channels` − 1.
-NNORM_VBMI inline void look_up_vbmi_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
-                                          const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
+// At most 64 rows of `width` elements, `stride` apart, the first of channel `first`; 0 follows `channels` − 1.
+template <bool full>  // 64 rows of 64 elements
+NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
+                                                const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
   const __mmask64 lanes = first_lanes(width);
+  if (full) samples = width = 64;
   __m512i rows[64];
-  for (size_t i = 0; i < samples; ++i) rows[i] = _mm512_maskz_loadu_epi8(lanes, x + i * stride);
+  for (size_t i = 0; i < samples; ++i)
+    rows[i] = full ? _mm512_loadu_si512(x + i * stride) : _mm512_maskz_loadu_epi8(lanes, x + i * stride);
   for (size_t i = samples; i < 64; ++i) rows[i] = _mm512_setzero_si512();
   transpose(rows);
   for (size_t i = 0, c = first; i < width; ++i) {
@@ -117,31 +120,34 @@ NNORM_VBMI inline void look_up_vbmi_block(const uint8_t* tables, size_t first, s
     c = c + 1 == channels ? 0 : c + 1;
   }
   transpose(rows);
-  for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, lanes, rows[i]);
+  for (size_t i = 0; i < samples; ++i) {
+    if (full)
+      _mm512_storeu_si512(y + i * stride, rows[i]);
+    else
+      _mm512_mask_storeu_epi8(y + i * stride, lanes, rows[i]);
+  }
 }
 
-// A block costs the same however many samples it has.
-constexpr size_t least_samples_of_a_block = 16;
+// A block costs the same however many rows it has.
+constexpr size_t least_rows_of_a_block = 24;
 
-NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y,
-                                         size_t samples) {
-  // Few channels: a row of a block is as many samples as fit.
-  const size_t in_a_row = channels < 64 ? 64 / channels : 1;
-  const size_t stride = in_a_row * channels, count = (stride + 63) / 64;
-  size_t rows = samples / in_a_row;
-  size_t done = 0;
-  while (rows >= least_samples_of_a_block) {
-    const size_t n = rows < 64 ? rows : 64;
-    size_t first = 0;
-    for (size_t block = 0; block < count; ++block) {
-      const size_t width = stride / count + (block < stride % count);
-      look_up_vbmi_block(tables, first, channels, width, x + done * channels + first, y + done * channels + first, n, stride);
-      first += width;
-    }
-    rows -= n;
-    done += n * in_a_row;
+// The elements [begin, end) of each row, of the samples of an item.
+NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin,
+                                         size_t end, const uint8_t* x, uint8_t* y, size_t samples) {
+  const size_t stride = columns.row_length, width = end - begin;
+  size_t rows = samples / columns.samples_of_a_row, done = 0;
+  for (size_t n; rows - done >= least_rows_of_a_block; done += n) {
+    const size_t at = done * stride + begin;
+    n = rows - done < 64 ? rows - done : 64;
+    if (n == 64 && width == 64)
+      look_up_vbmi_block<true>(tables, begin, channels, 64, x + at, y + at, 64, stride);
+    else
+      look_up_vbmi_block<false>(tables, begin, channels, width, x + at, y + at, n, stride);
   }
-  look_up_last_each(tables, channels, x + done * channels, y + done * channels, samples - done, channels);
+  // The rest. Where a row is several samples, it is one column with all channels.
+  done *= columns.samples_of_a_row;
+  const size_t in_a_sample = columns.samples_of_a_row > 1 ? channels : width, at = done * channels + begin;
+  look_up_last_each(tables + begin * entries, in_a_sample, x + at, y + at, samples - done, channels);
 }
 #endif
 
@@ -210,8 +216,10 @@ struct PlainLookUp {
     look_up_each(table, x, y, n);
 #endif
   }
-  static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y, size_t samples) {
-    look_up_last_each(tables, channels, x, y, samples, channels);
+  static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin, size_t end,
+                                const uint8_t* x, uint8_t* y, size_t samples) {
+    const size_t in_a_sample = columns.samples_of_a_row > 1 ? channels : end - begin;
+    look_up_last_each(tables + begin * entries, in_a_sample, x + begin, y + begin, samples, channels);
   }
 };
 
@@ -220,8 +228,9 @@ struct VbmiLookUp {
   static NNORM_INLINE void row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
     look_up_vbmi_row(table, x, y, n);
   }
-  static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const uint8_t* x, uint8_t* y, size_t samples) {
-    look_up_vbmi_last(tables, channels, x, y, samples);
+  static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin, size_t end,
+                                const uint8_t* x, uint8_t* y, size_t samples) {
+    look_up_vbmi_last(tables, channels, columns, begin, end, x, y, samples);
   }
 };
 #endif
@@ -255,27 +264,48 @@ NNORM_INLINE void for_each_row(const QuantizedWork& work, size_t first, size_t l
   }
 }
 
+// Calls column(begin, end, first sample, samples) for the columns of items [begin, end).
+template <class Column>
+NNORM_INLINE void for_each_column(const QuantizedWork& work, const Columns& columns, size_t begin, size_t end, Column column) {
+  const ItemsOfColumns item(work, columns);
+  for (size_t i = begin; i < end; ++i) {
+    const size_t first = i / item.across * item.samples, from = i % item.across * item.columns;
+    const size_t left = work.samples - first, samples = left < item.samples ? left : item.samples;
+    for (size_t c = from; c < from + item.columns && c < columns.count; ++c)
+      column(columns.begin(c), columns.begin(c + 1), first, samples);
+  }
+}
+
 template <class LookUp>
 void quantized_table(const QuantizedWork& work, size_t begin, size_t end) {
-  const size_t per_item = units_per_item(work), units = units_of(work), beyond = end * per_item;
-  const size_t first = begin * per_item, last = beyond < units ? beyond : units;
-  if (work.extent == 1)
-    return LookUp::last(work.bytes, work.channels, work.x + first * work.channels, work.y + first * work.channels,
-                        last - first);
-  for_each_row(work, first, last, [&](size_t channel, size_t at, size_t n) {
+  if (begin == end) return;  // the tensor may be empty
+  if (work.extent == 1) {
+    const Columns columns(work.channels);
+    return for_each_column(work, columns, begin, end, [&](size_t from, size_t to, size_t first, size_t samples) {
+      const size_t at = first * work.channels;
+      LookUp::last(work.bytes, work.channels, columns, from, to, work.x + at, work.y + at, samples);
+    });
+  }
+  const size_t beyond = end * bytes_per_item, last = beyond < work.size() ? beyond : work.size();
+  for_each_row(work, begin * bytes_per_item, last, [&](size_t channel, size_t at, size_t n) {
     LookUp::row(work.bytes + channel * entries, work.x + at, work.y + at, n);
   });
 }
 
 inline void quantized_sum(const QuantizedWork& work, size_t begin, size_t end) {
-  const size_t per_item = units_per_item(work), units = units_of(work), beyond = end * per_item;
-  const size_t first = begin * per_item, last = beyond < units ? beyond : units;
+  if (begin == end) return;
   if (work.extent == 1) {
-    for (size_t at = first * work.channels; at < last * work.channels; at += work.channels)
-      sum_run<entries>(work.steps, work.sum, work.x + at, work.residual + at, work.y + at, work.channels);
-    return;
+    const Columns columns(work.channels);
+    return for_each_column(work, columns, begin, end, [&](size_t from, size_t to, size_t first, size_t samples) {
+      const size_t width = columns.samples_of_a_row > 1 ? work.channels : to - from;
+      for (size_t s = first; s < first + samples; ++s) {
+        const size_t at = s * work.channels + from;
+        sum_run<entries>(work.steps + from * entries, work.sum, work.x + at, work.residual + at, work.y + at, width);
+      }
+    });
   }
-  for_each_row(work, first, last, [&](size_t channel, size_t at, size_t n) {
+  const size_t beyond = end * bytes_per_item, last = beyond < work.size() ? beyond : work.size();
+  for_each_row(work, begin * bytes_per_item, last, [&](size_t channel, size_t at, size_t n) {
     sum_run<0>(work.steps + channel * entries, work.sum, work.x + at, work.residual + at, work.y + at, n);
   });
 }

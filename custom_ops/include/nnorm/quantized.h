@@ -76,17 +76,39 @@ constexpr size_t bytes_per_item = 32768;
 
 inline namespace NNORM_TARGET {
 
-// With its channels last a tensor is distributed by samples, in blocks of 64; else by bytes.
-NNORM_INLINE size_t units_per_item(const QuantizedWork& work) {
-  if (work.extent != 1) return bytes_per_item;
-  const size_t samples = bytes_per_item / work.channels / 64 * 64;
-  return samples ? samples : 64;
-}
+// How a tensor with its channels last is divided: into columns of at most 64 channels, whose tables stay in the first-level
+// cache, and those into rows. Of few channels a row is as many samples as fit into 64.
+struct Columns {
+  size_t samples_of_a_row, row_length, count;
 
-NNORM_INLINE size_t units_of(const QuantizedWork& work) { return work.extent == 1 ? work.samples : work.size(); }
+  NNORM_INLINE explicit Columns(size_t channels)
+      : samples_of_a_row(channels < 64 ? 64 / channels : 1),
+        row_length(samples_of_a_row * channels),
+        count((row_length + 63) / 64) {}
+  NNORM_INLINE size_t begin(size_t column) const {
+    const size_t width = row_length / count, wider = row_length % count;
+    return column * width + (column < wider ? column : wider);
+  }
+};
+
+// What the items of a tensor with its channels last are: samples, and columns if the samples are few.
+struct ItemsOfColumns {
+  size_t samples, columns, across;
+
+  NNORM_INLINE ItemsOfColumns(const QuantizedWork& work, const Columns& all) {
+    const size_t most = bytes_per_item / 64 * all.samples_of_a_row;
+    samples = work.samples < most ? work.samples : most;
+    columns = (most + samples - 1) / samples;
+    columns = columns < all.count ? columns : all.count;
+    across = (all.count + columns - 1) / columns;
+  }
+};
 
 NNORM_INLINE size_t count_items(const QuantizedWork& work) {
-  return work.size() ? (units_of(work) + units_per_item(work) - 1) / units_per_item(work) : 0;
+  if (work.size() == 0) return 0;
+  if (work.extent != 1) return (work.size() + bytes_per_item - 1) / bytes_per_item;
+  const ItemsOfColumns item(work, Columns(work.channels));
+  return (work.samples + item.samples - 1) / item.samples * item.across;
 }
 
 }  // namespace NNORM_TARGET
