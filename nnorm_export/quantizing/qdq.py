@@ -38,7 +38,7 @@ NORMS = {op_type: twin for op_type in OPERATORS if (twin := f"Quantized{op_type}
 ACTIVATIONS = ("uint8", "int8")
 WEIGHTS = ("per-channel", "per-tensor")
 _INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
-_LEAST_RANK_OF_MAPS = 4
+LEAST_RANK_OF_MAPS = 4
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def nodes_to_quantize(proto: onnx.ModelProto) -> list[str]:
         for node in proto.graph.node
         if (node.domain == DOMAIN and node.op_type in NORMS)
         or (node.domain == "" and node.op_type in (*PRODUCTS, *_MOVING))
-        or (node.op_type in _ON_MAPS and node.domain == "" and ranks.get(node.output[0], 0) >= _LEAST_RANK_OF_MAPS)
+        or (node.op_type in _ON_MAPS and node.domain == "" and ranks.get(node.output[0], 0) >= LEAST_RANK_OF_MAPS)
     ]
 
 

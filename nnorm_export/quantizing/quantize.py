@@ -31,6 +31,7 @@ from nnorm_export.quantizing.layers import kept_nodes, layers_of, name_nodes, wi
 from nnorm_export.quantizing.norms import use_tables
 from nnorm_export.quantizing.qdq import (
     ACTIVATIONS,
+    LEAST_RANK_OF_MAPS,
     NORMS,
     PRODUCTS,
     WEIGHTS,
@@ -42,6 +43,7 @@ from nnorm_export.quantizing.qdq import (
 )
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
+from nnorm_export.quantizing.sums import split_sums
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 
@@ -75,8 +77,9 @@ def quantize(
     A tensor x is stored as q = round(x / scale) + zero_point, with a scale and a zero point that ONNX Runtime's
     calibrators choose from the values on ``calibration``. ONNX Runtime's quantizer writes QuantizeLinear and
     DequantizeLinear around convolutions, products and what lies between them. A BatchNormalNorm between two quantised
-    tensors, with its ReLU and residual sum, then becomes one node ``QuantizedBatchNormalNorm…``: the kernel is a table
-    of 256 entries for each channel. Norms that compute statistics (LayerNormalNorm, GroupNormalNorm) stay float.
+    tensors, with its ReLU, then becomes one node ``QuantizedBatchNormalNorm…``: the kernel is a table of 256 entries
+    for each channel. A residual sum of maps follows it as ONNX Runtime's own. Norms that compute statistics
+    (LayerNormalNorm, GroupNormalNorm) stay float.
 
     The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
 
@@ -191,6 +194,9 @@ class _FloatGraph:
         else:
             proto = read_with_weights(source.path)
         name_nodes(proto)
+        if with_tables:
+            split_sums(proto, ranks_of(proto), LEAST_RANK_OF_MAPS)
+            proto = _with_bodies(proto)
         onnx.save(proto, self.path, save_as_external_data=True, location=f"{self.path.name}.weights")
         inferred = folder / "inferred.onnx"
         onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
@@ -204,6 +210,17 @@ class _FloatGraph:
         """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
         model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
         return model, use_tables(model, self._ranks) if self._with_tables else set()
+
+
+def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
+    del proto.functions[:]
+    for node in proto.graph.node:
+        node.overload = ""
+    model = ir.from_proto(proto)
+    if any(node.domain == DOMAIN for node in model.graph):
+        apply_form(model, "portable")
+    return ir.to_proto(model)
 
 
 def _check_options(settings: Settings, method: str, percentile: float, form: str, batch_size: int) -> None:
