@@ -26,8 +26,9 @@ def quantize(
     """Make a file that computes in 8-bit integers, smaller and faster.
 
     Convolutions, products and the frozen norms between them (BatchNormalNorm
-    with its ReLU) compute in int8; norms that compute statistics stay float. The ranges of all tensors come from --calibrate:
-    give data as in service, prepared as the model takes them.
+    with its ReLU) compute in int8; norms that compute statistics stay float.
+    The ranges of all tensors come from --calibrate: give data as in service,
+    prepared as the model takes them.
 
     The outputs are compared with the float32 file, or with PyTorch if a model
     is given. SQNR is the signal-to-quantization-noise ratio: 40 dB are an
