@@ -25,9 +25,12 @@ from test_operators import (
     make_values,
     single_node_model,
 )
+from test_quantized_operators import TYPES, dequantized, model_of
+from test_quantized_operators import expected as quantized_output
+from test_quantized_operators import make_values as quantized_values
 
 from nnorm_export import get_library_path, library
-from nnorm_export.domain import OPERATORS
+from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 pytestmark = pytest.mark.slow
@@ -87,6 +90,41 @@ def write_case(folder: Path, op_type: str, shape: tuple[int, ...], dtype: str, n
     np.savez(folder / f"{stem}.npz", **feeds, expected=expected, bound=2 * BOUNDS[dtype])
 
 
+def write_quantized_case(folder: Path, op_type: str, types: Any, axis: int, name_axes: bool) -> None:
+    """QuantizeLinear → the node, twice → DequantizeLinear → Add, for the same reasons."""
+    operator, values = QUANTIZED_OPERATORS[op_type], quantized_values(op_type, types, 9, axis)
+    tensors = {name: dequantized(values, name).astype(np.float32) for name in ("X", *operator.operands)}
+    quantizations = {name: [f"{name.lower()}_scale", f"{name.lower()}_zero_point"] for name in tensors}
+    nodes = [helper.make_node("QuantizeLinear", [f"{name}_float", *quantizations[name]], [name]) for name in tensors]
+    for copy, overload in enumerate(("", "wrong")):
+        nodes += [
+            helper.make_node(op_type, operator.inputs, [f"y{copy}"], f"node{copy}", overload=overload, domain=DOMAIN,
+                             axis=axis),
+            helper.make_node("DequantizeLinear", [f"y{copy}", "y_scale", "y_zero_point"], [f"y{copy}_float"]),
+        ]  # fmt: skip
+    nodes.append(helper.make_node("Add", ["y0_float", "y1_float"], ["Y"]))
+    weights = [onnx.numpy_helper.from_array(value, name) for name, value in values.items() if name not in tensors]
+    axes = [f"axis{axis}" if name_axes else None for axis in range(4)]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(f"{name}_float", TensorProto.FLOAT, axes) for name in tensors],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    wrong = helper.make_function(
+        DOMAIN, op_type, operator.inputs, ["Y"],
+        [helper.make_node("Add", ["y_zero_point", "y_zero_point"], ["Y"])], opsets, ["axis"], overload="wrong",
+    )  # fmt: skip
+    path = folder / f"{op_type}-{'-'.join(kind.__name__ for kind in types[:3])}-{axis}-{name_axes}.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=[wrong], ir_version=10), path)
+    wanted, _ = quantized_output(op_type, values, axis)
+    expected = 2 * (wanted - float(values["y_zero_point"])) * values["y_scale"]
+    feeds = {f"{name}_float": value for name, value in tensors.items()}
+    np.savez(path.with_suffix(".npz"), **feeds, expected=expected, bound=1e-5)
+
+
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cases")
@@ -95,6 +133,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for dtype in ELEMENTS:
                 for name_axes in (True, False):
                     write_case(folder, op_type, shape, dtype, name_axes)
+    for op_type in QUANTIZED_OPERATORS:
+        for types in TYPES:
+            for axis in (1, -1):
+                for name_axes in (True, False):
+                    write_quantized_case(folder, op_type, types, axis, name_axes)
     return folder
 
 
@@ -117,6 +160,14 @@ def bodies(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 expected = expected_output(op_type, values, 4, axes)
                 # Exp and Tanh of ONNX Runtime 1.18 are less accurate than those of the newest.
                 np.savez(path.with_suffix(".npz"), **values, expected=expected, bound=2 * BOUNDS["float32"])
+    for op_type in QUANTIZED_OPERATORS:
+        for axis in (1, -1):
+            values = quantized_values(op_type, TYPES[2], 9, axis)
+            path = folder / f"{op_type}-{axis}.onnx"
+            onnx.save(model_of(op_type, values, axis), path)
+            feeds = {name: values[name] for name in ("X", *QUANTIZED_OPERATORS[op_type].operands)}
+            # Bodies may differ by one step.
+            np.savez(path.with_suffix(".npz"), **feeds, expected=quantized_output(op_type, values, axis)[0], bound=1)
     return folder
 
 
