@@ -2,6 +2,7 @@
 # make check   lint, types and the fast tests, for every commit: a minute once installed
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
+# make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
@@ -71,7 +72,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: coverage-cpp wheel zoo clean test-tensorrt-registries
+.PHONY: coverage-cpp same-bits wheel zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -116,6 +117,11 @@ test-cpp: $(VENV)/installed
 
 test-sanitizers: $(VENV)/installed
 	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
+
+same-bits: N ?= 1000000000
+same-bits: $(VENV)/installed
+	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+	build/cpp/test_same_bits $(N)
 
 # The tests that run kernels: the others do not depend on the library, and `make test` runs them once.
 test-cuda-on-host: $(VENV)/installed test-cpp

@@ -6,14 +6,17 @@
 
 # The flags of target.cpp for every instruction set; -DNNORM_KERNEL_FLAGS="…;…" replaces them. They are not kept in CMake's
 # cache, so that an edit here reaches existing build folders. -ffast-math is not among them: infinities, NaN and signed
-# zeros must be those of the formulas.
+# zeros must be those of the formulas. -ffp-contract=off: the formulas say where products and sums are fused, so that every
+# instruction set computes the same bits (tests/test_same_bits.cpp).
 if(NOT DEFINED NNORM_KERNEL_FLAGS)
-  set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast)
+  set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off)
   if(NOT NNORM_INSTRUMENTED) # else the flags of Compiler.cmake
     list(APPEND NNORM_KERNEL_FLAGS -O3)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT NNORM_INSTRUMENTED) # 3 to 10 % faster; other compilers do so by default
     list(APPEND NNORM_KERNEL_FLAGS -funroll-loops --param=max-unroll-times=4 -fschedule-insns -fsched-pressure)
+    # It would select among intermediate results where the formulas select an operand.
+    list(APPEND NNORM_KERNEL_FLAGS -fno-tree-pre)
   endif()
 endif()
 

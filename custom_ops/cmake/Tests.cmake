@@ -44,8 +44,7 @@ foreach(source IN LISTS test_sources)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE
     nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
-  target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
-    $<$<BOOL:${NNORM_INSTRUMENTED}>:NNORM_NOT_VECTORISED>)
+  target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\"")
   add_dependencies(${name} nnorm_ort)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
@@ -58,7 +57,6 @@ file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxru
 foreach(name test_registration test_quantized_operators fuzz_operators)
   add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp ${provider_sources})
   target_link_libraries(${name} PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
-  target_compile_definitions(${name} PRIVATE $<$<BOOL:${NNORM_INSTRUMENTED}>:NNORM_NOT_VECTORISED>)
 endforeach()
 add_test(NAME test_registration COMMAND test_registration)
 add_test(NAME test_quantized_operators COMMAND test_quantized_operators)

@@ -84,8 +84,8 @@ void narrow_each(const Arithmetic<T>* values, size_t n, T* result) {
 
 template <class T>
 double lmbda_of_row(const RowProblem<T>& work, size_t row) {
-  RowLogarithms<Arithmetic<T>> logs;
-  run_rows(work, row, 1, logs);
+  RowBuffers<T> buffers;
+  run_rows(work, row, 1, buffers);
   return heard_lmbda;
 }
 

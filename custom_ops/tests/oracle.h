@@ -114,6 +114,7 @@ class Random {
   double sign() { return engine_() & 1 ? 1 : -1; }
   double log_uniform(double low, double high) { return std::exp(uniform(std::log(low), std::log(high))); }
   size_t below(size_t n) { return size_t(engine_() % n); }
+  uint64_t bits() { return engine_(); }
 
  private:
   std::mt19937_64 engine_;

@@ -14,11 +14,11 @@ template <class Real>
 struct Bounds;
 template <>
 struct Bounds<float> {
-  static constexpr double small = 5, moderate = 6, large = 4, any = 5, tiny = 2;
+  static constexpr double small = 5, moderate = 5, large = 4, any = 5, tiny = 2;
 };
 template <>
 struct Bounds<double> {
-  static constexpr double small = 6, moderate = 8, large = 5, any = 5, tiny = 2;
+  static constexpr double small = 6, moderate = 6, large = 5, any = 5, tiny = 2;
 };
 
 // λ densely, and exponents that a formula may stumble over.

@@ -24,7 +24,7 @@ NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_po
 
 template <class Evaluation, class Real>
 NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& integer, Real& fraction) {
-  const Real h = channel.scale * x + channel.shift;
+  const Real h = fused(channel.scale, x, channel.shift);
   const Log2<Real> log = Evaluation::log2_1p(magnitude(h));
   h_out = h;
   integer = log.integer;
@@ -35,7 +35,8 @@ template <class Evaluation, Epilogue epilogue, class Real>
 NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, const Channel<Real>& channel) {
   const bool negative = h < Real(0);
   const Real eta = negative ? channel.eta_neg : channel.eta_pos, gain = negative ? channel.gain_neg : channel.gain_pos;
-  return Formula<epilogue>::apply(gain * Evaluation::exp2_m1(Log2<Real>{integer, fraction}, eta) + channel.bias, residual);
+  const Real grown = Evaluation::exp2_m1(Log2<Real>{integer, fraction}, eta);
+  return Formula<epilogue>::apply(fused(gain, grown, channel.bias), residual);
 }
 
 }  // namespace NNORM_TARGET

@@ -40,7 +40,7 @@ struct ForHalf {
   static constexpr int output_divisor = 1;
 
   static NNORM_INLINE Log2<float> log2_1p(float a) {
-    const float series = a * (1.44269502f + a * (-0.72134751f + a * 0.48089835f));
+    const float series = a * fused(a, fused(a, 0.48089835f, -0.72134751f), 1.44269502f);
     const float logarithm = quick_log2(1.0f + a);
     return {-0.0f, a < 0x1p-6f ? series : logarithm};  // adding −0 changes nothing, not even −0
   }
@@ -48,7 +48,7 @@ struct ForHalf {
   template <bool bounded = false>
   static NNORM_INLINE float exp2_m1(Log2<float> log, float eta) {
     const float z = log.fraction * eta;
-    const float series = z * (0.693147180f + z * (0.240226507f + z * 0.0555041087f));
+    const float series = z * fused(z, fused(z, 0.0555041087f, 0.240226507f), 0.693147180f);
     const float power = quick_exp2(bounded ? z : at_most(z, 127.0f)) - 1.0f;
     return std::fabs(z) < 0x1p-5f ? series : power;
   }

@@ -14,7 +14,7 @@
 //   2^128 (2^1024) before it is multiplied by the weight. No intermediate result of finite inputs is infinite, if the gain
 //   output_divisor·weight/η is not: |weight| up to 2^101 (2^963) with any exponent, up to 2^127·|η| (2^1023·|η|) otherwise.
 //
-// The error of ψ is less than 6 units in the last place (double: 8) for exponents in [−2, 4] and |h| up to 2^126, unless 2^z
+// The error of ψ is less than 5 units in the last place (double: 6) for exponents in [−2, 4] and |h| up to 2^126, unless 2^z
 // saturates. It grows by least_exponent·log(1 + |h|)/2 if that exponent replaces η, and is greater for greater exponents.
 // If |h·η| is near the smallest normal number, the error is less than 2·(1 + output_divisor/|η|) times the smallest
 // denormal number.
@@ -34,6 +34,13 @@
 #define NNORM_INLINE __forceinline
 #else
 #define NNORM_INLINE inline __attribute__((always_inline))
+#endif
+
+// Before a loop with a constant number of steps. GCC unrolls such a loop too late to vectorise the loop around it otherwise.
+#if defined(__CUDACC__)
+#define NNORM_UNROLL _Pragma("unroll")
+#else
+#define NNORM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 // One source is compiled for several instruction sets into one library. Each has its own namespace, so that the linker
@@ -61,7 +68,6 @@ struct Format<float> {
   static constexpr Bits round_bits = 0x4b400000;
   static constexpr Bits greatest_biased_exponent = 0xfe;
   static constexpr float exponent_bias = 127.0f;
-  static constexpr Bits low_bits = 0x7f;  // 24 bits less the 7 of a logarithm's greatest integer
   static constexpr float least_exponent = 0x1p-26f;
   static constexpr float greatest_exponent = 0x1p15f;
 };
@@ -78,7 +84,6 @@ struct Format<double> {
   static constexpr Bits round_bits = 0x4338000000000000;
   static constexpr Bits greatest_biased_exponent = 0x7fe;
   static constexpr double exponent_bias = 1023.0;
-  static constexpr Bits low_bits = 0x3ff;
   static constexpr double least_exponent = 0x1p-60;
   static constexpr double greatest_exponent = 0x1p40;
 };
@@ -110,6 +115,28 @@ NNORM_INLINE double from_bits(int64_t bits) {
   return value;
 }
 
+// a·b + c, rounded once. The formulas say where a product and a sum are fused, and compilers fuse nothing by themselves
+// (-ffp-contract=off), so that results have the same bits on every processor.
+#if defined(__CUDACC__)
+NNORM_INLINE double fused(double a, double b, double c) { return ::fma(a, b, c); }
+NNORM_INLINE float fused(float a, float b, float c) { return ::fmaf(a, b, c); }
+#else
+NNORM_INLINE double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+NNORM_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+// In double the product is exact. Its sum with c is rounded to odd: the second rounding, to float, is then right. Integers
+// of 64 bits are not compared and not multiplied, which vectors of SSE2 cannot do.
+NNORM_INLINE float fused(float a, float b, float c) {
+  const double product = double(a) * double(b), wide = double(c), sum = product + wide;
+  const double added = sum - product, rest = (product - (sum - added)) + (wide - added);  // sum + rest is exact
+  const uint64_t bits = uint64_t(bits_of(sum)), opposite = (bits ^ uint64_t(bits_of(rest))) >> 63;
+  const uint64_t is_even = ~bits & 1, away = rest < 0 || rest > 0 ? is_even : 0;  // 0 for infinities and NaN: rest is NaN
+  return float(from_bits(int64_t(bits + away - ((away & opposite) << 1))));
+}
+#endif
+#endif
+
 // min(value, bound), but NaN stays NaN, unlike with a device's fmin.
 NNORM_INLINE double at_most(double value, double bound) { return value > bound ? bound : value; }
 NNORM_INLINE float at_most(float value, float bound) {
@@ -128,15 +155,15 @@ NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
 #if defined(__CUDA_ARCH__) || defined(NNORM_CUDA_ON_HOST)
   // Horner's scheme, the fewest operations: a device runs other threads while one waits for a result.
   float sum = c[count - 1];
-  for (int i = count - 2; i >= 0; --i) sum = sum * x + c[i];
+  NNORM_UNROLL for (int i = count - 2; i >= 0; --i) sum = fused(sum, x, c[i]);
   return sum * x;
 #else
   // Two independent chains of half the length. The term of first order is added last: only its rounding counts in full.
   constexpr bool odd = count % 2 == 0;  // the number of terms from c₁ on
   const float x2 = x * x;
-  float sum = odd ? c[count - 1] : c[count - 1] * x + c[count - 2];
-  for (int i = odd ? count - 3 : count - 4; i > 0; i -= 2) sum = sum * x2 + (c[i + 1] * x + c[i]);
-  return sum * x2 + x * c[0];
+  float sum = odd ? c[count - 1] : fused(c[count - 1], x, c[count - 2]);
+  NNORM_UNROLL for (int i = odd ? count - 3 : count - 4; i > 0; i -= 2) sum = fused(sum, x2, fused(c[i + 1], x, c[i]));
+  return fused(x, c[0], sum * x2);
 #endif
 }
 
@@ -152,7 +179,7 @@ NNORM_INLINE float log2_1p_of_mantissa(float m) {
 NNORM_INLINE double log2_1p_of_mantissa(double m) {
   const double r = m / (2.0 + m), r2 = r * r;
   double sum = 1.0 / 23;
-  for (int k = 21; k > 0; k -= 2) sum = sum * r2 + 1.0 / k;
+  NNORM_UNROLL for (int k = 21; k > 0; k -= 2) sum = fused(sum, r2, 1.0 / k);
   constexpr double two_over_ln2 = 2.88539008177792681471984936;
   return two_over_ln2 * (r * sum);
 }
@@ -168,7 +195,7 @@ NNORM_INLINE double exp2_m1_of_fraction(double f) {
   constexpr double ln2 = 0.693147180559945309417232121;
   const double x = f * ln2;
   double sum = 0, factorial = 87178291200;  // 14!
-  for (int k = 14; k > 0; factorial /= k--) sum = sum * x + 1 / factorial;
+  NNORM_UNROLL for (int k = 14; k > 0; factorial /= k--) sum = fused(sum, x, 1 / factorial);
   return x * sum;
 }
 
@@ -177,6 +204,12 @@ template <class Real>
 struct Log2 {
   Real integer, fraction;
 };
+
+// copysign(size, h) for a size whose sign bit is 0, in fewer instructions.
+template <class Real>
+NNORM_INLINE Real with_sign_of(Real h, Real size) {
+  return from_bits(typename Format<Real>::Bits(bits_of(size) | (bits_of(h) & bits_of(Real(-0.0)))));
+}
 
 // |h|, limited to the greatest magnitude that the functions below accept.
 template <class Real>
@@ -191,19 +224,8 @@ NNORM_INLINE Log2<Real> log2_1p(Real a) {
   using Bits = typename F::Bits;
   const Bits exponent = (bits_of(Real(1) + a) - F::sqrt_half) & ~((Bits(1) << F::mantissa_bits) - 1);
   const Real scale = from_bits(Bits(F::one - exponent));  // 2^−integer
-  const Real m = a * scale + (scale - Real(1));           // (1 + a)·scale − 1, without forming 1 + a
+  const Real m = fused(a, scale, scale - Real(1));        // (1 + a)·scale − 1, without forming 1 + a
   return {Real(int32_t(exponent >> F::mantissa_bits)), log2_1p_of_mantissa(m)};
-}
-
-// η·integer − n for an n near the product, rounded once: rounding the product first would lose the difference.
-template <class Real>
-NNORM_INLINE Real product_minus(Real eta, Real integer, Real n) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
-  return std::fma(eta, integer, -n);
-#else  // both products are exact
-  const Real head = from_bits(typename Format<Real>::Bits(bits_of(eta) & ~Format<Real>::low_bits)), tail = eta - head;
-  return (head * integer - n) + tail * integer;
-#endif
 }
 
 // (2^z − 1)/output_divisor for z = η·log, |z| ≤ 2^22 (2^51), or up to exponent_bias − 2 if `bounded`. Up to where it
@@ -214,9 +236,10 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   using F = Format<Real>;
   using Bits = typename F::Bits;
   constexpr Real magic = F::round + (F::exponent_bias - log2_output_divisor);
-  const Real shifted = eta * (log.integer + log.fraction) + magic;
+  const Real shifted = fused(eta, log.integer + log.fraction, magic);
   const Real n = shifted - magic;
-  const Real f = eta * log.fraction + product_minus(eta, log.integer, n);
+  // Rounding η·integer before n is subtracted would lose the difference.
+  const Real f = fused(eta, log.fraction, fused(eta, log.integer, -n));
   Bits biased = bits_of(shifted);
   if (!bounded) {  // clamped as integers: compilers turn a clamp of floating point into chains of comparisons
     constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
@@ -224,7 +247,7 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
     biased = biased > greatest ? greatest : biased;
   }
   const Real scale = from_bits(Bits(typename F::Unsigned(biased) << F::mantissa_bits));  // 2^n/output_divisor
-  return exp2_m1_of_fraction(f) * scale + (scale - Real(1) / output_divisor<Real>);
+  return fused(exp2_m1_of_fraction(f), scale, scale - Real(1) / output_divisor<Real>);
 }
 
 // The two functions above and division as a type, so that templates can use ForHalf (half_mathematics.h) instead.
@@ -283,10 +306,10 @@ NNORM_INLINE void add_lmbda_terms(Real h, Real a, Log2<Real> log, Real& signed_l
                                   Real& curvature) {
   constexpr Real ln2 = Real(0.693147180559945309417232121);
   const Real t = (log.integer + log.fraction) * ln2, grown = (Real(1) + a) * t, d = grown - a;
-  signed_log += std::copysign(t, h);
-  h_d += h * d;
+  signed_log += with_sign_of(h, t);
+  h_d = fused(h, d, h_d);
   d_sum += d;
-  curvature += grown * (a * t) + d * (d - Real(2) * a);  // the term above, rearranged
+  curvature += fused(grown, a * t, d * fused(Real(-2), a, d));  // the term above, rearranged
 }
 
 // η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ.

@@ -29,12 +29,6 @@ bool without_truth(Compared& compared) {
   return lacking;
 }
 
-#if defined(NNORM_NOT_VECTORISED)
-constexpr double lanes_lost = 10;  // as in test_layer_group_normal_norm.cpp
-#else
-constexpr double lanes_lost = 1;
-#endif
-
 template <class T>
 void compare(const std::string& node, T result, Wider<T> truth, Wider<T> tolerance, Compared& compared) {
   if (without_truth<T>(compared)) return;
@@ -126,7 +120,7 @@ template <class T>
 void compare_rows(const std::string& node, const Rows<T>& rows, const std::vector<T>& y, Compared& compared) {
   using Real = Arithmetic<T>;
   const RowGeometry& g = rows.geometry;
-  const Wider<T> unit = lanes_lost * (sizeof(Real) == 4 ? 1e-6 : 4e-15);
+  const Wider<T> unit = (sizeof(Real) == 4 ? 1e-6 : 4e-15);
   const double squares_fit = sizeof(Real) == 4 ? 1e17 : 1e150;
   for (size_t row = 0; row < g.rows; ++row) {
     const RowRange range = range_of(rows, row);

@@ -1,0 +1,225 @@
+// One answer on every processor: the kernels of all instruction sets that this machine can run give the same bits, for any
+// bits of x, in any layout, at any place of a batch, and with an epilogue what the steps behind the operator would.
+//
+//   test_same_bits [VALUES]    of each type and operator (default 1.5 million); a long run takes 1000000000
+//
+// A NaN is equal to any other: which of its bits are set depends on the order of operands, which no compiler keeps.
+#include <cstdlib>
+#include <string>
+
+#include "channels.h"
+#include "check.h"
+#include "rows.h"
+
+namespace nnorm_test {
+namespace {
+
+using nnorm::ChannelWork;
+using nnorm::Sharing;
+using nnorm::Target;
+
+template <class T>
+bool is_nan(T value) {
+  const auto wide = nnorm::widened(value);
+  return wide != wide;
+}
+
+struct Count {
+  size_t compared = 0, different = 0;
+
+  template <class T>
+  void add(const std::vector<T>& a, const std::vector<T>& b) {
+    compared += a.size();
+    for (size_t i = 0; i < a.size(); ++i)
+      different += std::memcmp(&a[i], &b[i], sizeof(T)) != 0 && !(is_nan(a[i]) && is_nan(b[i]));
+  }
+};
+
+// Numbers as networks have them, of any size, and any bits at all.
+enum class Kind { normal, any_size, any_bits };
+
+template <class T>
+std::vector<T> numbers(size_t n, Kind kind, Random& random) {
+  std::vector<T> result(n);
+  for (T& value : result) {
+    if (kind == Kind::any_bits) {
+      const uint64_t bits = random.bits();
+      std::memcpy(&value, &bits, sizeof value);
+    } else {
+      const double number = kind == Kind::normal ? random.normal() : random.sign() * random.log_uniform(1e-30, 1e30);
+      nnorm::narrow(Arithmetic<T>(number), value);
+    }
+  }
+  return result;
+}
+
+// x of [samples, channels, extent] in the layout of `sharing`, whose rows are blocks of `lanes` channels for Sharing::lane.
+struct Layout {
+  Sharing sharing;
+  size_t samples, channels, extent, lanes;
+
+  size_t place_of(size_t sample, size_t channel, size_t position) const {
+    const size_t within = sharing == Sharing::row       ? channel * extent + position
+                          : sharing == Sharing::element ? position * channels + channel
+                                                        : (channel / lanes * extent + position) * lanes + channel % lanes;
+    return sample * channels * extent + within;
+  }
+
+  template <class T>
+  std::vector<T> from_rows(const std::vector<T>& x) const {
+    std::vector<T> result(x.size());
+    for_each([&](size_t row_place, size_t place) { result[place] = x[row_place]; });
+    return result;
+  }
+  template <class T>
+  std::vector<T> to_rows(const std::vector<T>& x) const {
+    std::vector<T> result(x.size());
+    for_each([&](size_t row_place, size_t place) { result[row_place] = x[place]; });
+    return result;
+  }
+
+ private:
+  template <class F>
+  void for_each(F f) const {
+    for (size_t s = 0, i = 0; s < samples; ++s)
+      for (size_t c = 0; c < channels; ++c)
+        for (size_t p = 0; p < extent; ++p, ++i) f(i, place_of(s, c, p));
+  }
+};
+
+template <class T>
+std::vector<T> batch_normal_norm(const Target& target, const Layout& layout, nnorm::Epilogue epilogue,
+                                 const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x,
+                                 const std::vector<T>& residual) {
+  const nnorm::KernelTable<T>& kernels = target.table<T>();
+  std::vector<Arithmetic<T>> table(size_t(nnorm::ChannelField::count) * layout.channels);
+  kernels.prepare_channels(p.pointers().data(), layout.channels, 1, table.data());
+  const std::vector<T> x_there = layout.from_rows(x), residual_there = layout.from_rows(residual);
+  std::vector<T> y(x.size());
+  ChannelWork<T> work{};
+  work.x = x_there.data();
+  work.residual = residual_there.data();
+  work.y = y.data();
+  work.table = table.data();
+  work.table_width = layout.channels;
+  work.size = x.size();
+  work.sharing = layout.sharing;
+  work.lanes = layout.lanes;
+  work.row_length = layout.sharing == Sharing::row       ? layout.extent
+                    : layout.sharing == Sharing::element ? layout.channels
+                                                         : layout.extent * layout.lanes;
+  work.period = layout.sharing == Sharing::row       ? layout.channels
+                : layout.sharing == Sharing::element ? 1
+                                                     : layout.channels / layout.lanes;
+  work.epilogue = epilogue;
+  kernels.batch_normal_norm(work, 0, nnorm::count_items(work));
+  return layout.to_rows(y);
+}
+
+template <class T>
+std::vector<T> apply_behind(nnorm::Epilogue epilogue, const std::vector<T>& y, const std::vector<T>& residual) {
+  std::vector<T> result(y.size());
+  for (size_t i = 0; i < y.size(); ++i) result[i] = true_epilogue<T>(epilogue, y[i], residual[i]);
+  return result;
+}
+
+template <class T>
+void test_channels(size_t values) {
+  Random random(1);
+  Count across, layouts, behind;
+  for (size_t round = 0; across.compared < values; ++round) {
+    const size_t channels = 16 * (1 + random.below(6)), extent = 1 + random.below(300), samples = 1 + random.below(3);
+    const ChannelParameters<Arithmetic<T>> p(channels, random);
+    const std::vector<T> x = numbers<T>(samples * channels * extent, Kind(round % 3), random);
+    const std::vector<T> residual = numbers<T>(x.size(), Kind(round / 3 % 3), random);
+    std::vector<T> plain;  // without an epilogue
+    for (const EpilogueFacts& facts : nnorm::epilogues) {
+      const auto compute = [&](const Target& target, Sharing sharing, size_t lanes) {
+        const Layout layout{sharing, samples, channels, extent, lanes};
+        return batch_normal_norm<T>(target, layout, facts.epilogue, p, x, residual);
+      };
+      const std::vector<T> y = compute(nnorm::best_target(), Sharing::row, 0);
+      for (const Target* const* target = nnorm::targets(); *target; ++target) {
+        across.add(y, compute(**target, Sharing::row, 0));
+        layouts.add(y, compute(**target, Sharing::element, 0));
+        for (const size_t lanes : {8, 16}) layouts.add(y, compute(**target, Sharing::lane, lanes));
+      }
+      if (facts.epilogue == nnorm::Epilogue::none) plain = y;
+      // An epilogue of 16 bits rounds once, where the steps behind the operator round after each.
+      if constexpr (std::is_same_v<T, Arithmetic<T>>) behind.add(y, apply_behind(facts.epilogue, plain, residual));
+    }
+  }
+  const char* type = NameOf<T>::value;
+  std::printf("BatchNormalNorm %-9s %11zu values: %zu differ between processors, %zu between layouts, %zu from steps behind\n",
+              type, across.compared + layouts.compared + behind.compared, across.different, layouts.different,
+              behind.different);
+  CHECK(across.compared >= values && across.different == 0, "%s between processors", type);
+  CHECK(layouts.different == 0, "%s between layouts", type);
+  CHECK(behind.different == 0, "%s from steps behind", type);
+}
+
+template <class T>
+std::vector<T> layer_group_normal_norm(const Target& target, const Rows<T>& problem, const std::vector<T>& x) {
+  std::vector<T> y(x.size());
+  const RowProblem<T> work = problem.work(x.data(), y.data());
+  target.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
+  return y;
+}
+
+// Row `row` of a problem by itself.
+template <class T>
+std::vector<T> alone(const Target& target, const Rows<T>& problem, size_t row) {
+  const RowGeometry& g = problem.geometry;
+  std::vector<T> y(g.row_length);
+  RowProblem<T> work = problem.work(problem.x.data() + row * g.row_length, y.data());
+  const size_t weights = row % g.period * (g.row_length / g.run);
+  work.rows = work.period = 1;
+  work.weight += weights;
+  work.bias += weights;
+  target.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
+  return y;
+}
+
+template <class T>
+void test_rows(size_t values) {
+  Random random(2);
+  Count across, places;
+  constexpr size_t special[] = {1, 2, 7, 8, 15, 16, 17, 33, 197, 511, 512, 513, 768, 4095, 4096, 4097, 9000};
+  for (size_t round = 0; across.compared < values; ++round) {
+    const size_t picked = random.below(2 * std::size(special));
+    const size_t length = picked < std::size(special) ? special[picked] : 1 + random.below(600);
+    const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3);
+    const size_t run = length % 3 == 0 && random.below(2) ? length / 3 : 1;
+    Rows<T> problem({rows, length, period, run}, std::vector<double>(rows * length), random);
+    problem.x = numbers<T>(rows * length, Kind(round % 3), random);
+    if (round % 5 == 0) problem.epsilon = random.below(2) ? 0 : 1e-3;
+    if (round % 7 == 0) problem.delta = 0;
+    const std::vector<T> y = layer_group_normal_norm(nnorm::best_target(), problem, problem.x);
+    for (const Target* const* target = nnorm::targets(); *target; ++target)
+      across.add(y, layer_group_normal_norm(**target, problem, problem.x));
+    const size_t row = random.below(rows);
+    places.add({y.begin() + long(row * length), y.begin() + long((row + 1) * length)},
+               alone(nnorm::best_target(), problem, row));
+  }
+  const char* type = NameOf<T>::value;
+  std::printf("LayerNormalNorm, GroupNormalNorm %-9s %11zu values: %zu differ between processors, %zu from a row alone\n", type,
+              across.compared + places.compared, across.different, places.different);
+  CHECK(across.compared >= values && across.different == 0, "%s between processors", type);
+  CHECK(places.different == 0, "%s from a row alone", type);
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main(int count, char** arguments) {
+  using namespace nnorm_test;
+  const size_t values = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 1500000;
+  for (const Target* const* target = nnorm::targets(); *target; ++target) std::printf("%s ", (*target)->name);
+  std::printf("\n");
+#define NNORM_TEST(T)        \
+  test_channels<T>(values); \
+  test_rows<T>(values);
+  NNORM_FOR_EACH_TYPE(NNORM_TEST)
+#undef NNORM_TEST
+  return finish();
+}
