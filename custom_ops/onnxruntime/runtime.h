@@ -83,6 +83,9 @@ class Run {
   // The first `count` inputs.
   Tensors inputs(size_t count) const;
 
+  // The data of one input, and its shape.
+  const void* input(size_t index, Shape& shape) const;
+
   // The memory of the output, which gets this shape.
   void* output(const Shape& shape) const;
 
@@ -97,8 +100,6 @@ class Run {
   void* gpu_stream() const;
 
  private:
-  const void* input(size_t index, Shape& shape) const;
-
   const OrtApi* api_;
   OrtKernelContext* context_;
 };

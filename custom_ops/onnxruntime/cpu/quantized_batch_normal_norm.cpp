@@ -120,7 +120,7 @@ class QuantizedNode {
   }
 
   void operator()(const Run& run) const {
-    Tensors tensors = run.inputs(facts_.inputs);
+    Tensors tensors = constant_ ? tensors_alone(run) : run.inputs(facts_.inputs);
     const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(tensors);
     const QuantizedTable& table = made->table;
     const Shape& shape = tensors.shapes[x];
@@ -140,6 +140,14 @@ class QuantizedNode {
   }
 
  private:
+  // X and the residual, in their places. Each input takes ONNX Runtime a tenth of a microsecond.
+  Tensors tensors_alone(const Run& run) const {
+    Tensors tensors{std::vector<Shape>(facts_.inputs), std::vector<const void*>(facts_.inputs), nullptr};
+    for (size_t i = 0; i < facts_.inputs; ++i)
+      if (is_tensor(i)) tensors.inputs[i] = run.input(i, tensors.shapes[i]);
+    return tensors;
+  }
+
   // Why X and the residual may not have their shapes; empty if they may.
   std::string tensor_refusal(const Tensors& tensors, size_t channels) const {
     const Shape& shape = tensors.shapes[x];
