@@ -21,7 +21,8 @@
 # make fuzz-kills N=500    writers killed at random moments, their files read all the time
 # make fuzz N=…    these four, N cases each
 # make fuzz-guided N=100000    files mutated towards new branches of the code that reads them (atheris)
-# make zoo     132 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed
+# make zoo     140 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed
+# make test-zoo    twelve of them from conversion to kernel, the norms of all families of timm, the caches of decoders
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
@@ -72,7 +73,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: coverage-cpp same-bits wheel zoo clean test-tensorrt-registries
+.PHONY: coverage-cpp same-bits wheel zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -84,13 +85,13 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PYTEST_PARALLEL := $(PYTEST) --numprocesses 2
 
 environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRITON:%=.venv-triton/installed) .venv-ray/installed \
-	$(RTX:%=.venv-tensorrt-rtx-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed)
+	$(RTX:%=.venv-tensorrt-rtx-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) .venv-zoo/installed
 
 check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
 test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
-		test-tensorrt-registries
+		test-tensorrt-registries test-zoo
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
@@ -258,6 +259,13 @@ bench: $(VENV)/installed
 zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-zoo/bin/python -m benchmarks.zoo --write
+	NNORM_ALL_OF_TIMM=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" \
+		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py -k family
+
+# One thread: on a busy machine those of PyTorch wait for each other.
+test-zoo: $(VENV)/installed .venv-zoo/installed
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py
 
 wheel: $(VENV)/installed
 	rm -rf build/wheel
@@ -328,12 +336,12 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	npm install --prefix $(@D) --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel error
 	touch $@
 
-# torchvision without its dependencies: they would take another torch.
+# torchvision without its dependencies: they would take another torch. The versions are those of the table.
 .venv-zoo/installed: | $(VENV)/installed
 	$(PYTHON) -m venv .venv-zoo
 	$(call take_packages,.venv-zoo)
-	.venv-zoo/bin/python $(PIP_INSTALL) --no-deps timm torchvision
-	.venv-zoo/bin/python $(PIP_INSTALL) transformers pillow
+	.venv-zoo/bin/python $(PIP_INSTALL) --no-deps timm==1.0.31 torchvision==0.29.2
+	.venv-zoo/bin/python $(PIP_INSTALL) transformers==5.23.0 pillow
 	touch $@
 
 .venv-atheris/installed: | $(VENV)/installed

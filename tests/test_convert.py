@@ -253,6 +253,19 @@ class GroupNorm1(nn.GroupNorm):
         super().__init__(1, channels)
 
 
+class FrozenNormWithItsEpsilonInTheCode(FrozenNorm):
+    """As in transformers' DETR."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        del self.eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.weight * (self.running_var + 1e-6).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
+
+
 def subclass_without_changes(channels: int) -> nn.Module:
     return type("Mine", (nn.BatchNorm2d,), {})(channels)
 
@@ -260,6 +273,7 @@ def subclass_without_changes(channels: int) -> nn.Module:
 LOOKALIKES = [
     (NormAct, layers.BatchNormalNorm2d, True),
     (FrozenNorm, layers.BatchNormalNorm2d, True),
+    (FrozenNormWithItsEpsilonInTheCode, layers.BatchNormalNorm2d, True),
     (subclass_without_changes, layers.BatchNormalNorm2d, True),
     (LayerNorm2d, layers.LayerNormalNorm, False),
     (NormOfChannels, layers.LayerNormalNorm, False),
@@ -283,6 +297,8 @@ def test_a_layer_that_computes_a_norm_of_torch_is_converted(
     assert [(entry.path, entry.norm) for entry in report.converted] == [("0", expected.__name__)]
     (norm,) = (layer for layer in model.modules() if isinstance(layer, layers.NormalNorm))
     assert type(norm) is expected
+    if isinstance(old, FrozenNormWithItsEpsilonInTheCode):
+        assert norm.eps == 1e-6
     assert norm.training is model[0].training is training
     after = model.eval()(x)
     assert after.shape == before.shape

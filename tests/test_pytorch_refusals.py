@@ -75,6 +75,13 @@ def test_options_of_one_format(write: Any, options: dict[str, Any], message: str
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("write", [export, export_torchscript, export_program, export_aoti])
+def test_a_model_that_is_torchscript_is_refused_with_the_remedy(write: Any, tmp_path: Path) -> None:
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(4, 4), layers.LayerNormalNorm(4)).eval(), torch.randn(2, 4))
+    with pytest.raises(ExportError, match=r"the model \(Sequential\) is TorchScript.*give the Python module"):
+        write(traced, torch.randn(2, 4), tmp_path / "m.pt2")
+
+
 class RMSNormalization(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x / x.square().mean(-1, keepdim=True).sqrt()

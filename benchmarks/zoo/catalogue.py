@@ -51,7 +51,7 @@ class Architecture:
 
 
 TWELVE = (
-    "timm/test_vit", "timm/test_efficientnet", "timm/convnext_atto", "timm/regnetx_002", "timm/nest_tiny",
+    "timm/test_vit", "timm/test_efficientnet", "timm/convnext_atto", "timm/regnetx_002", "timm/mobilevit_xxs",
     "torchvision/resnet18", "torchvision/densenet121", "torchvision/segmentation.lraspp_mobilenet_v3_large",
     "transformers/bert", "transformers/gpt2", "transformers/wav2vec2", "transformers/detr",
 )  # fmt: skip

@@ -132,6 +132,12 @@ def refuse_model(target: Target, frozen: Frozen) -> None:
 
 
 def _of_module(request: Request, model: nn.Module) -> Frozen:
+    if isinstance(model, torch.jit.ScriptModule):
+        name = getattr(model, "original_name", type(model).__name__)
+        raise ExportError(
+            f"the model ({name}) is TorchScript, in which normalizations cannot be found any more; give the Python "
+            "module that torch.jit.trace or torch.jit.script made it of"
+        )
     dtype = arguments.resolve_dtype(request.dtype)
     # Operators resolve their parameters in float64 and round them to the arithmetic of the layer that they freeze.
     exact = deepcopy(model).to(torch.float64) if dtype == torch.float64 else model

@@ -97,7 +97,13 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
                     "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "
                     "axes that the model's code fixes."
                 )
-        if unknown := re.search(r"Found <class '(?:[^']*\.)?(\w+)'> in (in|out)put, which is not a", str(error)):
+        if cache := re.search(r"<class 'transformers\.[\w.]*\.(\w*Cache\w*)'>", str(error)):
+            remedy = (
+                f"\ntorch.export does not see the tensors in a {cache[1]}. Export without a cache "
+                "(kwargs={'use_cache': False}, or model.config.use_cache = False), or give the keys and values in a "
+                "transformers.DynamicCache."
+            )
+        elif unknown := re.search(r"(?:Found|Unsupported input type) <class '(?:[^']*\.)?(\w+)'>", str(error)):
             remedy = (
                 f"\nIf {unknown[1]} is a dataclass, call torch.export.register_dataclass({unknown[1]}) first; "
                 "else let the model take and return tensors, tuples and dicts."

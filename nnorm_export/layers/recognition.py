@@ -26,6 +26,8 @@ Kind = Literal["batch", "instance", "layer", "channels", "group"]
 _STATISTICS = ("running_mean", "running_var")
 _TOLERANCE = 1e-5  # of the greatest value: some layers compute in float32 whatever the input
 _LARGEST_EPSILON = 0.1
+_USUAL_EPSILONS = (1e-5, 1e-6, 1e-3, 1e-12)  # of layers that have it in their code
+_VARIANCE = 1e-4  # of running statistics in a trial: small, so that the usual ε count
 _SPATIAL = ((3, 4), (), (5,), (2, 3, 2))  # the axes after the channels, the likeliest first
 
 
@@ -168,9 +170,11 @@ def _trial_copy(layer: nn.Module) -> nn.Module:
     is_meta = any(tensor.is_meta for tensor in _tensors(trial))
     trial = (trial.to_empty(device="cpu") if is_meta else trial.cpu()).double()
     generator = torch.Generator().manual_seed(0)
+    named = {id(tensor): name for name, tensor in (*trial.named_parameters(), *trial.named_buffers())}
     for tensor in _tensors(trial):
         if tensor.is_floating_point():
             tensor.uniform_(0.5, 1.5, generator=generator)  # positive, as a variance has to be
+            tensor.mul_(_VARIANCE if named[id(tensor)].endswith(_STATISTICS[1]) else 1.0)
         else:
             tensor.zero_()
     return trial
@@ -189,7 +193,8 @@ def _candidates(layer: nn.Module) -> Iterator[Recognized]:
         if tensor is not None and tensor.is_floating_point()
     }
     small = [value for value in vars(layer).values() if type(value) is float and 0 <= value <= _LARGEST_EPSILON]
-    epsilons = [getattr(layer, "eps", None), *small]
+    own_epsilon = getattr(layer, "eps", None)
+    epsilons = [own_epsilon, *small] if small or isinstance(own_epsilon, (float, int)) else _USUAL_EPSILONS
     affine = [name for name in own if name not in _STATISTICS]
     tails = [tuple(layer._modules)] if layer._modules else [()]
     for kind, shape, spatial, groups in _forms(layer, own):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export import dtypes
 from nnorm_export.errors import ExportError, InputError
+from nnorm_export.models.caches import register_caches
 from nnorm_export.models.modules import unwrapped
 from nnorm_export.names import DTYPE_NAMES
 
@@ -50,6 +51,7 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
     """
     if not isinstance(args, (Tensor, np.ndarray, Sequence)):
         raise InputError(f"args is {type(args).__name__}; give a tuple of inputs, or one tensor")
+    register_caches()
     positional = (args,) if isinstance(args, (Tensor, np.ndarray)) else tuple(args)
     try:
         bound = inspect.signature(unwrapped(model).forward).bind(*positional, **dict(kwargs or {}))
@@ -148,7 +150,7 @@ def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """
     length = _batch_length(arguments)
     if length is None:
-        return arguments, pytree.tree_map(lambda _: None, arguments)
+        return arguments, shapes_like(arguments, lambda _: None)
     axis = torch.export.Dim(BATCH, min=1)
 
     def is_batched(value: Any) -> bool:
@@ -157,8 +159,22 @@ def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     def widen(value: Any) -> Any:
         return torch.cat([value, value]) if is_batched(value) and length == 1 else value
 
-    shapes = pytree.tree_map(lambda value: {0: axis} if is_batched(value) else None, arguments)
+    shapes = shapes_like(arguments, lambda value: {0: axis} if is_batched(value) else None)
     return pytree.tree_map(widen, arguments), shapes
+
+
+def shapes_like(value: Any, shape_of: Callable[[Any], Any]) -> Any:
+    """The ``dynamic_shapes`` of nested ``value``: ``shape_of`` each leaf; a list for a registered class."""
+
+    def is_of_a_class(node: Any) -> bool:
+        return type(node) in pytree.SUPPORTED_NODES and type(node) not in pytree.BUILTIN_TYPES
+
+    def shape(node: Any) -> Any:
+        if not is_of_a_class(node):
+            return shape_of(node)
+        return shapes_like(pytree.SUPPORTED_NODES[type(node)].flatten_fn(node)[0], shape_of)
+
+    return pytree.tree_map(shape, value, is_leaf=is_of_a_class)
 
 
 def _batch_length(arguments: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError
-from nnorm_export.models.arguments import leaf_names, named_dims, with_tensors
+from nnorm_export.models.arguments import leaf_names, named_dims, shapes_like, with_tensors
 
 EXAMPLES = "--dynamic x:0=batch,1=seq, with a range --dynamic 'x:1=seq[2..512]'"
 
@@ -55,7 +55,7 @@ def parse_dynamic(specs: Sequence[str], arguments: Mapping[str, Any]) -> Any:
     names = {name for axes in chosen.values() for name in axes.values()}
     dims = {name: _dim(name, *ranges.get(name, (1, None))) for name in sorted(names)}
     shapes = iter([{axis: dims[name] for axis, name in chosen.get(path, {}).items()} or None for path in tensors])
-    return pytree.tree_map(lambda leaf: next(shapes) if isinstance(leaf, Tensor) else None, dict(arguments))
+    return shapes_like(dict(arguments), lambda leaf: next(shapes) if isinstance(leaf, Tensor) else None)
 
 
 def _unparsable(spec: str) -> InputError:

@@ -1,0 +1,151 @@
+"""Networks of timm, torchvision and transformers: twelve from conversion to kernel, the norms of all of timm, caches.
+
+`make test-zoo` runs these tests in the environment that has the three libraries.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils import _pytree as pytree
+
+from benchmarks.zoo.catalogue import TWELVE, catalogue, without_operators_of_torchvision
+from benchmarks.zoo.one import measure
+from nnorm_export import ExportError, export, load
+from nnorm_export.layers import convert_normal_norm
+
+without_operators_of_torchvision()
+timm = pytest.importorskip("timm", reason="make test-zoo installs timm, torchvision and transformers")
+transformers = pytest.importorskip("transformers")
+
+DERIVED = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm)
+
+
+@pytest.fixture(autouse=True)
+def without_the_libraries_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWELVE)
+def test_a_network_is_converted_trained_exported_and_run_by_kernel(name: str, tmp_path: Path) -> None:
+    found = measure(name, tmp_path, timed=False)
+    assert (found["trained"], found["exported"]) == ("yes", True), found
+    assert set(found["kept"]) <= {"_WeightNorm"}, "of a weight, not of what a layer returns"
+    assert "with_dynamic_batch" not in found, found
+    assert found["by_kernel"] == found["normalizations"] > 0
+    assert found["budget_share"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWELVE)
+def test_a_converted_network_computes_what_it_did_where_lmbda_is_1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnorm_export.layers._base.gaussianize", lambda h, dim, delta: (h, torch.ones(())))
+    architecture = catalogue()[name]
+    torch.manual_seed(0)
+    twin = architecture.build().double().eval()
+    inputs = architecture.inputs(twin)
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    model = convert_normal_norm(copy.deepcopy(twin), form="paper")
+    with torch.no_grad():
+        before, after = (_tensors(network(**copy.deepcopy(inputs))) for network in (twin, model))
+    assert len(before) == len(after) > 0
+    for old, new in zip(before, after, strict=True):
+        assert float((new - old).abs().max()) <= 1e-6 * float(old.abs().max())
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    leaves = pytree.tree_leaves(result.to_tuple() if hasattr(result, "to_tuple") else result)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+@pytest.mark.slow
+def test_every_norm_of_torch_in_every_family_of_timm_is_converted() -> None:
+    """On the meta device: the first network of each name up to the underscore, of which there are about 290.
+
+    Every eighth of them, or all, in two minutes, with NNORM_ALL_OF_TIMM=1 (`make zoo`).
+    """
+    families: dict[str, str] = {}
+    for name in timm.list_models():
+        families.setdefault(name.partition("_")[0], name)
+    assert len(families) >= 280
+    left: dict[str, set[str]] = {}
+    norms = 0
+    scanned = list(families.values())[:: 1 if os.environ.get("NNORM_ALL_OF_TIMM") else 8]
+    for name in scanned:
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        _, report = convert_normal_norm(model, return_report=True)
+        norms += len(report.converted)
+        if unconverted := {type(layer).__name__ for layer in model.modules() if isinstance(layer, DERIVED)}:
+            left[name] = unconverted
+    assert not left
+    assert norms > 30 * len(scanned)
+
+
+SMALL = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
+IDS = torch.randint(1, 90, (2, 6), generator=torch.Generator().manual_seed(0))
+CACHE = [f"past_key_values_{part}_cache_{layer}" for part in ("key", "value") for layer in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> nn.Module:
+    torch.manual_seed(0)
+    return convert_normal_norm(transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL))).eval()
+
+
+@pytest.mark.slow
+def test_the_cache_of_a_decoder_goes_in_and_out_as_tensors(decoder: nn.Module, tmp_path: Path) -> None:
+    """Token by token, the two files compute what the model does with all tokens at once."""
+    export(decoder, (), tmp_path / "first.onnx", kwargs={"input_ids": IDS})
+    past = decoder(input_ids=IDS).past_key_values
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("past", min=2)
+    layers = [{0: batch, 2: length}] * 2
+    shapes = {"input_ids": {0: batch}, "past_key_values": [layers, layers]}
+    example = {"input_ids": IDS[:, :1], "past_key_values": past}
+    export(decoder, (), tmp_path / "next.onnx", kwargs=example, dynamic_shapes=shapes)
+    assert past.get_seq_length() == 6, "the example is what it was"
+    first, following = load(tmp_path / "first.onnx"), load(tmp_path / "next.onnx")
+    assert [info.name for info in following.inputs] == ["input_ids", *CACHE]
+    assert [info.name for info in following.outputs] == ["logits", *(f"{name}_out" for name in CACHE)]
+    logits, *cache = first(IDS.numpy())
+    seen = IDS.numpy()
+    for token in (7, 8):
+        seen = np.concatenate([seen, np.full((2, 1), token)], axis=1)
+        logits, *cache = following(seen[:, -1:], *cache)
+        expected = decoder(input_ids=torch.from_numpy(seen), use_cache=False).logits[:, -1:]
+        np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_caches_of_an_encoder_and_decoder_are_outputs(tmp_path: Path) -> None:
+    model = catalogue()["transformers/whisper"].build()
+    model.config.use_cache = True
+    report = export(
+        convert_normal_norm(model),
+        (),
+        tmp_path / "model.onnx",
+        kwargs={"input_features": torch.randn(2, 20, 100), "decoder_input_ids": IDS},
+    )
+    assert report.parity
+    names = [info.name for info in load(tmp_path / "model.onnx").outputs]
+    assert "past_key_values_cross_attention_cache_value_cache_1" in names
+
+
+def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_path: Path) -> None:
+    past = transformers.StaticCache(config=decoder.config, max_cache_len=8)
+    with pytest.raises(ExportError, match=r"does not see the tensors in a StaticCache.*use_cache.*DynamicCache"):
+        export(decoder, (), tmp_path / "m.onnx", kwargs={"input_ids": IDS, "past_key_values": past})
