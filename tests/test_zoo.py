@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
@@ -25,9 +26,10 @@ from benchmarks.zoo.one import measure
 from nnorm_export import ExportError, export, load
 from nnorm_export.layers import convert_normal_norm
 
+if any(importlib.util.find_spec(name) is None for name in ("timm", "torchvision", "transformers")):
+    pytest.skip("make test-zoo installs timm, torchvision and transformers", allow_module_level=True)
 without_operators_of_torchvision()
-timm = pytest.importorskip("timm", reason="make test-zoo installs timm, torchvision and transformers")
-transformers = pytest.importorskip("transformers")
+timm, transformers = importlib.import_module("timm"), importlib.import_module("transformers")
 
 DERIVED = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm)
 

@@ -31,7 +31,7 @@ naflexvit_base_patch16_parfac_gap beit_base_patch16_224 qwen3_vit_88m nasnetalar
 """
 _TIMM += " test_efficientnet convnext_atto"
 _TORCHVISION = (
-    "alexnet squeezenet1_1 vgg11_bn resnet18 resnext50_32x4d densenet121 googlenet inception_v3 mobilenet_v2 "
+    "alexnet squeezenet1_1 vgg11_bn resnet18 resnext50_32x4d densenet121 DenseNet googlenet inception_v3 mobilenet_v2 "
     "mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 efficientnet_b0 regnet_y_400mf convnext_tiny vit_b_32 swin_t "
     "swin_v2_t maxvit_t segmentation.fcn_resnet50 segmentation.deeplabv3_mobilenet_v3_large "
     "segmentation.lraspp_mobilenet_v3_large video.r3d_18 video.s3d"
@@ -51,8 +51,8 @@ class Architecture:
 
 
 TWELVE = (
-    "timm/test_vit", "timm/test_efficientnet", "timm/convnext_atto", "timm/regnetx_002", "timm/mobilevit_xxs",
-    "torchvision/resnet18", "torchvision/densenet121", "torchvision/segmentation.lraspp_mobilenet_v3_large",
+    "timm/test_vit", "timm/test_efficientnet", "timm/convnext_atto", "timm/regnetx_002", "timm/test_mambaout",
+    "torchvision/resnet18", "torchvision/DenseNet", "torchvision/segmentation.lraspp_mobilenet_v3_large",
     "transformers/bert", "transformers/gpt2", "transformers/wav2vec2", "transformers/detr",
 )  # fmt: skip
 """Of different kinds and small: what `make test-zoo` runs."""
@@ -106,6 +106,8 @@ def _torchvision(name: str) -> Architecture:
             options |= {"init_weights": False, "aux_logits": False}
         if family == "segmentation":
             options["weights_backbone"] = None
+        if short == "DenseNet":  # the class, for one that is smaller than all that have names
+            options = {"growth_rate": 16, "block_config": (2, 2, 2, 2), "num_init_features": 32}
         model: nn.Module = getattr(module, short)(**options)
         return model
 
