@@ -22,8 +22,18 @@ from nnorm_export.exporting.targets import TARGETS
 from nnorm_export.files.inspection import describe
 
 LIBRARIES = {"executorch": "executorch", "litert": "litert_torch"}  # those that run here
-INSTALLED = [name for name, library in LIBRARIES.items() if importlib.util.find_spec(library)]
-with_library = pytest.mark.parametrize("name", INSTALLED)
+with_library = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                not importlib.util.find_spec(library), reason=f"{library} is not installed; make test-converted has it"
+            ),
+        )
+        for name, library in LIBRARIES.items()
+    ],
+)
 
 
 class Cases(nn.Module):
