@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import ConvertOptions
+from nnorm_export.cli.file_options import ConvertOptions
 from nnorm_export.cli.output import Output, counted, print_facts, print_parity, size_text
 
 if TYPE_CHECKING:

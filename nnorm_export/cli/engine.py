@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import EngineOptions
+from nnorm_export.cli.file_options import EngineOptions
 from nnorm_export.cli.output import Output, counted, print_facts, print_table, size_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import OptimizeOptions
+from nnorm_export.cli.file_options import OptimizeOptions
 from nnorm_export.cli.output import Output, print_facts, print_parity, print_table, size_text
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import QuantizeOptions, ReferenceOptions
+from nnorm_export.cli.file_options import QuantizeOptions
+from nnorm_export.cli.options import ReferenceOptions
 from nnorm_export.cli.output import Output, print_facts, print_table, size_text, ways
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nnorm_export.cli.options import ServerOptions
+from nnorm_export.cli.file_options import ServerOptions
 from nnorm_export.cli.output import Output, shown
 
 

@@ -1,0 +1,187 @@
+"""The options of the commands that make another file of an exported one; see :mod:`nnorm_export.cli.options`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from nnorm_export.cli import panels
+from nnorm_export.cli.options import ExternalData, Inputs, NoVerify, target_option
+
+
+@dataclass
+class OptimizeOptions:
+    input_specs: Inputs = None
+    target: Annotated[str | None, target_option("MODEL.cpu.onnx beside the model")] = None
+    external_data: ExternalData = None
+    no_verify: NoVerify = False
+
+
+@dataclass
+class QuantizeOptions:
+    calibrate: Annotated[
+        list[str],
+        panels.inputs(
+            "--calibrate SPEC",
+            "Data as in service, a few hundred samples, from which the ranges of all tensors are found: data.npz, "
+            "x:data.npy, x:data.npz:key. Repeatable, for several inputs.",
+            show_default=False,
+        ),
+    ]
+    test: Annotated[
+        list[str] | None,
+        panels.inputs(
+            "--test SPEC", "Other data to compare the outputs on; by default those of --calibrate. Repeatable."
+        ),
+    ] = None
+    batch_size: Annotated[
+        int, panels.inputs("--batch N", "How many samples run at a time, if the batch is dynamic.", min=1)
+    ] = 32
+    target: Annotated[str | None, target_option("MODEL.int8.onnx beside the model")] = None
+    form: Annotated[
+        str,
+        panels.file(
+            "--form FORM",
+            "portable (default): nodes with bodies. primitives: standard operators only, without tables. custom: nodes "
+            "without bodies.",
+            **panels.one_of("nnorm_export.names:FORMS"),
+        ),
+    ] = "portable"
+    external_data: ExternalData = None
+    method: Annotated[
+        str,
+        panels.quantization(
+            "--method NAME",
+            "How the range of a tensor is found. minmax (default): its least and greatest value. percentile: without "
+            "the rarest values. entropy: the range that loses least information.",
+            **panels.one_of("nnorm_export.quantizing.calibration:METHODS"),
+        ),
+    ] = "minmax"
+    percentile: Annotated[
+        float, panels.quantization("--percentile X", "The percentage of the values that --method percentile keeps.")
+    ] = 99.999
+    activation: Annotated[
+        str,
+        panels.quantization(
+            "--activation TYPE",
+            "uint8 (default), the fastest on x86, or int8.",
+            **panels.one_of("nnorm_export.quantizing.qdq:ACTIVATIONS"),
+        ),
+    ] = "uint8"
+    weights: Annotated[
+        str,
+        panels.quantization(
+            "--weights HOW",
+            "per-channel (default): a scale for each output channel of a weight. per-tensor: one for all.",
+            **panels.one_of("nnorm_export.quantizing.qdq:WEIGHTS"),
+        ),
+    ] = "per-channel"
+    reduce_range: Annotated[
+        bool,
+        panels.quantization(
+            "--reduce-range", "Weights of 7 bits, for x86 processors without VNNI, where sums overflow."
+        ),
+    ] = False
+    keep: Annotated[
+        list[str] | None,
+        panels.quantization(
+            "--keep PATH",
+            "A layer that stays float, or a module with all its layers, by its path in the model: layer4.1. "
+            "Repeatable.",
+        ),
+    ] = None
+    rank: Annotated[
+        bool, panels.comparison("--rank", "Measure what each layer costs: the decibels gained if it alone stays float.")
+    ] = False
+    min_agreement: Annotated[
+        float | None,
+        panels.comparison(
+            "--min-agreement X", "The least share of rows with the same greatest entry: 0.99.", min=0, max=1
+        ),
+    ] = None
+    min_sqnr: Annotated[
+        float,
+        panels.comparison(
+            "--min-sqnr DB",
+            "The least signal-to-noise ratio of each output in decibels; 0, the default, is an error as great as the "
+            "output.",
+        ),
+    ] = 0.0
+
+
+@dataclass
+class ConvertOptions:
+    form: Annotated[
+        str,
+        panels.onnx(
+            "--form FORM",
+            "primitives (default): standard operators only. portable: nodes with bodies. custom: nodes without bodies.",
+            **panels.one_of("nnorm_export.names:FORMS"),
+        ),
+    ] = "primitives"
+    input_specs: Inputs = None
+    target: Annotated[str | None, target_option("MODEL.FORM.onnx beside the model")] = None
+    external_data: ExternalData = None
+    no_verify: NoVerify = False
+
+
+@dataclass
+class EngineOptions:
+    least: Annotated[
+        list[str] | None, panels.shapes("--min NAME:SHAPE", "The least shape of an input: x:1,3,32,32. Repeatable.")
+    ] = None
+    best: Annotated[list[str] | None, panels.shapes("--opt NAME:SHAPE", "Its most frequent shape. Repeatable.")] = None
+    greatest: Annotated[list[str] | None, panels.shapes("--max NAME:SHAPE", "Its greatest shape. Repeatable.")] = None
+    target: Annotated[str | None, target_option("MODEL.plan, or MODEL.rtx.plan, beside the model")] = None
+    rtx: Annotated[bool, panels.engine("--rtx", "Build for TensorRT-RTX and RTX cards; the build needs no GPU.")] = (
+        False
+    )
+    compute_capability: Annotated[
+        str | None,
+        panels.engine(
+            "--compute-capability LIST",
+            "With --rtx, the cards it is for: 8.6,8.9,12.0; by default 8.0 and later, or current: this machine's.",
+        ),
+    ] = None
+    plugins: Annotated[
+        bool | None,
+        panels.engine(
+            "--plugins/--no-plugins",
+            "Run all normalizations by plugins, or none; by default the better for each operator.",
+        ),
+    ] = None
+    tf32: Annotated[bool, panels.engine("--tf32", "Round the factors of float32 products to TF32, for speed.")] = False
+    timing_cache: Annotated[
+        str | None, panels.engine("--timing-cache FILE", "Keep TensorRT's measurements for the next build.")
+    ] = None
+
+
+@dataclass
+class ServerOptions:
+    """The fields have the names of the parameters of ``write_repository``."""
+
+    repository: Annotated[str, panels.general("--output -o FOLDER", "The model repository; created if missing.")]
+    name: Annotated[str | None, panels.general("--name NAME", "The model's name there; by default the file's.")] = None
+    version: Annotated[
+        int | None, panels.general("--version N", "The version to write; by default the next.", min=1)
+    ] = None
+    backend: Annotated[
+        str | None,
+        panels.server(
+            "--backend NAME",
+            "onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
+            **panels.one_of("nnorm_export.serving.repository:BACKENDS"),
+        ),
+    ] = None
+    library_path: Annotated[
+        str | None,
+        panels.server(
+            "--library PATH",
+            "Absolute path of the library of kernels on the server; by default its path here. none serves the bodies.",
+        ),
+    ] = None
+    device: Annotated[str, panels.server("--device cpu|gpu", "What runs the model.")] = "cpu"
+    instances: Annotated[int, panels.server("--instances N", "Instances of the model on each device.", min=1)] = 1
+    threads: Annotated[int, panels.server("--threads N", "Threads of an instance; 0 for all.", min=0)] = 0
+    max_batch_size: Annotated[int, panels.server("--max-batch N", "The greatest batch; 0 for no batching.", min=0)] = 32
+    max_queue_delay_microseconds: Annotated[
+        int, panels.server("--max-delay MICROSECONDS", "How long a request waits for others.", min=0)
+    ] = 1000

@@ -1,0 +1,51 @@
+"""How options are declared: the panels of ``--help`` that they stand in, their choices and their completion."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+
+def _panel(name: str | None) -> Callable[..., Any]:
+    """Returns a function that declares an option of a panel of ``--help``.
+
+    It takes the option's flags and metavar (``--checkpoint -c FILE``), its help, and settings of typer.Option.
+    """
+
+    def option(words: str, text: str, **settings: Any) -> Any:
+        flags = [word for word in words.split() if word.startswith("-")]
+        metavar = next((word for word in words.split() if not word.startswith("-")), None)
+        return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=name, **settings)
+
+    return option
+
+
+def completing(names: str) -> dict[str, Any]:
+    """Settings: completion from ``package.module:NAMES``, which is imported when the shell asks."""
+    return {"autocompletion": lambda incomplete: [name for name in _named(names) if name.startswith(incomplete)]}
+
+
+def one_of(names: str) -> dict[str, Any]:
+    """Settings: the value is one of ``package.module:NAMES``, which ``--help`` does not import."""
+
+    def parse(value: str) -> str:
+        if value not in _named(names):
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(_named(names))}.")
+        return value
+
+    return {"parser": parse, **completing(names)}
+
+
+def _named(names: str) -> list[str]:
+    module, _, attribute = names.partition(":")
+    return list(getattr(importlib.import_module(module), attribute))
+
+
+general, model, inputs, file = map(_panel, (None, "Model", "Inputs", "File"))
+onnx, pytorch, comparison = map(_panel, ("ONNX", "TorchScript and pt2", "Comparison"))
+certificate, output, shapes = map(_panel, ("Certificate", "Output", "Shapes"))
+quantization = _panel("Quantization")
+engine, server = map(_panel, ("Engine", "Server"))
