@@ -52,6 +52,18 @@ def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_
     assert abs(in_pytorch - in_onnxruntime) <= 100.0 - agreement + 0.01
 
 
+def test_a_trained_network_is_converted_fine_tuned_and_served(tmp_path: Path) -> None:
+    output = run(tmp_path, str(ROOT / "samples" / "fine_tune_pretrained.py"), "--epochs", "3", "--output", "out")
+    assert output.startswith("converted 5 of 5 normalizations: 3 NormAct to BatchNormalNorm2d, 2 BatchNorm2d to ")
+    found = re.search(r"accuracy plain ([\d.]+)%, converted ([\d.]+)%, fine-tuned ([\d.]+)%", output)
+    assert found, output
+    plain, converted, fine_tuned = map(float, found.groups())
+    assert plain > 80
+    assert converted > plain - 15
+    assert fine_tuned > plain - 2
+    assert "5 normalizations; equal in onnxruntime" in output
+
+
 def test_int8_keeps_the_accuracy_and_the_nodes(tmp_path: Path) -> None:
     output = run(tmp_path, str(ROOT / "samples" / "quantize_to_int8.py"), "--epochs", "4", "--output", "out")
     found = re.search(
