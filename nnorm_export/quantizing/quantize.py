@@ -17,30 +17,29 @@ from torch import nn
 
 from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
+from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.exporting.change_form import change_form
 from nnorm_export.files.forms import apply_form
-from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights, with_nested
+from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, FORMS, METADATA_PREFIX, listed
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, bound
 from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
-from nnorm_export.quantizing.calibration import METHODS, Progress, ranges_of
+from nnorm_export.quantizing.calibration import Progress, ranges_of
 from nnorm_export.quantizing.layers import kept_nodes, layers_of, name_nodes, with_norms
 from nnorm_export.quantizing.norms import use_tables
 from nnorm_export.quantizing.qdq import (
-    ACTIVATIONS,
     LEAST_RANK_OF_MAPS,
     NORMS,
     PRODUCTS,
-    WEIGHTS,
     Settings,
     nodes_to_quantize,
     op_types,
     ranks_of,
     with_qdq,
 )
+from nnorm_export.quantizing.refusals import check_options, refuse
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
 from nnorm_export.quantizing.sums import split_sums
@@ -123,11 +122,11 @@ def quantize(
         After an error ``f`` is unchanged.
     """
     settings = Settings(activation, weights, reduce_range)
-    _check_options(settings, method, percentile, form, batch_size)
+    check_options(settings, method, percentile, form, batch_size)
     import_onnxruntime()
     source, target = read(Path(path).expanduser()), Path(f).expanduser()
     check_target(target)
-    _refuse(source, target)
+    refuse(source, target)
     report = progress or _silent
     infos = inputs_of(source.proto)
     feeds = batches_of(calibration, infos, batch_size, "calibration")
@@ -221,49 +220,6 @@ def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     if any(node.domain == DOMAIN for node in model.graph):
         apply_form(model, "portable")
     return ir.to_proto(model)
-
-
-def _check_options(settings: Settings, method: str, percentile: float, form: str, batch_size: int) -> None:
-    choices = {
-        "method": (method, METHODS),
-        "activation": (settings.activation, ACTIVATIONS),
-        "weights": (settings.weights, WEIGHTS),
-        "form": (form, FORMS),
-    }
-    for option, (value, known) in choices.items():
-        if value not in known:
-            raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")
-    if not 50 < percentile <= 100:
-        raise ExportError(f"percentile is {percentile}; give a number above 50, up to 100")
-    if batch_size < 1:
-        raise ExportError(f"batch_size is {batch_size}; give at least 1")
-
-
-def _refuse(source: ModelFile, target: Path) -> None:
-    everywhere = sum(node.domain == DOMAIN for node in with_nested(source.proto.graph.node))
-    if everywhere > len(source.normalizations):
-        raise ModelFileError(
-            f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
-            "branches as models of their own"
-        )
-    if target.exists() and target.samefile(source.path):
-        raise ModelFileError(
-            f"{source.path}: the quantised file would replace the float32 one, which it is compared with; write it to "
-            f"another name, {source.path.with_suffix('.int8.onnx')} for example"
-        )
-    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
-        raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
-    types = {info.dtype for info in (*inputs_of(source.proto), *outputs_of(source.proto))}
-    types |= {
-        np.dtype(onnx.helper.tensor_dtype_to_np_dtype(weight.data_type))
-        for weight in source.proto.graph.initializer
-        if len(weight.dims) > 1
-    }
-    other = sorted(kind.name for kind in types if kind.name in ("float16", "bfloat16", "float64"))
-    if other:
-        raise ModelFileError(
-            f"{source.path}: it computes in {other[0]}, and float32 is quantised; export with --dtype fp32"
-        )
 
 
 def _note(model: ir.Model, source: ModelFile, about: str, form: str) -> None:

@@ -1,0 +1,58 @@
+"""What :func:`.quantize` does not take, in words: unknown options, files that it cannot quantise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from nnorm_export.errors import ExportError, ModelFileError
+from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.files.tensors import inputs_of, outputs_of
+from nnorm_export.names import DOMAIN, FORMS
+from nnorm_export.quantizing.calibration import METHODS
+from nnorm_export.quantizing.qdq import ACTIVATIONS, WEIGHTS, Settings
+
+
+def check_options(settings: Settings, method: str, percentile: float, form: str, batch_size: int) -> None:
+    choices = {
+        "method": (method, METHODS),
+        "activation": (settings.activation, ACTIVATIONS),
+        "weights": (settings.weights, WEIGHTS),
+        "form": (form, FORMS),
+    }
+    for option, (value, known) in choices.items():
+        if value not in known:
+            raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")
+    if not 50 < percentile <= 100:
+        raise ExportError(f"percentile is {percentile}; give a number above 50, up to 100")
+    if batch_size < 1:
+        raise ExportError(f"batch_size is {batch_size}; give at least 1")
+
+
+def refuse(source: ModelFile, target: Path) -> None:
+    everywhere = sum(node.domain == DOMAIN for node in with_nested(source.proto.graph.node))
+    if everywhere > len(source.normalizations):
+        raise ModelFileError(
+            f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
+            "branches as models of their own"
+        )
+    if target.exists() and target.samefile(source.path):
+        raise ModelFileError(
+            f"{source.path}: the quantised file would replace the float32 one, which it is compared with; write it to "
+            f"another name, {source.path.with_suffix('.int8.onnx')} for example"
+        )
+    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
+        raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
+    types = {info.dtype for info in (*inputs_of(source.proto), *outputs_of(source.proto))}
+    types |= {
+        np.dtype(onnx.helper.tensor_dtype_to_np_dtype(weight.data_type))
+        for weight in source.proto.graph.initializer
+        if len(weight.dims) > 1
+    }
+    other = sorted(kind.name for kind in types if kind.name in ("float16", "bfloat16", "float64"))
+    if other:
+        raise ModelFileError(
+            f"{source.path}: it computes in {other[0]}, and float32 is quantised; export with --dtype fp32"
+        )
