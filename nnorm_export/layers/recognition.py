@@ -161,7 +161,8 @@ def _of_one_process(layer: nn.SyncBatchNorm) -> nn.Module:
 
 
 class _BatchNormOfAnyRank(_BatchNorm):
-    def _check_input_dim(self, input: Tensor) -> None: ...  # noqa: A002 - torch's name
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        """Takes every rank, as SyncBatchNorm does."""
 
 
 def _trial_copy(layer: nn.Module) -> nn.Module:
