@@ -60,14 +60,15 @@ KERNELS = {
     ("fc", "fp16", False): (4, 4, 6),
     ("fc", "bf16", True): (5, 4, 6),
     ("vit", "fp32", True): (36, 35, 40),
-    ("vit", "fp16", False): (23, 23, 28),
+    ("vit", "fp16", False): (21, 21, 26),
     ("vit", "bf16", True): (24, 23, 28),
     ("wideresnet", "fp32", True): (14, 13, 19),
     ("wideresnet", "fp16", False): (13, 13, 19),
     ("wideresnet", "bf16", True): (15, 14, 34),
 }
 # Of portable files each LayerNormalNorm gets a matrix; the bodies in this form are over three axes.
-MORE_INLINED = {("vit", "primitives"): 2}
+# In float16 two transpositions more are left behind products.
+MORE_INLINED = {("vit", "primitives", "fp32"): 2, ("vit", "primitives", "fp16"): 4, ("vit", "primitives", "bf16"): 2}
 COUNTED_IN = {(1, 4): 0, (1, 7): 1}  # the version: its column of KERNELS, by bodies
 COLUMN = COUNTED_IN.get(min(VERSION, max(COUNTED_IN)))  # newer versions are held to the newest count
 
@@ -215,7 +216,7 @@ def test_golden_networks(name: str, form: str, dtype: str, dynamic: bool, export
     report = build(exported(name, form, dtype, dynamic), tmp_path)
     assert set(report.implementations.values()) <= {"body"}
     if COLUMN is not None and (name, dtype, dynamic) in KERNELS:
-        assert report.kernels == KERNELS[name, dtype, dynamic][COLUMN] + MORE_INLINED.get((name, form), 0)
+        assert report.kernels == KERNELS[name, dtype, dynamic][COLUMN] + MORE_INLINED.get((name, form, dtype), 0)
 
 
 def test_attention_of_float32_is_decomposed(exported: Exporter, tmp_path: Path) -> None:
