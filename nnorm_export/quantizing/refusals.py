@@ -43,6 +43,7 @@ def refuse(source: ModelFile, target: Path) -> None:
             f"{source.path}: the quantised file would replace the float32 one, which it is compared with; write it to "
             f"another name, {source.path.with_suffix('.int8.onnx')} for example"
         )
+    _refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
     types = {info.dtype for info in (*inputs_of(source.proto), *outputs_of(source.proto))}
@@ -56,3 +57,12 @@ def refuse(source: ModelFile, target: Path) -> None:
         raise ModelFileError(
             f"{source.path}: it computes in {other[0]}, and float32 is quantised; export with --dtype fp32"
         )
+
+
+def _refuse_unknown_types(source: ModelFile) -> None:
+    graph, known = source.proto.graph, set(onnx.TensorProto.DataType.values())
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {weight.name: weight.data_type for weight in graph.initializer}
+    unknown = [f"{name} has the type {kind}" for name, kind in types.items() if kind not in known]
+    if unknown:
+        raise ModelFileError(f"{source.path}: it is damaged: {unknown[0]}, which ONNX does not have; export it again")
