@@ -323,6 +323,17 @@ def test_forms(source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tm
     assert {tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) == 4} == {onnx.TensorProto.INT8}
 
 
+def test_a_weight_without_a_scale_is_refused(source: Path, data: Tensor, tmp_path: Path) -> None:
+    proto = onnx.load(source)
+    weight = next(each for each in proto.graph.initializer if len(each.dims) == 4)
+    numbers = onnx.numpy_helper.to_array(weight).copy()
+    numbers.flat[0] = np.inf
+    weight.CopyFrom(onnx.numpy_helper.from_array(numbers, weight.name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match=f"the weight {weight.name} has NaN or infinite numbers"):
+        quantize(tmp_path / "m.onnx", data, tmp_path / "q.onnx")
+
+
 def test_a_norm_in_a_branch_is_refused(source: Path, data: Tensor, tmp_path: Path) -> None:
     proto = onnx.load(source)
     (norm,) = [node for node in proto.graph.node if node.name == "stem.1/BatchNormalNorm"]

@@ -111,7 +111,10 @@ def _metadata(node: onnx.NodeProto) -> dict[str, str]:
 
 def scopes_of(node: onnx.NodeProto) -> list[str]:
     """The paths of the modules, outermost first, in whose forward ``node`` was made."""
-    scopes: list[str] = ast.literal_eval(_metadata(node).get(NAME_SCOPES, "[]"))
+    try:
+        scopes: list[str] = ast.literal_eval(_metadata(node).get(NAME_SCOPES, "[]"))
+    except (SyntaxError, ValueError):  # damaged, and only told to users
+        return []
     return scopes[:-1]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 
 from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS
+from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN
 from nnorm_export.process import silent_loggers
 
@@ -106,7 +107,12 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
             op_types(),
             {},
         )
-        quantizer.quantize_model()
+        try:
+            quantizer.quantize_model()
+        except AssertionError as error:  # of a range that float32 does not hold
+            raise ModelFileError(
+                "ONNX Runtime's quantizer finds no scale for a weight or a tensor: its numbers are too great"
+            ) from error
     made: onnx.ModelProto = quantizer.model.model
     made.producer_name, made.producer_version = proto.producer_name, proto.producer_version
     del made.metadata_props[:]

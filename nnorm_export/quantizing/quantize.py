@@ -39,7 +39,7 @@ from nnorm_export.quantizing.qdq import (
     ranks_of,
     with_qdq,
 )
-from nnorm_export.quantizing.refusals import check_options, refuse
+from nnorm_export.quantizing.refusals import check_options, refuse, refuse_not_finite
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
 from nnorm_export.quantizing.sums import split_sums
@@ -131,6 +131,7 @@ def quantize(
     infos = inputs_of(source.proto)
     feeds = batches_of(calibration, infos, batch_size, "calibration")
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
+    reference = _expected(source, tests, model, passthrough)  # first, because ONNX Runtime refuses a damaged file
     with tempfile.TemporaryDirectory() as folder:
         graph = _FloatGraph(source, Path(folder), with_tables=form != "primitives")
         kept = kept_nodes(graph.proto, listed(keep, "keep", InputError))
@@ -144,7 +145,6 @@ def quantize(
         made, tables = graph.quantized(ranges, names, settings)
         about = f"{settings}, {method} on {count_of(feeds)} samples"
         _note(made, source, about, form)
-        reference = _expected(source, tests, model, passthrough)
         with staged(target) as staging:
             with writing(target):
                 save(made, staging, external_data)
@@ -192,6 +192,7 @@ class _FloatGraph:
             proto = read_with_weights(self.path)
         else:
             proto = read_with_weights(source.path)
+        refuse_not_finite(proto, source.path)
         name_nodes(proto)
         if with_tables:
             split_sums(proto, ranks_of(proto), LEAST_RANK_OF_MAPS)

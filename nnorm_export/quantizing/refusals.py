@@ -66,3 +66,11 @@ def _refuse_unknown_types(source: ModelFile) -> None:
     unknown = [f"{name} has the type {kind}" for name, kind in types.items() if kind not in known]
     if unknown:
         raise ModelFileError(f"{source.path}: it is damaged: {unknown[0]}, which ONNX does not have; export it again")
+
+
+def refuse_not_finite(proto: onnx.ModelProto, path: Path) -> None:
+    """Raises a ModelFileError if a weight has NaN or infinite numbers, for which there is no scale."""
+    for weight in proto.graph.initializer:
+        is_float = weight.data_type == onnx.TensorProto.FLOAT
+        if is_float and not np.isfinite(onnx.numpy_helper.to_array(weight)).all():
+            raise ModelFileError(f"{path}: the weight {weight.name} has NaN or infinite numbers, which int8 has not")
