@@ -9,6 +9,7 @@ The twin is a network with BatchNorm2d or LayerNorm. torch.onnx.export folds a B
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import tempfile
 from collections import Counter
@@ -111,9 +112,8 @@ def lines_of(name: str, rows: Sequence[Row]) -> list[list[str]]:
 
 def digits_lines(folder: Path) -> list[list[str]]:
     """The accuracy of the samples' residual network on the digits, with both norms, in float32 and int8."""
-    sys.path.insert(0, str(SAMPLES))
-    import digits  # noqa: PLC0415 - a program beside this package
-    import train_and_export_resnet as sample  # noqa: PLC0415
+    sys.path.insert(0, str(SAMPLES))  # the samples are programs, not a package
+    digits, sample = map(importlib.import_module, ("digits", "train_and_export_resnet"))
 
     data = digits.Digits.load()
     labels = data.validation_labels.numpy()

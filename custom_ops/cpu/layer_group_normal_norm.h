@@ -95,7 +95,7 @@ NNORM_INLINE Total sum_of_halves(const Total* lane) {
 
 // Sums over n elements: element i belongs to lane i mod `lanes`, and halves of the lanes are added, as Total, until one is
 // left.
-// add(i, exists, l, lane) adds the terms of element i to lane[0][l], lane[1][l], …, or zeros if there is no element i.
+// add(i, exists, l, lane) adds the terms of element i to lane[0][l], lane[1][l], …; where `exists` is false, it adds zeros.
 template <class Real, class Total, size_t count, class Add>
 NNORM_INLINE void sum_in_lanes(size_t n, Total (&sums)[count], Add add) {
   constexpr size_t all = lanes<Real>, that_fit = most_registers * register_bytes / sizeof(Real) / count;

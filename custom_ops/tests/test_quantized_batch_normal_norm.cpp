@@ -61,7 +61,7 @@ void test_kernels() {
   }
 }
 
-// Every entry of a table, but for those within 1e-6 of halfway between two steps.
+// Compares every entry of a table with the oracle. An entry within 1e-6 of the middle between two steps may be either.
 void test_tables() {
   Random random(22);
   size_t ties = 0, seen = 0;

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from nnorm_export.errors import ExportError, first_line
+from nnorm_export.errors import ExportError, ModelFileError, first_line
 from nnorm_export.files import external_data
 from nnorm_export.files.durable import exchange, flush, flush_tree, lock_if_free, locked
 from nnorm_export.files.external_data import save
@@ -177,6 +177,12 @@ def check_target(target: str | Path) -> None:
     if not is_package(path):  # which another takes the place of
         _refuse_folder(path.resolve())
     _refuse_parent(path)
+
+
+def refuse_source(target: Path, source: Path, why: str, suffix: str) -> None:
+    """Raises a ModelFileError if ``target`` is ``source``, which is needed afterwards; ``why`` says for what."""
+    if target.exists() and target.samefile(source):
+        raise ModelFileError(f"{source}: {why}; write it to another name, {source.with_suffix(suffix)} for example")
 
 
 def _refuse_folder(path: Path) -> None:

@@ -14,7 +14,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from nnorm_export.errors import ModelFileError, ParityError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
-from nnorm_export.files.staging import check_target, save, staged, writing
+from nnorm_export.files.staging import check_target, refuse_source, save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
@@ -175,11 +175,8 @@ def _refuse(source: ModelFile, target: Path) -> None:
             f"{source.path}: the file has no nnorm nodes to make faster (its form is {source.form!r}{inlined}); export "
             "the form 'portable'. ONNX Runtime optimises other nodes whenever it loads a file"
         )
-    if target.exists() and target.samefile(source.path):
-        raise ModelFileError(
-            f"{source.path}: the optimised file would replace the portable one, which other machines need; write it to "
-            f"another name, {source.path.with_suffix('.cpu.onnx')} for example"
-        )
+    why = "the optimised file would replace the portable one, which other machines need"
+    refuse_source(target, source.path, why, ".cpu.onnx")
 
 
 def _layers(model: ir.Model, left: Mapping[ir.Node, str]) -> list[OptimizedLayer]:

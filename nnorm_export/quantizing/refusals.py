@@ -9,6 +9,7 @@ import onnx
 
 from nnorm_export.errors import ExportError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.files.staging import refuse_source
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN, FORMS
 from nnorm_export.quantizing.calibration import METHODS
@@ -38,11 +39,8 @@ def refuse(source: ModelFile, target: Path) -> None:
             f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
             "branches as models of their own"
         )
-    if target.exists() and target.samefile(source.path):
-        raise ModelFileError(
-            f"{source.path}: the quantised file would replace the float32 one, which it is compared with; write it to "
-            f"another name, {source.path.with_suffix('.int8.onnx')} for example"
-        )
+    why = "the quantised file would replace the float32 one, which it is compared with"
+    refuse_source(target, source.path, why, ".int8.onnx")
     _refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
@@ -69,8 +67,10 @@ def _refuse_unknown_types(source: ModelFile) -> None:
 
 
 def refuse_not_finite(proto: onnx.ModelProto, path: Path) -> None:
-    """Raises a ModelFileError if a weight has NaN or infinite numbers, for which there is no scale."""
+    """Raises a ModelFileError if a weight has NaN or infinite numbers: no scale represents them."""
     for weight in proto.graph.initializer:
         is_float = weight.data_type == onnx.TensorProto.FLOAT
         if is_float and not np.isfinite(onnx.numpy_helper.to_array(weight)).all():
-            raise ModelFileError(f"{path}: the weight {weight.name} has NaN or infinite numbers, which int8 has not")
+            raise ModelFileError(
+                f"{path}: the weight {weight.name} has NaN or infinite numbers, which int8 cannot hold"
+            )

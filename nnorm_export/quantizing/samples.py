@@ -32,7 +32,7 @@ def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: s
     """
     feeds = [feed for inputs in _sets_of(data) for feed in _split(_by_name(inputs, infos, what), infos, batch_size)]
     if not feeds:
-        raise InputError(f"{what}: there are no samples, or fewer than the file takes at a time; give more")
+        raise InputError(f"{what}: there are no samples, or the file takes more at a time than there are; give more")
     return feeds
 
 

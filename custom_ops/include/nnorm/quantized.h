@@ -46,8 +46,8 @@ struct QuantizedSum {
 
 struct QuantizedTable {
   size_t channels = 0;
-  std::vector<uint8_t> bytes;  // [channels][entries], if there is no residual: the element of Y
-  std::vector<float> steps;    // [channels][entries], if there is one: y before the epilogue, in steps of Y
+  std::vector<uint8_t> bytes;  // [channels][entries]: the element of Y; empty with a residual
+  std::vector<float> steps;    // [channels][entries], with a residual: y before the epilogue, in steps of Y
   QuantizedSum sum{};
 };
 
