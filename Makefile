@@ -3,6 +3,7 @@
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
+# make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
@@ -73,7 +74,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: coverage-cpp same-bits wheel zoo test-zoo clean test-tensorrt-registries
+.PHONY: coverage-cpp same-bits same-bits-neon wheel zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -85,13 +86,14 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PYTEST_PARALLEL := $(PYTEST) --numprocesses 2
 
 environments: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(TRITON:%=.venv-triton/installed) .venv-ray/installed \
-	$(RTX:%=.venv-tensorrt-rtx-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) .venv-zoo/installed
+	$(RTX:%=.venv-tensorrt-rtx-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) .venv-zoo/installed \
+	.venv-neon/installed
 
 check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
 test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
-		test-tensorrt-registries test-zoo
+		test-tensorrt-registries test-zoo same-bits-neon
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
@@ -123,6 +125,21 @@ same-bits: N ?= 1000000000
 same-bits: $(VENV)/installed
 	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
 	build/cpp/test_same_bits $(N)
+
+# The programs that run the CPU kernels alone, compiled for AArch64 and run by an emulator. A million values of each operator
+# and type take half a minute.
+EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
+same-bits-neon: N ?= 400000
+same-bits-neon: test-cpp .venv-neon/installed
+	PATH="$(abspath $(BIN)):$$PATH" ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/.venv-neon/zig cmake -S custom_ops -B build/neon -G Ninja \
+		--toolchain tests/emulated/aarch64.cmake -DNNORM_ZIG=$$(realpath .venv-neon/lib/python*/site-packages/ziglang/zig) \
+		-DNNORM_BUILD_TESTS=ON -DNNORM_CUDA=OFF -DNNORM_WERROR=ON
+	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/.venv-neon/zig cmake --build build/neon \
+		--target test_same_bits test_quantized_batch_normal_norm
+	$(EMULATED) build/neon/test_quantized_batch_normal_norm
+	build/cpp/test_same_bits $(N) > build/neon/native.txt
+	$(EMULATED) build/neon/test_same_bits $(N) > build/neon/emulated.txt
+	.venv-neon/bin/python custom_ops/tests/emulated/compare.py build/neon/native.txt build/neon/emulated.txt
 
 # The tests that run kernels: the others do not depend on the library, and `make test` runs them once.
 test-cuda-on-host: $(VENV)/installed test-cpp
@@ -302,6 +319,15 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	NNORM_CUDA_ARCHITECTURES=native .venv-gpu/bin/python $(PIP_INSTALL) --editable '.[test-gpu]'
 	touch $@
 
+# Zig compiles its C and C++ libraries for AArch64 with the first program, in a minute, and keeps them.
+.venv-neon/installed: export ZIG_GLOBAL_CACHE_DIR = $(CURDIR)/.venv-neon/zig
+.venv-neon/installed:
+	$(PYTHON) -m venv .venv-neon
+	.venv-neon/bin/python $(PIP_INSTALL) unicorn==2.1.4 ziglang==0.17.1
+	printf '#include <string>\nint main(int, char** v) { return int(std::stoul(*v)); }' | \
+		.venv-neon/bin/python -m ziglang c++ --target=aarch64-linux-musl -O3 -DNDEBUG -std=c++17 -fPIC -x c++ - -o .venv-neon/first
+	touch $@
+
 .venv-triton/installed:
 	$(PYTHON) -m venv .venv-triton
 	.venv-triton/bin/python $(PIP_INSTALL) nvidia-pytriton onnxruntime onnx ml_dtypes lazy_loader
@@ -365,4 +391,4 @@ take_packages = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("pu
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-gcovr .venv-gpu .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-zoo .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-gcovr .venv-gpu .venv-neon .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-zoo .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache

@@ -36,8 +36,11 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
+# -ffp-contract=off: the formulas say where products and sums are fused, so that every processor computes the same bits
+# (tests/test_same_bits.cpp), and tests draw the same numbers.
 add_library(nnorm_options INTERFACE)
 target_compile_features(nnorm_options INTERFACE cxx_std_17)
+target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 target_compile_options(nnorm_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${NNORM_WERROR}>:-Werror>>)
 if(NNORM_SANITIZE)

@@ -6,10 +6,9 @@
 
 # The flags of target.cpp for every instruction set; -DNNORM_KERNEL_FLAGS="…;…" replaces them. They are not kept in CMake's
 # cache, so that an edit here reaches existing build folders. -ffast-math is not among them: infinities, NaN and signed
-# zeros must be those of the formulas. -ffp-contract=off: the formulas say where products and sums are fused, so that every
-# instruction set computes the same bits (tests/test_same_bits.cpp).
+# zeros must be those of the formulas.
 if(NOT DEFINED NNORM_KERNEL_FLAGS)
-  set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off)
+  set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd)
   if(NOT NNORM_INSTRUMENTED) # else the flags of Compiler.cmake
     list(APPEND NNORM_KERNEL_FLAGS -O3)
   endif()

@@ -38,7 +38,16 @@ foreach(name avx512 avx2 neon baseline device)
   endif()
 endforeach()
 
+# These run the CPU kernels alone. `make same-bits-neon` compiles them for AArch64 and runs them in an emulator.
+set(NNORM_TESTS_OF_KERNELS test_same_bits test_quantized_batch_normal_norm)
+foreach(name IN LISTS NNORM_TESTS_OF_KERNELS)
+  add_executable(${name} tests/${name}.cpp)
+  target_link_libraries(${name} PRIVATE nnorm_kernels)
+  add_test(NAME ${name} COMMAND ${name})
+endforeach()
+
 file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/test_*.cpp")
+list(FILTER test_sources EXCLUDE REGEX "/(test_same_bits|test_quantized_batch_normal_norm)\\.cpp$")
 foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")

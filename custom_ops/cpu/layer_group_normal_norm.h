@@ -271,12 +271,13 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
   const bool keep = length <= kept;
   const auto place = [keep, length](size_t r, size_t at) { return keep ? r * length + at : 0; };
   // The elements of row r as Real. Those of 16 bits are widened once if they are kept, and in every pass if not.
-  const auto row = [&](size_t r, bool is_first_pass) {
-    return [&buffers, x, place, keep, length, r, is_first_pass](size_t at, size_t n) -> const Real* {
+  Real* const wide_rows = buffers.wide;
+  const auto row = [=](size_t r, bool is_first_pass) {
+    return [=](size_t at, size_t n) -> const Real* {
       if constexpr (sizeof(T) == sizeof(Real)) {
         return x + r * length + at;
       } else {
-        Real* wide = buffers.wide + place(r, at);
+        Real* wide = wide_rows + place(r, at);
         if (is_first_pass || !keep) widen(x + r * length + at, n, wide);
         return wide;
       }

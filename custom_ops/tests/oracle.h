@@ -104,19 +104,41 @@ Wide true_exponent(Wide lmbda, int sign, Wide delta) {
   return std::fabs(eta) <= delta ? 0 : eta + std::copysign(delta, eta);
 }
 
-// Random numbers that are the same on every platform; those of std::normal_distribution may differ.
+// Random numbers that are the same on every platform: those of std::normal_distribution and of the C library's log() and
+// exp() may differ.
 class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}
   double uniform() { return (double(engine_() >> 11) + 0.5) * 0x1p-53; }
   double uniform(double low, double high) { return low + (high - low) * uniform(); }
-  double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
+  double normal() {
+    for (;;) {  // Marsaglia's polar method
+      const double u = uniform(-1, 1), v = uniform(-1, 1), s = u * u + v * v;
+      if (s < 1) return u * std::sqrt(-2 * logarithm(s) / s);
+    }
+  }
   double sign() { return engine_() & 1 ? 1 : -1; }
-  double log_uniform(double low, double high) { return std::exp(uniform(std::log(low), std::log(high))); }
+  double log_uniform(double low, double high) { return exponential(uniform(logarithm(low), logarithm(high))); }
   size_t below(size_t n) { return size_t(engine_() % n); }
   uint64_t bits() { return engine_(); }
 
  private:
+  static constexpr double ln2 = 0.693147180559945309417232121;
+
+  static double logarithm(double x) {
+    int exponent;
+    const double mantissa = std::frexp(x, &exponent), r = (mantissa - 1) / (mantissa + 1);
+    double sum = 0;
+    for (int k = 31; k > 0; k -= 2) sum = sum * (r * r) + 1.0 / k;
+    return exponent * ln2 + 2 * (r * sum);
+  }
+  static double exponential(double x) {
+    const double n = std::nearbyint(x / ln2), rest = x - n * ln2;
+    double sum = 1;
+    for (int k = 18; k > 0; --k) sum = 1 + sum * rest / k;
+    return std::ldexp(sum, int(n));
+  }
+
   std::mt19937_64 engine_;
 };
 

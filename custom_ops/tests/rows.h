@@ -53,6 +53,9 @@ Truth<Wider<T>> true_row(const Rows<T>& problem, size_t row) {
   Wide mean = 0, variance = 0;
   for (size_t i = 0; i < h.size(); ++i) mean += h[i] = nnorm::widened(x[i]);
   mean /= Wide(h.size());
+  Wide rest = 0;  // the sum of a long row with a great mean has lost digits
+  for (const Wide value : h) rest += value - mean;
+  mean += rest / Wide(h.size());
   for (const Wide value : h) variance += (value - mean) * (value - mean) / Wide(h.size());
   const Wide deviation = std::sqrt(variance + Wide(problem.epsilon));
   for (Wide& value : h) value = (value - mean) / deviation;

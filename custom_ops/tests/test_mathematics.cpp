@@ -19,8 +19,8 @@ struct Bounds<float> {
 };
 template <>
 struct Bounds<double> {
-  static constexpr double log2_1p_of_mantissa = 5e-16, exp2_m1_of_fraction = 4.5e-16, log2_1p = 5e-16;
-  static constexpr double rounding_of_z = 1.2e-16, exp2_m1 = 5e-16, gain = 1.2e-16;
+  static constexpr double log2_1p_of_mantissa = 3.5e-16, exp2_m1_of_fraction = 2e-16, log2_1p = 3.5e-16;
+  static constexpr double rounding_of_z = 1.2e-16, exp2_m1 = 3.5e-16, gain = 1.2e-16;
   static constexpr double signed_log = 7e-16, d = 8e-16, h_d = 8e-16, curvature = 1.6e-15;
 };
 

@@ -3,6 +3,9 @@
 //
 //   test_same_bits [VALUES]    of each type and operator (default 1.5 million); a long run takes 1000000000
 //
+// It prints the digests of what each instruction set computed, for comparison with other machines: the program draws the
+// same numbers everywhere (make same-bits-neon).
+//
 // A NaN is equal to any other: which of its bits are set depends on the order of operands, which no compiler keeps.
 #include <cstdlib>
 #include <string>
@@ -35,6 +38,33 @@ struct Count {
   }
 };
 
+// What one instruction set computed, in 64 bits.
+struct Digest {
+  const char* target;
+  uint64_t bits;
+
+  template <class T>
+  void add(const std::vector<T>& y) {
+    for (const T& value : y) {
+      uint64_t of_value = 0;
+      std::memcpy(&of_value, &value, sizeof value);
+      bits = (bits ^ (is_nan(value) ? ~uint64_t(0) : of_value)) * 0x9e3779b97f4a7c15;
+      bits ^= bits >> 29;
+    }
+  }
+};
+
+std::vector<Digest> digests() {
+  std::vector<Digest> result;
+  for (const Target* const* target = nnorm::targets(); *target; ++target) result.push_back({(*target)->name, 0});
+  return result;
+}
+
+void print(const std::vector<Digest>& digests, const char* operators, const char* type, size_t values) {
+  for (const Digest& digest : digests)
+    std::printf("digest %s %s %zu %016llx %s\n", operators, type, values, (unsigned long long)digest.bits, digest.target);
+}
+
 // Numbers as networks have them, of any size, and any bits at all.
 enum class Kind { normal, any_size, any_bits };
 
@@ -46,8 +76,9 @@ std::vector<T> numbers(size_t n, Kind kind, Random& random) {
       const uint64_t bits = random.bits();
       std::memcpy(&value, &bits, sizeof value);
     } else {
-      const double number = kind == Kind::normal ? random.normal() : random.sign() * random.log_uniform(1e-30, 1e30);
-      nnorm::narrow(Arithmetic<T>(number), value);
+      // Drawn one after the other: compilers choose the order of operands.
+      const double sign = random.sign(), size = kind == Kind::normal ? random.normal() : random.log_uniform(1e-30, 1e30);
+      nnorm::narrow(Arithmetic<T>(sign * size), value);
     }
   }
   return result;
@@ -127,7 +158,9 @@ template <class T>
 void test_channels(size_t values) {
   Random random(1);
   Count across, layouts, behind;
-  for (size_t round = 0; across.compared < values; ++round) {
+  std::vector<Digest> of_targets = digests();
+  size_t digested = 0;
+  for (size_t round = 0; digested < values; ++round) {
     const size_t channels = 16 * (1 + random.below(6)), extent = 1 + random.below(300), samples = 1 + random.below(3);
     const ChannelParameters<Arithmetic<T>> p(channels, random);
     const std::vector<T> x = numbers<T>(samples * channels * extent, Kind(round % 3), random);
@@ -139,8 +172,11 @@ void test_channels(size_t values) {
         return batch_normal_norm<T>(target, layout, facts.epilogue, p, x, residual);
       };
       const std::vector<T> y = compute(nnorm::best_target(), Sharing::row, 0);
+      digested += y.size();
       for (const Target* const* target = nnorm::targets(); *target; ++target) {
-        across.add(y, compute(**target, Sharing::row, 0));
+        const std::vector<T> y_there = compute(**target, Sharing::row, 0);
+        across.add(y, y_there);
+        of_targets[size_t(target - nnorm::targets())].add(y_there);
         layouts.add(y, compute(**target, Sharing::element, 0));
         for (const size_t lanes : {8, 16}) layouts.add(y, compute(**target, Sharing::lane, lanes));
       }
@@ -153,7 +189,8 @@ void test_channels(size_t values) {
   std::printf("BatchNormalNorm %-9s %11zu values: %zu differ between processors, %zu between layouts, %zu from steps behind\n",
               type, across.compared + layouts.compared + behind.compared, across.different, layouts.different,
               behind.different);
-  CHECK(across.compared >= values && across.different == 0, "%s between processors", type);
+  print(of_targets, "BatchNormalNorm", type, digested);
+  CHECK(digested >= values && across.different == 0, "%s between processors", type);
   CHECK(layouts.different == 0, "%s between layouts", type);
   CHECK(behind.different == 0, "%s from steps behind", type);
 }
@@ -184,8 +221,10 @@ template <class T>
 void test_rows(size_t values) {
   Random random(2);
   Count across, places;
+  std::vector<Digest> of_targets = digests();
+  size_t digested = 0;
   constexpr size_t special[] = {1, 2, 7, 8, 15, 16, 17, 33, 197, 511, 512, 513, 768, 4095, 4096, 4097, 9000};
-  for (size_t round = 0; across.compared < values; ++round) {
+  for (size_t round = 0; digested < values; ++round) {
     const size_t picked = random.below(2 * std::size(special));
     const size_t length = picked < std::size(special) ? special[picked] : 1 + random.below(600);
     const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3);
@@ -195,8 +234,12 @@ void test_rows(size_t values) {
     if (round % 5 == 0) problem.epsilon = random.below(2) ? 0 : 1e-3;
     if (round % 7 == 0) problem.delta = 0;
     const std::vector<T> y = layer_group_normal_norm(nnorm::best_target(), problem, problem.x);
-    for (const Target* const* target = nnorm::targets(); *target; ++target)
-      across.add(y, layer_group_normal_norm(**target, problem, problem.x));
+    digested += y.size();
+    for (const Target* const* target = nnorm::targets(); *target; ++target) {
+      const std::vector<T> y_there = layer_group_normal_norm(**target, problem, problem.x);
+      across.add(y, y_there);
+      of_targets[size_t(target - nnorm::targets())].add(y_there);
+    }
     const size_t row = random.below(rows);
     places.add({y.begin() + long(row * length), y.begin() + long((row + 1) * length)},
                alone(nnorm::best_target(), problem, row));
@@ -204,7 +247,8 @@ void test_rows(size_t values) {
   const char* type = NameOf<T>::value;
   std::printf("LayerNormalNorm, GroupNormalNorm %-9s %11zu values: %zu differ between processors, %zu from a row alone\n", type,
               across.compared + places.compared, across.different, places.different);
-  CHECK(across.compared >= values && across.different == 0, "%s between processors", type);
+  print(of_targets, "LayerNormalNorm", type, digested);
+  CHECK(digested >= values && across.different == 0, "%s between processors", type);
   CHECK(places.different == 0, "%s from a row alone", type);
 }
 
