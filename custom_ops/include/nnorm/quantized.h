@@ -71,8 +71,8 @@ struct QuantizedWork {
   NNORM_INLINE size_t size() const { return samples * channels * extent; }
 };
 
-// As elements_per_item of nnorm/kernels.h, for kernels that are 20 times as fast.
-constexpr size_t bytes_per_item = 32768;
+// As elements_per_item of nnorm/kernels.h, for kernels that are 10 to 20 times as fast.
+constexpr size_t bytes_per_item = 16384;
 
 inline namespace NNORM_TARGET {
 
