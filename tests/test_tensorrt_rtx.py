@@ -26,7 +26,7 @@ from small_network import Network, randomized
 from test_golden import EVALUATIONS, STANDINS, AllLayers, trained_network
 from torch import Tensor, nn
 
-from nnorm_export import InputError, ModelFileError, RuntimeMissingError, build_engine, export, layers, load
+from nnorm_export import InputError, ModelFileError, RuntimeMissingError, build_engine, export, layers, load, quantize
 from nnorm_export.files import onnx_file
 from nnorm_export.library import get_plugin_path
 from nnorm_export.tensorrt import rtx
@@ -274,6 +274,30 @@ def test_a_normalization_behind_a_layer_costs_no_kernel(tmp_path: Path) -> None:
     assert kernels(nn.Sequential(conv, layers.BatchNormalNorm2d(16), nn.ReLU()), image) == plain
     rows = torch.randn(4, 768)
     assert kernels(nn.Sequential(layers.LayerNormalNorm(768)), rows) == 1
+
+
+class Residual(nn.Module):
+    """Convolutions with norms, and a residual sum."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), norm(16), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), norm(16), nn.ReLU(), nn.Conv2d(16, 16, 1), norm(16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        return self.head((self.block(x) + x).relu().mean((2, 3)))
+
+
+@pytest.mark.skipif(VERSION < (1, 7), reason="1.4 builds no convolution in int8, that of a plain network neither")
+def test_int8_has_as_many_kernels_as_int8_with_batch_norm(tmp_path: Path) -> None:
+    images, kernels = torch.randn(32, 3, 16, 16), []
+    for norm in (layers.BatchNormalNorm2d, nn.BatchNorm2d):
+        path = export(randomized(Residual(norm)), images[:2], tmp_path / "net.onnx", verify=False).path
+        quantize(path, images, tmp_path / "int8.onnx", target="tensorrt")
+        kernels.append(build(tmp_path / "int8.onnx", tmp_path).kernels)
+    assert kernels[0] == kernels[1]
 
 
 # Plugins

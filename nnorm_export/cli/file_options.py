@@ -36,15 +36,24 @@ class QuantizeOptions:
         int, panels.inputs("--batch N", "How many samples run at a time, if the batch is dynamic.", min=1)
     ] = 32
     target: Annotated[str | None, target_option("MODEL.int8.onnx beside the model")] = None
-    form: Annotated[
+    runtime: Annotated[
         str,
         panels.file(
+            "--target -t RUNTIME",
+            "The runtime that the file is for: onnxruntime (default), tensorrt or openvino. The last two compute norms "
+            "in float, and get 8 bits in front of products alone.",
+            **panels.one_of("nnorm_export.quantizing.targets:TARGETS"),
+        ),
+    ] = "onnxruntime"
+    form: Annotated[
+        str | None,
+        panels.file(
             "--form FORM",
-            "portable (default): nodes with bodies. primitives: standard operators only, without tables. custom: nodes "
-            "without bodies.",
+            "portable (default, but for openvino): nodes with bodies. primitives: standard operators only, without "
+            "tables. custom: nodes without bodies.",
             **panels.one_of("nnorm_export.names:FORMS"),
         ),
-    ] = "portable"
+    ] = None
     external_data: ExternalData = None
     method: Annotated[
         str,
@@ -59,13 +68,13 @@ class QuantizeOptions:
         float, panels.quantization("--percentile X", "The percentage of the values that --method percentile keeps.")
     ] = 99.999
     activation: Annotated[
-        str,
+        str | None,
         panels.quantization(
             "--activation TYPE",
-            "uint8 (default), the fastest on x86, or int8.",
-            **panels.one_of("nnorm_export.quantizing.qdq:ACTIVATIONS"),
+            "uint8, the default for onnxruntime and the fastest on x86, or int8.",
+            **panels.one_of("nnorm_export.quantizing.targets:ACTIVATIONS"),
         ),
-    ] = "uint8"
+    ] = None
     weights: Annotated[
         str,
         panels.quantization(

@@ -48,6 +48,8 @@ def quantize(
 
       nnorm-export quantize net.onnx --calibrate data.npz --keep head \\
         --keep layer4.1 -o net.int8.onnx
+
+      nnorm-export quantize net.onnx --calibrate data.npz --target tensorrt
     """
     from nnorm_export.cli.source import load_source
     from nnorm_export.files.inspection import describe
@@ -73,6 +75,7 @@ def quantize(
             weights=options.weights,
             reduce_range=options.reduce_range,
             keep=options.keep or (),
+            target=options.runtime,
             form=options.form,
             batch_size=options.batch_size,
             test=test,

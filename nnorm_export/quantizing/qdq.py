@@ -36,10 +36,15 @@ _ON_MAPS = (
 )
 # Norm -> the same between quantised tensors.
 NORMS = {op_type: twin for op_type in OPERATORS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
-ACTIVATIONS = ("uint8", "int8")
 WEIGHTS = ("per-channel", "per-tensor")
 _INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
 LEAST_RANK_OF_MAPS = 4
+# Zero points of 0, biases in float, and nothing behind a product.
+_FOR_PRODUCTS_ALONE = {
+    "ActivationSymmetric": True,
+    "QuantizeBias": False,
+    "OpTypesToExcludeOutputQuantization": list(PRODUCTS),
+}
 
 
 @dataclass(frozen=True)
@@ -49,18 +54,21 @@ class Settings:
     activation: str
     weights: str
     reduce_range: bool
+    products_alone: bool
 
     def __str__(self) -> str:
         bits = " of 7 bits" if self.reduce_range else ""
-        return f"activations {self.activation}, weights int8{bits} {self.weights}"
+        where = " in front of products" if self.products_alone else ""
+        return f"activations {self.activation}{where}, weights int8{bits} {self.weights}"
 
-
-def op_types() -> list[str]:
-    return [*PRODUCTS, *_MOVING, *_ON_MAPS, *NORMS]
+    @property
+    def op_types(self) -> tuple[str, ...]:
+        """The operators that are quantised."""
+        return PRODUCTS if self.products_alone else (*PRODUCTS, *_MOVING, *_ON_MAPS, *NORMS)
 
 
 def nodes_to_quantize(proto: onnx.ModelProto) -> list[str]:
-    """The names of the nodes of ``proto`` that are quantised by default."""
+    """The names of the nodes of ``proto`` that are quantised by default, if their operators are."""
     ranks = ranks_of(proto)
     return [
         node.name
@@ -94,6 +102,7 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
     kept = [tensor for tensor in proto.graph.initializer if tensor.name in parameters]
     copy.metadata_props.add(key=_INFERRED[0], value=_INFERRED[1])
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
+    chosen = {node.name for node in proto.graph.node if node.op_type in settings.op_types}
     with silent_loggers(["root"]):  # it warns of each tensor that it leaves in float
         quantizer = QDQQuantizer(
             copy,
@@ -102,10 +111,10 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
             types["int8"],
             types[settings.activation],
             ranges,
-            list(names),
+            [name for name in names if name in chosen],
             [],
-            op_types(),
-            {},
+            list(settings.op_types),
+            _FOR_PRODUCTS_ALONE if settings.products_alone else {},
         )
         try:
             quantizer.quantize_model()
@@ -117,6 +126,8 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
     made.producer_name, made.producer_version = proto.producer_name, proto.producer_version
     del made.metadata_props[:]
     made.metadata_props.extend(proto.metadata_props)
+    if settings.products_alone:
+        _read_in_float(made)
     _show_parameters(made, norms)
     present = {tensor.name for tensor in made.graph.initializer}
     made.graph.initializer.extend(tensor for tensor in kept if tensor.name not in present)
@@ -140,3 +151,16 @@ def _show_parameters(proto: onnx.ModelProto, inputs: Mapping[str, list[str]]) ->
             operator, data = OPERATORS[node.op_type], iter(list(node.input))
             roles = zip(operator.inputs, inputs[node.name], strict=True)
             node.input[:] = [name if role in operator.parameters else next(data) for role, name in roles]
+
+
+def _read_in_float(proto: onnx.ModelProto) -> None:
+    """Lets products alone read what is quantised: a residual sum, for example, reads the tensor itself."""
+    quantised = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+    floats = {
+        node.output[0]: quantised[node.input[0]]
+        for node in proto.graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in quantised
+    }
+    for node in proto.graph.node:
+        if node.op_type not in PRODUCTS:
+            node.input[:] = [floats.get(name, name) for name in node.input]

@@ -35,7 +35,6 @@ from nnorm_export.quantizing.qdq import (
     PRODUCTS,
     Settings,
     nodes_to_quantize,
-    op_types,
     ranks_of,
     with_qdq,
 )
@@ -43,6 +42,7 @@ from nnorm_export.quantizing.refusals import check_options, refuse, refuse_not_f
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
 from nnorm_export.quantizing.sums import split_sums
+from nnorm_export.quantizing.targets import DEFAULT_TARGET, Target, chosen, target_named
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 
@@ -56,11 +56,12 @@ def quantize(
     *,
     method: str = "minmax",
     percentile: float = 99.999,
-    activation: str = "uint8",
+    activation: str | None = None,
     weights: str = "per-channel",
     reduce_range: bool = False,
     keep: Iterable[str] = (),
-    form: str = "portable",
+    target: str = DEFAULT_TARGET,
+    form: str | None = None,
     batch_size: int = 32,
     test: Data | None = None,
     model: nn.Module | None = None,
@@ -80,6 +81,9 @@ def quantize(
     for each channel. A residual sum of maps follows it as ONNX Runtime's own. Norms that compute statistics
     (LayerNormalNorm, GroupNormalNorm) stay float.
 
+    For TensorRT and OpenVINO (``target``) only what products read is quantised, with zero points of 0. They compute
+    norms in float, TensorRT in the kernel of the product before the norm.
+
     The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
 
     Args:
@@ -90,15 +94,17 @@ def quantize(
         method: how the range of a tensor is found. ``minmax``: its least and greatest value; ``percentile``: without
             the rarest values; ``entropy``: the range that loses least information.
         percentile: the percentage of the values that the range of ``percentile`` holds.
-        activation: ``uint8``, the fastest on x86, or ``int8``.
+        activation: ``uint8``, the default for ONNX Runtime and the fastest on x86, or ``int8``.
         weights: a scale for each output channel of a weight (``per-channel``), or one for all (``per-tensor``). Weights
             are int8.
         reduce_range: use 7 bits of the weights. ONNX Runtime adds products of 8 bits in 16 bits on x86 processors
             without VNNI (before 2019), which overflow.
         keep: the layers that stay float, by their paths in the model, or nodes by their names. A path of a module
             stands for all layers in it. The frozen norm after a convolution or a product that is kept stays float too.
-        form: as for :func:`nnorm_export.export`. ``primitives``, for OpenVINO and other runtimes without functions, has
-            no tables: the norms compute in float between DequantizeLinear and QuantizeLinear.
+        target: the runtime that the file is for: ``onnxruntime``, ``tensorrt`` or ``openvino``. ONNX Runtime, which
+            compares the outputs here, runs the files of all three.
+        form: as for :func:`nnorm_export.export`; by default the first that the target reads. ``primitives`` has no
+            tables: the norms compute in float between DequantizeLinear and QuantizeLinear.
         batch_size: how many samples are run at a time, if the batch of the file is dynamic.
         test: other data to compare the outputs on; by default ``calibration``.
         model: the PyTorch model to compare with; by default ``path`` is the reference. Its ``forward`` takes the inputs
@@ -118,35 +124,39 @@ def quantize(
         InputError: the data do not fit the file, or a name in ``keep`` is unknown.
         ParityError: an output is below ``min_agreement`` or ``min_sqnr``.
         RuntimeMissingError: ONNX Runtime is not installed.
-        ExportError: an option is unknown, or ``f`` cannot be written.
+        ExportError: an option is unknown, the target does not take it, or ``f`` cannot be written.
         After an error ``f`` is unchanged.
     """
-    settings = Settings(activation, weights, reduce_range)
-    check_options(settings, method, percentile, form, batch_size)
+    check_options(weights, method, percentile, batch_size)
+    row = target_named(target)
+    form = chosen(row, "form", form)
+    activation = chosen(row, "activation", activation)
+    settings = Settings(activation, weights, reduce_range, row.products_alone)
+    has_tables = form != "primitives" and not row.products_alone
     import_onnxruntime()
-    source, target = read(Path(path).expanduser()), Path(f).expanduser()
-    check_target(target)
-    refuse(source, target)
+    source, written = read(Path(path).expanduser()), Path(f).expanduser()
+    check_target(written)
+    refuse(source, written)
     report = progress or _silent
     infos = inputs_of(source.proto)
     feeds = batches_of(calibration, infos, batch_size, "calibration")
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
     reference = _expected(source, tests, model, passthrough)  # first, because ONNX Runtime refuses a damaged file
     with tempfile.TemporaryDirectory() as folder:
-        graph = _FloatGraph(source, Path(folder), with_tables=form != "primitives")
+        graph = _FloatGraph(source, Path(folder), with_tables=has_tables)
         kept = kept_nodes(graph.proto, listed(keep, "keep", InputError))
         names = [name for name in nodes_to_quantize(graph.proto) if name not in kept]
         layers = layers_of(graph.proto, nodes_to_quantize(graph.proto))
         if not any(name in names for nodes in layers.values() for name in nodes):
             why = "keep leaves none of its layers" if layers else "it has no convolution, product or frozen norm"
             raise ModelFileError(f"{path}: nothing can be quantised: {why}")
-        ranges = ranges_of(graph.path, op_types(), feeds, method, percentile, report)
+        ranges = ranges_of(graph.path, settings.op_types, feeds, method, percentile, report)
         report("quantizing", 0.0)
         made, tables = graph.quantized(ranges, names, settings)
         about = f"{settings}, {method} on {count_of(feeds)} samples"
         _note(made, source, about, form)
-        with staged(target) as staging:
-            with writing(target):
+        with staged(written) as staging:
+            with writing(written):
                 save(made, staging, external_data)
             runner = load(staging, "onnxruntime")
             outputs = _compared(runner, tests, reference, report)
@@ -161,12 +171,12 @@ def quantize(
 
                 gains = _gains(write, graph.proto, names, runner, list(zip(tests, reference, strict=True)), report)
             if wrong := shortfalls(outputs, _asked(min_agreement, outputs), min_sqnr):
-                raise ParityError(f"{target} was not written: {'; '.join(wrong)}", _advice(method, gains))
+                raise ParityError(f"{written} was not written: {'; '.join(wrong)}", _advice(method, gains))
             implementations = runner.implementations
             size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    found = _layers(layers, graph.proto, kept, tables, gains, with_tables=form != "primitives")
+    found = _layers(layers, graph.proto, kept, tables, gains, _why_float(row, form))
     return QuantizeReport(
-        target,
+        written,
         size,
         _size(source),
         method,
@@ -324,8 +334,7 @@ def _layers(
     kept: set[str],
     tables: set[str],
     gains: dict[str, float],
-    *,
-    with_tables: bool,
+    why_no_table: str,
 ) -> list[QuantizedLayer]:
     nodes = {node.name: node for node in proto.graph.node}
     found = []
@@ -335,7 +344,7 @@ def _layers(
         if any(name in kept for name in names):
             why = "asked for"
         elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
-            why = _NO_TABLE if with_tables else "the form primitives has no tables"
+            why = why_no_table
         found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path)))
     floats = [
         QuantizedLayer(node.name, node.op_type, "it computes statistics from its input")
@@ -345,6 +354,13 @@ def _layers(
     if gains:
         found.sort(key=lambda layer: -np.inf if layer.gain is None else layer.gain, reverse=True)
     return [*found, *floats]
+
+
+def _why_float(target: Target, form: str) -> str:
+    """Why a frozen norm computes in float, unless the user asked for it."""
+    if target.products_alone:
+        return f"{target.title} computes norms in float"
+    return "the form primitives has no tables" if form == "primitives" else "its input or output is not quantised"
 
 
 def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) -> list[str]:
@@ -360,7 +376,6 @@ def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) 
 
 
 _FEW_SAMPLES = 32
-_NO_TABLE = "its input or output is not quantised"
 
 
 def _size(source: ModelFile) -> int:

@@ -11,18 +11,13 @@ from nnorm_export.errors import ExportError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, with_nested
 from nnorm_export.files.staging import refuse_source
 from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.names import DOMAIN, FORMS
+from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.calibration import METHODS
-from nnorm_export.quantizing.qdq import ACTIVATIONS, WEIGHTS, Settings
+from nnorm_export.quantizing.qdq import WEIGHTS
 
 
-def check_options(settings: Settings, method: str, percentile: float, form: str, batch_size: int) -> None:
-    choices = {
-        "method": (method, METHODS),
-        "activation": (settings.activation, ACTIVATIONS),
-        "weights": (settings.weights, WEIGHTS),
-        "form": (form, FORMS),
-    }
+def check_options(weights: str, method: str, percentile: float, batch_size: int) -> None:
+    choices = {"method": (method, METHODS), "weights": (weights, WEIGHTS)}
     for option, (value, known) in choices.items():
         if value not in known:
             raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")

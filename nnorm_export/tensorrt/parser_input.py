@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
+from onnx import numpy_helper
 
 from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.errors import ModelFileError
@@ -25,9 +27,10 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     """Writes ``file`` into ``folder`` for the parser: ``op_types`` without bodies, other normalizations inlined.
 
     Raises:
-        ModelFileError: the weights of ``file`` cannot be read, a normalization is invalid, or one of ``op_types`` has
-            an unknown body, which a plugin would run as something else.
+        ModelFileError: the weights of ``file`` cannot be read, a normalization is invalid, one of ``op_types`` has an
+            unknown body, which a plugin would run as something else, or a zero point is not 0.
     """
+    _refuse_zero_points(file)
     if not file.normalizations:
         return file.path
     refuse_invalid(file)
@@ -42,6 +45,20 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     path = folder / "model.onnx"
     save(model, path, external_data=None)
     return path
+
+
+def _refuse_zero_points(file: ModelFile) -> None:
+    """Raises a ModelFileError if a tensor of 8 bits has a zero point other than 0, which TensorRT does not take."""
+    graph = file.proto.graph
+    quantised = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    zero_points = {node.input[2] for node in quantised if len(node.input) > 2}
+    for tensor in graph.initializer:
+        is_here = tensor.data_location != onnx.TensorProto.EXTERNAL
+        if tensor.name in zero_points and is_here and numpy_helper.to_array(tensor).any():
+            raise ModelFileError(
+                f"{file.path}: the zero point {tensor.name} is not 0, as TensorRT requires; quantise the float32 file "
+                "with target='tensorrt' (--target tensorrt)"
+            )
 
 
 def _flatten_rows(model: ir.Model) -> None:
