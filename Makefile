@@ -4,6 +4,7 @@
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
+# make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
@@ -74,7 +75,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: coverage-cpp same-bits same-bits-neon wheel zoo test-zoo clean test-tensorrt-registries
+.PHONY: coverage-cpp same-bits same-bits-neon every-float wheel zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -140,6 +141,16 @@ same-bits-neon: test-cpp .venv-neon/installed
 	build/cpp/test_same_bits $(N) > build/neon/native.txt
 	$(EMULATED) build/neon/test_same_bits $(N) > build/neon/emulated.txt
 	.venv-neon/bin/python custom_ops/tests/emulated/compare.py build/neon/native.txt build/neon/emulated.txt
+
+# A minute for each exponent, and some for the bodies. ctest runs a sample.
+every-float: N ?= 12
+every-float: $(VENV)/installed
+	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+	mkdir -p build/every-float
+	build/cpp/every_float long $(N) > build/every-float/kernels.txt
+	build/cpp/test_cuda_same_bits 20000000 > build/every-float/gpu.txt
+	$(BIN)/python custom_ops/tests/every_float/bodies.py > build/every-float/bodies.txt
+	$(BIN)/python custom_ops/tests/every_float/table.py build/every-float custom_ops/tests/EVERY_FLOAT.md
 
 # The tests that run kernels: the others do not depend on the library, and `make test` runs them once.
 test-cuda-on-host: $(VENV)/installed test-cpp

@@ -46,6 +46,14 @@ foreach(name IN LISTS NNORM_TESTS_OF_KERNELS)
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
 
+# ψ of every float against the C library, whose functions of vectors need -ffast-math. `make every-float` runs it for long.
+add_executable(every_float tests/every_float/every_float.cpp tests/every_float/truth.cpp)
+set_source_files_properties(tests/every_float/truth.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffast-math")
+target_link_libraries(every_float PRIVATE nnorm_kernels)
+if(NOT NNORM_INSTRUMENTED)
+  add_test(NAME every_float COMMAND every_float)
+endif()
+
 file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/test_*.cpp")
 list(FILTER test_sources EXCLUDE REGEX "/(test_same_bits|test_quantized_batch_normal_norm)\\.cpp$")
 foreach(source IN LISTS test_sources)

@@ -1,0 +1,73 @@
+"""Writes EVERY_FLOAT.md from what every_float, test_cuda_same_bits and bodies.py print.
+
+python custom_ops/tests/every_float/table.py FOLDER OUTPUT    the folder has kernels.txt, gpu.txt and bodies.txt
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+TEXT = """\
+# ψ of every float
+
+Written by `custom_ops/tests/every_float/table.py` (`make every-float`), on {machine}.
+
+The kernels compute ψ(h; η) = ((1 + |h|)^η − 1)/η with the sign of h, by BatchNormalNorm with scale, weight 1 and
+shift, bias 0. The truth is that of the C library in float64. Exponents are those of the branch; for types of 16 bits
+all their numbers up to 2¹⁵ are exponents. What the columns count:
+
+- **Greatest error**, in units in the last place, for |h| up to 10, up to 10⁴ and up to 2¹²⁶, and where it is. η = 0
+  is computed as 2⁻²⁶, which shows where |h| is great.
+- **Rounded correctly**: the result is the number nearest to the truth. For types of 16 bits the other truths lie so
+  near the middle between two numbers that float32 decides wrongly: their errors are 0.50 too.
+- **Falls**: how often ψ(h) is less than ψ of the input before h. A sample of float32 does not show it.
+- **Saturated**: pairs of inputs and exponents with |h| above 2¹²⁶ or 2^z above 2^127.5. There ψ keeps its sign, is
+  finite in float32, and is not judged: it repeats within a factor of 2 where the truth goes on rising.
+- **Tiny**: pairs whose |h·η| is not a normal number, and the greatest error there in steps of the least number times
+  1 + 2/η.
+
+On the way are checked: ψ(−h) has the bits of −ψ(h); AVX-512, AVX2 and plain code give the same bits, in a long run in
+one block of 16 (NEON: by `make same-bits-neon`); ±0 gives 0, ±infinity what 2¹²⁶ gives, NaN gives NaN; no number gives
+NaN.
+
+{kernels}
+
+## Bodies
+
+The same inputs through the body of BatchNormalNorm in ONNX Runtime, without kernels.
+
+{bodies}
+
+## The GPU's sources
+
+The sources of the kernels for GPUs, compiled for the processor, against the CPU kernels: how many values have other
+bits. Float32 differs by Horner's scheme, LayerNormalNorm by the order of its sums, 16 bits by functions in the place of
+the hardware's logarithm and power. On a GPU, whose own functions these are, 16 bits may differ more.
+
+{gpu}
+"""
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {platform.system()} {platform.machine()}"
+
+
+def main(folder: Path, output: Path) -> None:
+    tables = {}
+    for name in ("kernels", "bodies", "gpu"):
+        lines = (folder / f"{name}.txt").read_text().splitlines()
+        tables[name] = "\n".join(line.replace("|h|", "abs(h)") for line in lines if line.startswith("| "))
+    output.write_text(TEXT.format(machine=processor(), **tables))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
