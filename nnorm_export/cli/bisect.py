@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import BisectOptions, ModelOptions
-from nnorm_export.cli.output import Output, one_line, print_facts, print_table
+from nnorm_export.cli.options import BisectOptions, OptionalModelOptions
+from nnorm_export.cli.output import Output, one_line, print_bits, print_facts, print_table
+from nnorm_export.errors import NnormExportError
 
 if TYPE_CHECKING:
     from nnorm_export.parity.bisection import Bisection
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def bisect(
     path: Annotated[str, typer.Argument(metavar="FILE", help="The ONNX file, with its normalizations as nodes.")],
-    model: ModelOptions,
+    model: OptionalModelOptions,
     options: BisectOptions,
     output: Output,
 ) -> None:
@@ -27,13 +28,26 @@ def bisect(
     its output shows its own. Errors are shares of the error budget of verify.
     The exit code is 1 if anything differs.
 
+    With --exact the bits of two runs are compared instead: of this machine and
+    the one that recorded a certificate, or of two runtimes. It says which
+    normalization first computes other bits from the same ones.
+
     Examples:
 
       nnorm-export bisect net.onnx -m nets:build -c best.pth -i data.npz
 
       nnorm-export bisect net.onnx -m nets:build -c best.pth \\
         --runtime reference --layer layer1.0.conv1 --plot errors.png
+
+      nnorm-export bisect net.onnx --exact net.parity
+
+      nnorm-export bisect net.onnx -i data.npz --exact onnxruntime-cuda
     """
+    if options.exact is not None:
+        _compare_bits(path, options.exact, model, options, output)
+        return
+    if not model.model:
+        raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or --exact")
     from nnorm_export.cli.source import inputs_for, load_source
     from nnorm_export.parity import bisection
     from nnorm_export.parity.report.plots import check_plot, plot_bisection
@@ -59,6 +73,26 @@ def bisect(
     output.show({"path": path, **report.to_json()}, lambda: _print(report))
     if not report:
         output.fail(report.verdict)
+
+
+def _compare_bits(path: str, against: str, model: OptionalModelOptions, options: BisectOptions, output: Output) -> None:
+    if model.model or options.layer or options.plot:
+        raise NnormExportError("--exact compares two runs of the file; leave out --model, --layer and --plot")
+    from nnorm_export.files.inspection import describe
+    from nnorm_export.parity.bits import compare_bits
+
+    inputs = None
+    with output.working(f"Running {path} twice"):
+        if model.input_specs:
+            from nnorm_export.models.inputs import read_inputs_of_file
+
+            dtypes = {info.name: info.dtype for info in describe(path).inputs}
+            inputs, notices = read_inputs_of_file(model.input_specs, dtypes)
+            output.notices(notices)
+        report = compare_bits(path, inputs, against=against, runtime=options.runtime, trust_pickle=model.trust_pickle)
+    output.show({"path": path, **report.to_json()}, lambda: print_bits(report))
+    if not report:
+        output.fail(f"{path}: {report.verdict}")
 
 
 def _print(report: Bisection) -> None:

@@ -24,6 +24,9 @@ def doctor(
 ) -> None:
     """List the runtimes, whether they work here, and how to install the rest.
 
+    The bits of the kernels are a digest of what they compute of fixed numbers:
+    with one release they are the same on every machine.
+
     With a file, each runtime opens it and shows what runs each normalization:
     a kernel, its body, or a plugin. The exit code is 3 if the chosen runtime
     is missing or lacks something, and 2 if it refuses the file. Opening

@@ -270,6 +270,12 @@ class VerifyOptions:
         str | None,
         panels.certificate("--replay DIR", "Compare with a certificate; needs neither PyTorch nor the model's code."),
     ] = None
+    exact: Annotated[
+        bool,
+        panels.certificate(
+            "--exact", "With --replay: also every bit, and the normalization that first has others than were recorded."
+        ),
+    ] = False
     page: Annotated[
         str | None, panels.output("--report FILE.html", "Write a page with the error of each layer, λ, what ran where.")
     ] = None
@@ -282,6 +288,14 @@ class BisectOptions:
         list[str] | None,
         panels.comparison(
             "--layer PATH", "Another layer to compare, by its path in the model: layer1.0.conv1. Repeatable."
+        ),
+    ] = None
+    exact: Annotated[
+        str | None,
+        panels.comparison(
+            "--exact WITH",
+            "Compare bits, not with PyTorch but with another run: a certificate, a folder that verify --record "
+            "wrote here or on another machine, or another runtime. It takes no --model.",
         ),
     ] = None
     plot: Annotated[str | None, panels.output("--plot FILE", "Draw the errors of every layer: .png, .svg or .pdf.")] = (

@@ -27,6 +27,7 @@ from nnorm_export.cli.options import OutputOptions
 from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
+    from nnorm_export.parity.bits import BitsReport
     from nnorm_export.parity.judgement import ParityReport
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -254,6 +255,26 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     print_facts((output.name, output.note) for output in report.outputs)
     ran = f"{report.runtime} (normalizations: {ways(report.implementations) or 'inlined'})"
     print_facts([("runtime", ran), ("criterion", report.criterion)])
+
+
+def print_bits(report: BitsReport) -> None:
+    rows = [
+        (
+            node.node,
+            node.op_type,
+            node.implementation or "-",
+            _agreement(node.inputs_agree),
+            _agreement(node.output_agrees),
+        )
+        for node in report.nodes
+    ]
+    rows += [(name, "output", "-", "-", _agreement(agrees)) for name, agrees in report.outputs.items()]
+    print_table(("node", "op", "ran by", "bits it reads", "bits it computes"), rows)
+    print_facts([("runs", " and ".join(report.runs)), ("bits", report.verdict)])
+
+
+def _agreement(agrees: bool) -> str:
+    return "equal" if agrees else "DIFFERENT"
 
 
 def ways(implementations: dict[str, str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
-from nnorm_export.cli.output import Output, print_facts, print_parity, print_table, shown
+from nnorm_export.cli.output import Output, print_bits, print_facts, print_parity, print_table, shown
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import layer_name
 
@@ -54,7 +54,7 @@ def verify(
 
       nnorm-export verify net.onnx -m nets:build -c best.pth --record net.parity
 
-      nnorm-export verify net.onnx --replay net.parity
+      nnorm-export verify net.onnx --replay net.parity --exact
 
       nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz \\
         --probes --report parity.html
@@ -63,6 +63,8 @@ def verify(
         -c best.pth
     """
     path = _path(file, options)
+    if options.exact and options.replay is None:
+        raise NnormExportError("--exact goes with --replay; bisect --exact compares two runtimes")
     if options.replay is not None:
         _replay(path, options.replay, model, options, output)
         return
@@ -210,12 +212,26 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )
     from nnorm_export.parity import certificates
+    from nnorm_export.parity.bits import compare_bits
 
     with output.working(f"Replaying {folder}"):
         report = certificates.replay(path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
-    output.show({"path": path, "certificate": folder, **report.to_json()}, lambda: print_parity(report))
+        bits = None
+        if options.exact:
+            bits = compare_bits(path, against=folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
+    as_json = {"path": path, "certificate": folder, **report.to_json()}
+
+    def print_text() -> None:
+        print_parity(report)
+        if bits is not None:
+            typer.echo()
+            print_bits(bits)
+
+    output.show(as_json if bits is None else as_json | {"bits": bits.to_json()}, print_text)
     if not report:
         output.fail(
             f"{path} does not compute what {folder} certifies: {report.reason}. To find the layer that differs, "
             "run nnorm-export bisect with the model"
         )
+    if bits is not None and not bits:
+        output.fail(f"{path}: {bits.verdict}")

@@ -2,7 +2,8 @@
 
 A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and
 PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any, and ``yardstick_0`` the
-error that roundings cause in each element. Further inputs that were compared follow as ``test_data_set_1``.
+error that roundings cause in each element. Further inputs that were compared follow as ``test_data_set_1``. ``bits`` in
+``certificate.json`` are digests of what the runtime computed in each normalization and output on ``test_data_set_0``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.inspection import describe
 from nnorm_export.files.staging import parents_made, staged_folder
+from nnorm_export.parity.bits import FileBits, bits_of
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import (
     ParityReport,
@@ -113,6 +115,7 @@ def write(
         "outputs": [asdict(output) for output in report.outputs],
         "implementations": report.implementations,
         "data_sets": len(compared),
+        "bits": bits_of(path, runner, runner.feed(compared[0].inputs, {})).to_json(),
         "versions": versions(),
     }
     try:
@@ -146,7 +149,26 @@ def replay(
     return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle))
 
 
-def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -> ParityReport:
+def recorded_bits(path: Path, folder: Path, runner: Runner) -> tuple[dict[str, Array], FileBits]:
+    """The inputs in ``folder`` by name, and the digests that were recorded of ``path`` on them.
+
+    Raises:
+        ParityError, InputError: as :func:`replay`, or the certificate has no digests.
+    """
+    certificate = _certificate_of(path, folder)
+    if "bits" not in certificate:
+        raise InputError(
+            f"{folder}: an older nnorm_export wrote it, without bits; record it again with verify --record"
+        )
+    try:
+        bits = FileBits.from_json(certificate["bits"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"{folder}: the certificate is damaged (bits: {error}); record it again") from error
+    return runner.feed(_read_tensors(folder / DATA.format(0), "input", range(len(runner.inputs))), {}), bits
+
+
+def _certificate_of(path: Path, folder: Path) -> dict[str, Any]:
+    """The certificate in ``folder``, which is one of ``path``."""
     certificate = _read_certificate(folder)
     size_of(path, ModelFileError, f"; give the file that {folder} certifies")
     if (found := file_sha256(path)) != certificate["sha256"]:
@@ -156,6 +178,11 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
             f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
             f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
         )
+    return certificate
+
+
+def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -> ParityReport:
+    certificate = _certificate_of(path, folder)
     runner = load(path, runtime, trust_pickle=trust_pickle)
     criteria = _criteria(folder, certificate["criteria"], len(runner.outputs))
     compared = [_read_set(folder, index, runner) for index in range(certificate["data_sets"])]

@@ -15,6 +15,7 @@ from nnorm_export.files.inspection import describe
 from nnorm_export.reading import size_of
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes._runtime import installed_version
+from nnorm_export.runtimes._self_test import self_test
 from nnorm_export.runtimes.kserve import is_url
 
 # Packages that no runtime declares, with what they are for.
@@ -89,7 +90,16 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
         what = "nnorm_export" if path is None else str(path)
         raise NnormExportError(f"{what} has no runtime {needed}; it has {', '.join(names)}")
     diagnoses = [_diagnose(each, path, trust_pickle) for each in candidates]
-    return Diagnosis(list(_components()), diagnoses, needed, [] if path is None else _changes(path))
+    components = [*_components(), *([_self_tested()] if path is None else ())]
+    return Diagnosis(components, diagnoses, needed, [] if path is None else _changes(path))
+
+
+def _self_tested() -> Component:
+    """The bits of the kernels on this machine, as one number that two machines can compare."""
+    try:
+        return Component("bits of the kernels", self_test()[:16])
+    except NnormExportError as error:
+        return Component("bits of the kernels", "not tried", str(error))
 
 
 def _changes(path: str | Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -34,7 +34,7 @@ class Runner(ABC):
                 the runtime fails.
             ModelFileError: the model returns another number of outputs than the file describes.
         """
-        feed = self._feed(arrays, named_arrays)
+        feed = self.feed(arrays, named_arrays)
         try:
             results = self._run(feed)
         except NnormExportError:
@@ -61,7 +61,12 @@ class Runner(ABC):
     @abstractmethod
     def _run(self, feed: dict[str, Array]) -> list[Array]: ...
 
-    def _feed(self, arrays: tuple[ArrayLike, ...], named_arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    def feed(self, arrays: Sequence[ArrayLike], named_arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
+        """The arrays by the names of the inputs, in their order.
+
+        Raises:
+            InputError: too many, too few or unknown inputs, or one of the wrong dtype or shape.
+        """
         expected = ", ".join(str(info) for info in self.inputs)
         if len(arrays) > len(self.inputs):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {expected}")
