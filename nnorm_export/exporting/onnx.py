@@ -30,6 +30,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.process import release_memory
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
+_LARGE = 2**24  # bytes of weights
 
 
 @neutral()
@@ -130,9 +131,12 @@ def export(
                 save(onnx_model, final, external_data)
         # Without this the frozen model's weights stay in memory beside those of the file: onnxscript's rewriting rules
         # refer to the model that they were last applied to.
+        weights = 0
         for value in onnx_model.graph.initializers.values():
+            weights += value.const_value.nbytes if value.const_value is not None else 0
             value.const_value = None
-        release_memory()
+        if weights > _LARGE:
+            release_memory()
         for file, its_form in {staging: comparable, final: form}.items():
             _check(file, path, its_form)
         parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")

@@ -72,6 +72,7 @@ def export_program(
     with exporting_state():
         traced = trace(frozen)
         program = decomposed_for_aten(traced.program) if operators == "decomposed" else traced.program
+        drop_source_lines(program)
     note = note_of(traced, program, PT2, operators)
     path = frozen.request.path
     with staged(path) as staging:

@@ -30,6 +30,7 @@ from nnorm_export.parity.judgement import (
     worst,
 )
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
+from nnorm_export.parity.shared_rows import samples_of
 from nnorm_export.parity.weights import other_weights
 from nnorm_export.parity.yardstick import Array, yardsticks_of
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
@@ -156,8 +157,8 @@ def _compare(
         taken.append(changed[0])
         actual.append(_run_file(runner, changed[0]))
         expected.append(changed[1])
-    samples = [pytorch.samples(example, result) for example, result in zip(taken, expected, strict=True)]
     truths = [pytorch.run_in_float64(example) for example in taken]
+    samples = samples_of(pytorch, taken, expected, truths)
     yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
     feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]
     compared = [DataSet(*each) for each in zip(feeds, expected, truths, yardsticks, strict=True)]

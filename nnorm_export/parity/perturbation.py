@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,21 +48,21 @@ def flip_last_bits(tensors: Iterable[Tensor], seed: int) -> None:
 
     Zeros, infinite elements, NaN, and tensors whose elements share memory are left as they are.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.Generator(np.random.SFC64(seed))
     for tensor in tensors:
         if tensor.dtype not in _BITS or tensor.layout != torch.strided or _is_expanded(tensor):
             continue
         integer, exponent = _BITS[tensor.dtype]
         bits = tensor.detach().view(integer)
         for part in torch.split(bits.view(-1), _CHUNK) if bits.is_contiguous() else [bits]:
-            flips = torch.empty(part.shape, dtype=integer).random_(0, 2, generator=generator).to(part.device)
-            # Neither test reads the last bit, so that both calls flip the same elements.
-            flips[((part & exponent) == exponent) | ((part & ~1) & ~_sign(integer) == 0)] = 0
+            count = part.numel()
+            drawn = np.frombuffer(generator.bytes(-(-count // 8)), np.uint8)
+            flips = torch.from_numpy(np.unpackbits(drawn, count=count)).view(part.shape).to(part.device)
+            # Without the last bit, so that both calls flip the same elements.
+            magnitude = part & (torch.iinfo(integer).max - 1)
+            if count and not 0 < int(magnitude.min()) <= int(magnitude.max()) < exponent:
+                flips[(magnitude == 0) | (magnitude >= exponent)] = 0
             part.bitwise_xor_(flips)
-
-
-def _sign(integer: torch.dtype) -> int:
-    return torch.iinfo(integer).min
 
 
 def _is_expanded(tensor: Tensor) -> bool:

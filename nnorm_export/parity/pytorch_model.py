@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -108,8 +109,9 @@ class PyTorchModel:
         """The copy ``name``, made when it is needed; of a large model there is one copy at a time."""
         if name not in self._copies:
             if self._is_large:
+                copies = [weakref.ref(copy) for copy in self._copies.values()]
                 self._copies.clear()
-                release_memory()
+                release_memory(collect=any(copy() is not None for copy in copies))
             self._copies[name] = make()
         return self._copies[name]
 
@@ -184,7 +186,7 @@ class PyTorchModel:
         """As :meth:`samples`, with the input and output of each layer in ``paths``."""
         shapes = [array.shape for array in result]
         found = []
-        for seed in _seeds(result):
+        for seed in seeds_for(result):
             moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
             flip_last_bits(tensors_in(moved), seed)
             with random_last_bits(self._in_dtype, seed):
@@ -205,7 +207,7 @@ class PyTorchModel:
     def layer_samples(self, path: str, tap: Tap) -> list[Array]:
         """Returns what the layer computes from the input in ``tap`` with random last bits, a few times."""
         layer, found = self._in_dtype.get_submodule(path), []
-        for seed in _seeds([tap.y]):
+        for seed in seeds_for([tap.y]):
             x = to_tensor(tap.x)
             flip_last_bits([x], seed)
             with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed), AbsoluteSigmoids(seed):
@@ -232,7 +234,7 @@ class PyTorchModel:
         del frozen_model  # before the next copy is made
         model = self._original.float()
         original = _run(model, single)
-        yardsticks = yardsticks_of(original, [_moved(model, single, seed) for seed in _seeds(original)], truth)
+        yardsticks = yardsticks_of(original, [_moved(model, single, seed) for seed in seeds_for(original)], truth)
         truths: Sequence[Array | None] = truth or [None] * len(frozen)
         for number, (f, o, t, y) in enumerate(zip(frozen, original, truths, yardsticks, strict=True)):
             parity = judge(str(number), f, o, t, yardstick=y)
@@ -300,7 +302,8 @@ def _moved(model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Arra
         return _run(model, moved)
 
 
-def _seeds(result: Sequence[Array]) -> range:
+def seeds_for(result: Sequence[Array]) -> range:
+    """The seeds of the samples of ``result``."""
     has_rows = all(array.ndim > 0 and len(array) >= _FEW for array in result)
     has_many = any(array.size >= _MANY for array in result)
     return range(1, 1 + (SAMPLES + has_many if has_rows else SAMPLES_OF_FEW_ROWS))
