@@ -1,8 +1,9 @@
 """Real architectures with normality normalization: converted, trained, exported, verified and timed.
 
-python -m benchmarks.zoo [--only PATTERN …] [--limit SECONDS] [--write]
+python -m benchmarks.zoo [--only PATTERN …] [--limit SECONDS] [--no-times] [--kept] [--write [--note TEXT]]
 
 Each architecture runs in a process of its own; its result is kept in build/zoo, and only what is missing there runs.
+Without times an architecture takes a third as long; a later run with them measures it again.
 Needs timm, torchvision and transformers beside the package (`make zoo` installs them).
 """
 
@@ -30,8 +31,9 @@ KEPT = Path("build/zoo")
 _TEXT = """
 Random weights; every norm of torch.nn, and every layer that computes one, replaced by its normality counterpart
 (`convert_normal_norm`); three steps of training; `export` with its comparison. `kernel`: nodes that ran by kernel.
-`time`: the file's by kernels in times of the plain twin's, one thread, taking turns. `export`: seconds with the
-comparison, and in times of plain `torch.onnx.export` of the twin.
+`time`: the file's by kernels in times of the plain twin's, one thread, taking turns. `export`: seconds of the processor
+with the comparison, and in times of plain `torch.onnx.export` of the twin with the same dynamic batch. Where
+one of these is missing it was not measured.
 """
 
 
@@ -39,11 +41,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", default=["*"], help="architectures, as in 'timm/*'")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one architecture (default %(default)s)")
+    parser.add_argument("--no-times", action="store_true", help="export and verify only")
+    parser.add_argument("--kept", action="store_true", help="run nothing; name what is not in build/zoo")
     parser.add_argument("--write", action="store_true", help="write RESULTS.md beside this file from what is kept")
+    parser.add_argument("--note", default="", help="a sentence about the run, for RESULTS.md")
     options = parser.parse_args(argv)
     names = [name for name in catalogue() if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
     if not names:
         parser.error(f"no architecture fits {' '.join(options.only)}; there are {', '.join(catalogue())}")
+    missing = [name for name in names if options.kept and not _path(name).exists()]
+    names = [name for name in names if name not in missing]
     stderr = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
@@ -51,24 +58,32 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = []
         for name in names:
             progress.update(task, description=name)
-            results.append(_result(name, options.limit))
+            results.append(_result(name, options.limit, timed=not (options.no_times or options.kept)))
             progress.advance(task)
-    lines = [*_summary(results), "", *markdown_table(_table(results))]
+    unmeasured = [f"- Not measured: {', '.join(missing)}."] if missing else []
+    lines = [*_summary(results), *unmeasured, "", *markdown_table(_table(results))]
     if options.write:
-        machine = f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}."
+        machine = (
+            f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}. {options.note}".strip()
+        )
         RESULTS.write_text("\n".join(["# Zoo", "", machine, _TEXT, *lines]))
     Console(width=160).print("\n".join(lines), markup=False, highlight=False)
     if failed := [result["name"] for result in results if not result["exported"]]:
         sys.exit(f"not exported: {', '.join(failed)}")
 
 
-def _result(name: str, limit: int) -> dict[str, Any]:
+def _path(name: str) -> Path:
+    return KEPT / f"{name.replace('/', '-')}.json"
+
+
+def _result(name: str, limit: int, *, timed: bool) -> dict[str, Any]:
     """What :mod:`benchmarks.zoo.one` found, kept from an earlier run or found now."""
-    path = KEPT / f"{name.replace('/', '-')}.json"
+    path = _path(name)
     if path.exists():
         kept: dict[str, Any] = json.loads(path.read_text())
-        return kept
-    command = [sys.executable, "-m", "benchmarks.zoo.one", name]
+        if not timed or not kept["exported"] or "ratio" in kept or "twin" in kept:
+            return kept
+    command = [sys.executable, "-m", "benchmarks.zoo.one", name, *([] if timed else ["--no-times"])]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         last = run.stdout.strip().splitlines()[-1:] if run.returncode == 0 else []
