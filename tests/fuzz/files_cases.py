@@ -46,7 +46,9 @@ def _chosen(rng: random.Random, weighted: dict[str, int]) -> str:
 
 
 def _onnx(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any]:
-    files = [name for name in (*files_seeds.ONNX, files_seeds.OPTIMIZED) if (seeds / name).exists()]
+    files = [
+        name for name in (*files_seeds.ONNX, files_seeds.OPTIMIZED, files_seeds.QUANTIZED) if (seeds / name).exists()
+    ]
     name = rng.choice([file for file in files if file != "external.onnx"])
     data = (seeds / name).read_bytes()
     (folder / name).write_bytes(mutate_bytes(data, rng) if rng.random() < 0.25 else mutated_model(data, rng))
@@ -76,7 +78,8 @@ def mutated_model(data: bytes, rng: random.Random) -> bytes:
 
 def _command_for(rng: random.Random, name: str) -> dict[str, Any]:
     network = files_seeds.ONNX.get(name, ("small", {}))[0]
-    model = ["-m", f"files_nets:{network}", "-i", ",".join(map(str, files_seeds.SHAPES[network]))]
+    data = ",".join(map(str, files_seeds.SHAPES[network]))
+    model = ["-m", f"files_nets:{network}", "-i", data]
     commands: dict[str, list[str]] = {
         "load": ["load", name],
         "facts": ["inspect", name, "--no-run", *(["--json"] if rng.random() < 0.5 else [])],
@@ -89,10 +92,20 @@ def _command_for(rng: random.Random, name: str) -> dict[str, Any]:
         "doctor": ["doctor", name],
         "optimize": ["optimize", name, "-o", "optimized.onnx"],
         "engine": ["engine", name],
+        "quantize": ["quantize", name, "--calibrate", data, "-o", "quantized.onnx", *_quantization(rng)],
     }
     weights = {"load": 40, "facts": 27, "inspect": 3, "serve-repo": 10, "verify": 10, "reference": 2}
-    rare = {"probes": 1, "bisect": 2, "doctor": 2, "optimize": 2, "engine": 1}
+    rare = {"probes": 1, "bisect": 2, "doctor": 2, "optimize": 2, "engine": 1, "quantize": 5}
     return {"command": commands[_chosen(rng, weights | rare)], "network": network}
+
+
+def _quantization(rng: random.Random) -> list[str]:
+    """Options of ``quantize``: most files are to be written, whatever their ratio of signal to noise."""
+    form = rng.choice(("portable", "primitives", "custom"))
+    method = rng.choice(("minmax", "minmax", "minmax", "entropy", "percentile"))
+    target = ["--target", "tensorrt"] if rng.random() < 0.2 else []
+    rank = ["--rank"] if rng.random() < 0.2 else []
+    return ["--form", form, "--method", method, "--min-sqnr", rng.choice(("-1000", "0", "10")), *target, *rank]
 
 
 def _external(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ OUTSIDE = "outside.data"  # lies beside the folder of a case, and must be neithe
 SECRET = b"what lies outside of the folder " * 4
 UNEXPECTED = 70  # the exit code of an error that the command line does not know
 # Commands that end with 1 if a file differs from its model, or a runtime cannot run.
-_DIFFERS = {"export", "verify", "bisect", "optimize", "doctor"}
+_DIFFERS = {"export", "verify", "bisect", "optimize", "quantize", "doctor"}
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _FAR = 0.02  # of the outputs' scale: a file whose outputs are off by more is not equal to the model
 
@@ -187,7 +187,7 @@ def _harm(folder: Path, words: list[str]) -> str:
     parent = folder.parent
     if (parent / OUTSIDE).exists() and (parent / OUTSIDE).read_bytes() != SECRET:
         return f"{words} changed a file outside of its folder"
-    if words[0] in ("serve-repo", "optimize", "export"):
+    if words[0] in ("serve-repo", "optimize", "quantize", "export"):
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink() and path.stat().st_size < 10**6 and SECRET in path.read_bytes():
                 return f"{words} copied a file from outside of its folder to {path.relative_to(folder)}"

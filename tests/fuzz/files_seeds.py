@@ -24,6 +24,7 @@ ONNX = {
     "external.onnx": ("small", {}),  # its weights are moved out
 }
 OPTIMIZED = "small.cpu.onnx"
+QUANTIZED = "small.int8.onnx"
 ARCHIVES = ("small.pt2", "small.pt")
 PACKAGE = "small.aoti.pt2"
 CHECKPOINTS = ("weights.pt", "weights.pth", "weights.safetensors", "lightning.ckpt")
@@ -44,6 +45,7 @@ def build(folder: Path, package: bool) -> None:
     model, x = files_nets.small(), torch.randn(SHAPES["small"], generator=generator)
     if nnorm_export.get_library_path() is not None:
         nnorm_export.optimize(folder / "small.onnx", folder / OPTIMIZED)
+    nnorm_export.quantize(folder / "small.onnx", torch.cat([x, -x]).numpy(), folder / QUANTIZED)
     nnorm_export.export_program(model, x, folder / "small.pt2")
     nnorm_export.export_torchscript(model, x, folder / "small.pt")
     if package:
