@@ -331,6 +331,16 @@ def test_a_weight_without_a_scale_is_refused(source: Path, data: Tensor, tmp_pat
         quantize(tmp_path / "m.onnx", data, tmp_path / "q.onnx")
 
 
+@pytest.mark.parametrize("kind", [0, 99])
+def test_a_weight_of_an_unknown_type_is_refused(kind: int, source: Path, data: Tensor, tmp_path: Path) -> None:
+    proto = onnx.load(source)
+    weight = next(each for each in proto.graph.initializer if len(each.dims) == 4)
+    weight.data_type = kind
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match=f"damaged: {weight.name} has the type {kind}, which ONNX does not have"):
+        quantize(tmp_path / "m.onnx", data, tmp_path / "int8.onnx")
+
+
 def test_a_norm_in_a_branch_is_refused(source: Path, data: Tensor, tmp_path: Path) -> None:
     proto = onnx.load(source)
     (norm,) = [node for node in proto.graph.node if node.name == "stem.1/BatchNormalNorm"]

@@ -57,6 +57,8 @@ def _refuse_unknown_types(source: ModelFile) -> None:
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
     types |= {weight.name: weight.data_type for weight in graph.initializer}
     unknown = [f"{name} has the type {kind}" for name, kind in types.items() if kind not in known]
+    # The type 0 of a value says that it is not known; a weight has one.
+    unknown += [f"{weight.name} has the type 0" for weight in graph.initializer if weight.data_type == 0]
     if unknown:
         raise ModelFileError(f"{source.path}: it is damaged: {unknown[0]}, which ONNX does not have; export it again")
 
