@@ -52,14 +52,16 @@ def test_json_and_the_default_name(folder: Path) -> None:
     assert report["files"] == {"net.int8.onnx": (folder / "net.int8.onnx").stat().st_size}
     assert (report["reference"], report["compared"], report["method"]) == ("PyTorch", "test", "entropy")
     assert report["outputs"][0]["sqnr"] > 0
-    assert {"path", "op_types", "kept", "gain"} == set(report["layers"][0])
+    assert {"path", "op_types", "kept", "gain", "sqnr"} == set(report["layers"][0])
     assert run("quantize", "net.onnx", *CALIBRATE, "-q").stdout == ""
 
 
 def test_verbose_lists_the_layers_with_those_that_are_kept(tmp_path: Path) -> None:
     first = json.loads(run("quantize", "net.onnx", *CALIBRATE, "-o", tmp_path / "a.onnx", "--json").stdout)["layers"][0]
-    shown = run("quantize", "net.onnx", *CALIBRATE, "-o", tmp_path / "b.onnx", "-v", "--keep", first["path"]).stdout
+    kept = ("--keep", first["path"], "--by-layer")
+    shown = run("quantize", "net.onnx", *CALIBRATE, "-o", tmp_path / "b.onnx", "-v", *kept).stdout
     assert "float: asked for" in shown
+    assert " dB" in shown.partition("SQNR")[2].partition("output")[0]
     assert first["path"] in shown
 
 

@@ -213,6 +213,18 @@ def test_ranking_tells_what_keeping_a_layer_gains(source: Path, data: Tensor, tm
     assert all(0 <= done <= 1 for _, done in phases)
 
 
+@pytest.mark.parametrize(
+    ("target", "merged"),
+    [("onnxruntime", {"dense1"}), ("tensorrt", set())],  # a product and the ReLU behind it have one tensor in int8
+)
+def test_the_error_of_each_layer(target: str, merged: set[str], source: Path, data: Tensor, tmp_path: Path) -> None:
+    report = quantize(source, data, tmp_path / "q.onnx", target=target, by_layer=True, batch_size=16)
+    ratios = {layer.path: layer.sqnr for layer in report.layers}
+    assert {path for path, ratio in ratios.items() if ratio is None} == merged
+    assert all(ratio is None or 15 < ratio < 80 for ratio in ratios.values()), ratios
+    assert ratios["head"] == pytest.approx(report.outputs[0].sqnr, abs=3)  # which is that of all batches
+
+
 def test_below_a_threshold_nothing_is_written(source: Path, data: Tensor, tmp_path: Path) -> None:
     target = tmp_path / "int8.onnx"
     target.write_bytes(b"older")

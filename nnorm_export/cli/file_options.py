@@ -100,6 +100,12 @@ class QuantizeOptions:
     rank: Annotated[
         bool, panels.comparison("--rank", "Measure what each layer costs: the decibels gained if it alone stays float.")
     ] = False
+    by_layer: Annotated[
+        bool,
+        panels.comparison(
+            "--by-layer", "Measure the signal-to-noise ratio behind each layer, on the first batch of the test data."
+        ),
+    ] = False
     min_agreement: Annotated[
         float | None,
         panels.comparison(

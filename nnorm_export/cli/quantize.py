@@ -35,7 +35,7 @@ def quantize(
     is given. SQNR is the signal-to-quantization-noise ratio: 40 dB are an
     error of 1 %, 20 dB of 10 %. Below --min-agreement or --min-sqnr no file
     is written and the exit code is 1. Then --rank shows which layers cost
-    most, and --keep lets them stay float.
+    most, --by-layer where the error grows, and --keep lets layers stay float.
 
     Examples:
 
@@ -44,7 +44,7 @@ def quantize(
       nnorm-export quantize net.onnx --calibrate images:train.npy \\
         --test images:test.npy --method entropy --min-agreement 0.99
 
-      nnorm-export quantize net.onnx --calibrate data.npz --rank
+      nnorm-export quantize net.onnx --calibrate data.npz --rank --by-layer
 
       nnorm-export quantize net.onnx --calibrate data.npz --keep head \\
         --keep layer4.1 -o net.int8.onnx
@@ -84,6 +84,7 @@ def quantize(
             min_agreement=options.min_agreement,
             min_sqnr=options.min_sqnr,
             rank=options.rank,
+            by_layer=options.by_layer,
             external_data=options.external_data,
             progress=progress,
         )
@@ -114,10 +115,11 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
         ]
     )
     ranked = [layer for layer in report.layers if layer.gain is not None]
-    if ranked and not verbose:
-        print_table(("layer", "op", "gain in float"), map(_row, ranked[:_FEW]), apart=True)
-    elif verbose:
-        print_table(("layer", "op", "gain in float"), map(_row, report.layers), apart=True)
+    has_ratios = any(layer.sqnr is not None for layer in report.layers)
+    shown = report.layers if verbose or has_ratios else ranked[:_FEW]
+    if shown:
+        headings = ("layer", "op", "gain in float", *(("SQNR",) if has_ratios else ()))
+        print_table(headings, (_row(layer)[: len(headings)] for layer in shown), apart=True)
     rows = [
         (
             each.name,
@@ -131,7 +133,7 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
     print_facts([("compared with", f"{report.reference} on the {report.compared} data")])
 
 
-def _row(layer: QuantizedLayer) -> tuple[str, str, str]:
-    if layer.kept:
-        return layer.path, layer.op_types, f"float: {layer.kept}"
-    return layer.path, layer.op_types, "-" if layer.gain is None else f"{layer.gain:+.1f} dB"
+def _row(layer: QuantizedLayer) -> tuple[str, str, str, str]:
+    gain = "-" if layer.gain is None else f"{layer.gain:+.1f} dB"
+    sqnr = "-" if layer.sqnr is None else f"{layer.sqnr:.1f} dB"
+    return layer.path, layer.op_types, f"float: {layer.kept}" if layer.kept else gain, sqnr

@@ -78,6 +78,11 @@ def agreements(
     ]
 
 
+def sqnr(actual: Array, expected: Array) -> float:
+    """The signal-to-quantization-noise ratio of ``actual`` in decibels; see :class:`OutputAgreement`."""
+    return _Sums().with_batch(actual, expected).sqnr
+
+
 def sqnr_of(outputs: Sequence[OutputAgreement]) -> float:
     """The least of the outputs; NaN if one is NaN."""
     return float(np.min([output.sqnr for output in outputs], initial=math.inf))

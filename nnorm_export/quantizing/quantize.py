@@ -26,6 +26,7 @@ from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, bound
 from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
+from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, ranges_of
 from nnorm_export.quantizing.layers import kept_nodes, layers_of, name_nodes, with_norms
 from nnorm_export.quantizing.norms import use_tables
@@ -69,6 +70,7 @@ def quantize(
     min_agreement: float | None = None,
     min_sqnr: float | None = 0.0,
     rank: bool = False,
+    by_layer: bool = False,
     external_data: bool | None = None,
     progress: Progress | None = None,
 ) -> QuantizeReport:
@@ -115,6 +117,8 @@ def quantize(
         min_sqnr: the least signal-to-quantization-noise ratio of each output in decibels. 0, the default, is an error
             as great as the output itself; None accepts any.
         rank: measure by how much the SQNR rises if one convolution or product alone stays float, for each of them.
+        by_layer: measure the SQNR of each layer's output, on the first batch of the test data. All outputs are in
+            memory at once, those in float32 too.
         external_data: as for :func:`nnorm_export.export`.
         progress: called with what is done at present, and the part of it that is done.
 
@@ -172,9 +176,10 @@ def quantize(
                 gains = _gains(write, graph.proto, names, runner, list(zip(tests, reference, strict=True)), report)
             if wrong := shortfalls(outputs, _asked(min_agreement, outputs), min_sqnr):
                 raise ParityError(f"{written} was not written: {'; '.join(wrong)}", _advice(method, gains))
+            ratios = sqnr_by_layer(graph.path, staging, _outputs_of(graph.proto, layers) if by_layer else {}, tests[0])
             implementations = runner.implementations
             size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    found = _layers(layers, graph.proto, kept, tables, gains, _why_float(row, form))
+    found = _layers(layers, graph.proto, kept, tables, gains, ratios, _why_float(row, form))
     return QuantizeReport(
         written,
         size,
@@ -328,12 +333,22 @@ def _advice(method: str, gains: dict[str, float]) -> str:
     )
 
 
+def _outputs_of(proto: onnx.ModelProto, layers: dict[str, list[str]]) -> dict[str, str]:
+    """Path of a layer -> the tensor that its last node computes; norms that stay float are layers too."""
+    made = {node.name: node.output[0] for node in proto.graph.node}
+    floats = {
+        node.name: node.output[0] for node in proto.graph.node if node.domain == DOMAIN and node.op_type not in NORMS
+    }
+    return {path: made[names[-1]] for path, names in layers.items()} | floats
+
+
 def _layers(
     layers: dict[str, list[str]],
     proto: onnx.ModelProto,
     kept: set[str],
     tables: set[str],
     gains: dict[str, float],
+    ratios: dict[str, float],
     why_no_table: str,
 ) -> list[QuantizedLayer]:
     nodes = {node.name: node for node in proto.graph.node}
@@ -345,9 +360,9 @@ def _layers(
             why = "asked for"
         elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
             why = why_no_table
-        found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path)))
+        found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path), ratios.get(path)))
     floats = [
-        QuantizedLayer(node.name, node.op_type, "it computes statistics from its input")
+        QuantizedLayer(node.name, node.op_type, "it computes statistics from its input", sqnr=ratios.get(node.name))
         for node in proto.graph.node
         if node.domain == DOMAIN and node.op_type not in NORMS
     ]

@@ -20,12 +20,15 @@ class QuantizedLayer:
         gain: the decibels by which the least SQNR of the outputs rises if this layer alone stays float, with the norm
             that reads it; None if layers were not ranked, and for a norm: its table is exact, what costs accuracy is
             the rounding of the tensors around it.
+        sqnr: the SQNR of its output in decibels, with the errors of the layers before it; None if it was not measured,
+            or if its output is no tensor of its own in the file.
     """
 
     path: str
     op_types: str
     kept: str
     gain: float | None = None
+    sqnr: float | None = None
 
 
 @dataclass(frozen=True)
