@@ -48,10 +48,10 @@ from .optimizing.optimize import OptimizeReport as OptimizeReport
 from .optimizing.optimize import optimize as optimize
 from .parity.bisection import Bisection as Bisection
 from .parity.bisection import bisect as bisect
-from .parity.bits import BitsReport as BitsReport
-from .parity.bits import compare_bits as compare_bits
 from .parity.certificates import replay as replay
 from .parity.comparison import verify as verify
+from .parity.exact import BitsReport as BitsReport
+from .parity.exact import compare_bits as compare_bits
 from .parity.half_safety import HalfRisk as HalfRisk
 from .parity.half_safety import float16_risks as float16_risks
 from .parity.judgement import ParityReport as ParityReport

@@ -17,9 +17,10 @@ from golden_data import GOLDEN
 from onnx import numpy_helper
 from small_network import Network, randomized
 from test_golden import STANDINS, trained_network
+from torch import Tensor, nn
 
 import nnorm_export
-from nnorm_export import InputError, compare_bits, diagnose, export, export_program, library, load, verify
+from nnorm_export import InputError, compare_bits, diagnose, export, export_program, layers, library, load, verify
 from nnorm_export.digests import digest_of
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import parts_of, with_outputs
@@ -169,6 +170,27 @@ def test_other_formats_have_the_bits_of_their_outputs(tmp_path: Path) -> None:
     assert (report.nodes, set(report.outputs.values())) == ([], {True})
 
 
+class WithConstant(nn.Module):
+    """Its norm's epilogue adds a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layers.BatchNormalNorm2d(3)
+        self.register_buffer("places", torch.randn(2, 3, 4, 5))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return (self.norm(image) + self.places).relu()
+
+
+def test_an_operand_may_be_a_constant(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, image = randomized(WithConstant()).eval(), torch.randn(2, 3, 4, 5)
+    path = export(network, image, tmp_path / "net.onnx", dynamic_shapes={}, verify=False).path
+    assert [node.op_type for node in onnx.load(path).graph.node] == ["BatchNormalNormAddRelu"]
+    assert verify(path, network, image, certificate=tmp_path / "net.parity")
+    assert compare_bits(path, against=tmp_path / "net.parity")
+
+
 def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert "every bit is equal" in run("verify", "net.onnx", "--replay", "net.parity", "--exact").stdout
@@ -185,6 +207,9 @@ def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "goes with --replay" in run("verify", "net.onnx", "-m", "a:b", "--exact", code=2).stderr
 
 
+OTHER = {"node": "other", "op_type": "LayerNormalNorm", "inputs": "0", "output": "0"}
+
+
 def test_certificates_without_bits(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "old.parity"
     shutil.copytree(folder / "net.parity", copy)
@@ -192,6 +217,8 @@ def test_certificates_without_bits(folder: Path, tmp_path: Path) -> None:
     for bits, message in (
         ({"nodes": [{}]}, "damaged"),
         ({"nodes": [], "outputs": {"output": 1}}, "damaged"),
+        ({"nodes": [], "outputs": []}, "damaged"),
+        ({"nodes": [OTHER], "outputs": {}}, "names other normalizations"),
         (None, "older"),
     ):
         certificate["bits"] = bits

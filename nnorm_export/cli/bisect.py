@@ -79,7 +79,7 @@ def _compare_bits(path: str, against: str, model: OptionalModelOptions, options:
     if model.model or options.layer or options.plot:
         raise NnormExportError("--exact compares two runs of the file; leave out --model, --layer and --plot")
     from nnorm_export.files.inspection import describe
-    from nnorm_export.parity.bits import compare_bits
+    from nnorm_export.parity.exact import compare_bits
 
     inputs = None
     with output.working(f"Running {path} twice"):

@@ -27,7 +27,7 @@ from nnorm_export.cli.options import OutputOptions
 from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
-    from nnorm_export.parity.bits import BitsReport
+    from nnorm_export.parity.exact import BitsReport
     from nnorm_export.parity.judgement import ParityReport
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -212,7 +212,7 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )
     from nnorm_export.parity import certificates
-    from nnorm_export.parity.bits import compare_bits
+    from nnorm_export.parity.exact import compare_bits
 
     with output.working(f"Replaying {folder}"):
         report = certificates.replay(path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
