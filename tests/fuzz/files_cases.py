@@ -184,7 +184,8 @@ def _certificate(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any
             os.mkfifo(path)
         elif kind == "device":
             path.symlink_to("/dev/zero")
-    return {"command": ["verify", "small.onnx", "--replay", files_seeds.CERTIFICATE], "network": "small"}
+    exact = ["--exact"] if rng.random() < 0.5 else []
+    return {"command": ["verify", "small.onnx", "--replay", files_seeds.CERTIFICATE, *exact], "network": "small"}
 
 
 def _checkpoint(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any]:
