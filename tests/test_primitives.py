@@ -72,3 +72,15 @@ def test_more_axes_than_bodies_have_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="it normalizes 9 axes at a time, and a body takes 1 to 8; flatten"):
         export(model, x, tmp_path / "net.onnx", verify=False)
     assert export(model, x, tmp_path / "net.onnx", form="custom", verify=False)
+
+
+def test_nodes_are_named_by_their_normalization(tmp_path: Path) -> None:
+    """So that a quantizer can be told to leave them as they are; the product before, folded, is not one of them."""
+    norm = LayerNormalNorm(8)
+    model = nn.Sequential(nn.Linear(6, 8), BatchNormalNorm1d(8), nn.ReLU(), norm, nn.Linear(8, 8), norm).eval()
+    path = export(model, torch.randn(3, 6), tmp_path / "net.onnx", form="primitives").path
+    nodes = onnx.load(path).graph.node
+    assert len({node.name for node in nodes}) == len(nodes)
+    owners = {node.name.rpartition("/")[0] for node in nodes if node.op_type != "Gemm"}
+    assert owners == {"1/BatchNormalNorm", "3/LayerNormalNorm", "5/LayerNormalNorm"}
+    assert [node.name.rpartition("/")[0] for node in nodes if node.op_type == "Gemm"] == ["", ""]

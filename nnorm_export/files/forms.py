@@ -27,7 +27,9 @@ from onnxscript.rewriter.rules.common import (
 from nnorm_export.domain import ALL_OPERATORS, Operator
 from nnorm_export.domain.operator import Array
 from nnorm_export.errors import ExportError
-from nnorm_export.names import DOMAIN, FORMS
+from nnorm_export.names import DOMAIN, FORMS, METADATA_PREFIX
+
+_CALL = METADATA_PREFIX + "call"
 
 
 def check_form(form: str) -> None:
@@ -106,8 +108,17 @@ def _parameters_and_attributes(operator: Operator, node: ir.Node) -> dict[str, A
 
 
 def inline_bodies(model: ir.Model) -> None:
-    """Puts the bodies in the place of their nodes, and changes nothing else."""
+    """Puts the bodies in the place of their nodes, and changes nothing else.
+
+    A node of a body is named by the normalization and its output, as ``layer1.norm/BatchNormalNorm/nnorm__mean``, so
+    that tools can tell what belongs to a normalization (to keep it out of a quantization, for example).
+    """
+    for node in nodes_of(model):
+        node.metadata_props[_CALL] = node.name or node.op_type  # which the pass copies to the nodes of the body
     onnx_ir.passes.common.InlinePass()(model)
+    for node in model.graph:
+        if (call := node.metadata_props.pop(_CALL, None)) is not None:
+            node.name = f"{call}/{node.outputs[0].name}"
     model.opset_imports.pop(DOMAIN, None)
 
 
