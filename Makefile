@@ -13,6 +13,8 @@
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries; needs no GPU
+# make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
+#              environment; writes the table in tests/quantizers. QUANTIZERS='nncf quark' for some of them
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
 # make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
@@ -70,11 +72,14 @@ NPM := $(if $(shell command -v npm),node)
 EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 tract iree tvm executorch litert $(NPM)
 EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
 
+# The environments of the matrix of quantizers: .venv-quantizers-NAME, of the packages in tests/quantizers/packages.
+QUANTIZERS := modelopt nncf quark neural-compressor
+
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
-.PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
+.PHONY: test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: coverage-cpp same-bits same-bits-neon every-float wheel zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -241,6 +246,9 @@ test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERY
 	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m everywhere --jobs 2
 	NNORM_EVERYWHERE="$(EVERYWHERE)" $(PYTEST) tests/test_everywhere.py
 
+test-quantizers: $(VENV)/installed $(QUANTIZERS:%=.venv-quantizers-%/installed)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m quantizers
+
 # Long runs, see tests/fuzz/RESULTS.md. `make test` runs a few cases of each: ctest runs 20 000 nodes, and some under the
 # sanitizers; pytest replays the kept files and draws new ones, and runs 50 networks.
 fuzz: fuzz-kernels fuzz-files fuzz-networks fuzz-kills
@@ -366,6 +374,14 @@ $(VENV)/installed: pyproject.toml $(LIBRARY_SOURCES) $(NVCC)
 	$(call take_packages,$(@D))
 	touch $@
 
+# What the tools need and the environment of the tests has is not installed again.
+.PRECIOUS: .venv-quantizers-%/installed
+.venv-quantizers-%/installed: tests/quantizers/packages/%.txt | $(VENV)/installed
+	$(PYTHON) -m venv $(@D)
+	$(call take_packages,$(@D))
+	$(@D)/bin/python $(PIP_INSTALL) --requirement $<
+	touch $@
+
 # --ignore-scripts: the one of onnxruntime-node downloads libraries for CUDA.
 .venv-everywhere-node/installed: tests/everywhere/packages/node/package.json
 	mkdir -p $(@D)
@@ -402,4 +418,4 @@ take_packages = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("pu
 	else touch $@; fi
 
 clean:
-	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-gcovr .venv-gpu .venv-neon .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-zoo .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-atheris .venv-everywhere-* .venv-quantizers-* .venv-gcovr .venv-gpu .venv-neon .venv-tensorrt-rtx-* .venv-nvcc .venv-ray .venv-triton .venv-zoo .venv-onnxruntime-* build dist demo .mypy_cache .pytest_cache .ruff_cache
