@@ -14,6 +14,7 @@ import pytest
 import torch
 from small_network import randomized
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nnorm_export
@@ -131,7 +132,7 @@ def test_tables_compute_what_the_float_norms_between_roundings_do(
     made: nnorm_export.QuantizeReport, source: Path, data: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With bodies, so that both sides use the same float32 arithmetic: only the order of the channels differs."""
-    monkeypatch.setattr(quantizer, "use_tables", lambda model, ranks: set())
+    monkeypatch.setattr(quantizer, "use_tables", lambda model, ranks, names: set())
     around = quantize(source, data, tmp_path / "qdq.onnx").path
     assert nodes(around)["BatchNormalNormRelu"] == 2
     with_tables, without = load(made.path, kernels=False), load(around, kernels=False)
@@ -387,3 +388,47 @@ def test_a_fixed_batch_takes_whole_batches(model: nn.Module, data: Tensor, tmp_p
     assert report.outputs[0].rows == 32
     with pytest.raises(InputError, match="the file takes more at a time than there are"):
         quantize(fixed, data[:15], tmp_path / "int8.onnx")
+
+
+class Mobile(nn.Module):
+    """The activations of mobile networks behind norms: alone, and where something else reads the norm too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1) for i in range(4))
+        self.norms = nn.ModuleList(layers.BatchNormalNorm2d(8) for _ in range(4))
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, activation in enumerate((F.hardswish, F.silu, F.relu6)):
+            x = activation(self.norms[i](self.convs[i](x)))
+        x = self.norms[3](self.convs[3](x))
+        return self.head(F.hardswish(x) + x)
+
+
+def test_activations_of_mobile_networks_are_in_the_table(data: Tensor, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source = export(randomized(Mobile()).eval(), data[:2], tmp_path / "net.onnx").path
+    report = quantize(source, data, tmp_path / "int8.onnx", by_layer=True)
+    found = nodes(report.path)
+    tables = {"QuantizedBatchNormalNormHardSwish": 1, "QuantizedBatchNormalNormSwish": 1, "QuantizedBatchNormalNorm": 2}
+    assert {name: count for name, count in found.items() if name.startswith("Quantized")} == tables
+    assert (found["HardSwish"], found["Sigmoid"], found["Clip"]) == (1, 0, 0)
+    assert [layer.op_types for layer in report.layers if "Norm" in layer.op_types] == [
+        "QuantizedBatchNormalNormHardSwish",
+        "QuantizedBatchNormalNormSwish",
+        "QuantizedBatchNormalNorm",
+        "QuantizedBatchNormalNorm",
+    ]
+    ratios = {layer.path: layer.sqnr for layer in report.layers}
+    assert ratios.pop("norms.2") is None  # ONNX Runtime's quantizer makes Clip and the rounding to 8 bits one
+    assert all(ratio is not None and ratio > 20 for ratio in ratios.values())
+    assert set(report.implementations.values()) == {"kernel"}
+    x = data.numpy()
+    kernels, bodies = (load(report.path, kernels=kernels)(x)[0] for kernels in (True, False))
+    assert np.abs(kernels - bodies).max() < 0.02 * np.abs(bodies).max()
+    kept = quantize(source, data, tmp_path / "kept.onnx", keep=["convs.0", "norms.1"])
+    floats = [layer.op_types for layer in kept.layers if layer.kept]
+    assert floats == ["Conv", "BatchNormalNorm", "BatchNormalNorm"]
+    found = nodes(kept.path)
+    assert (found["BatchNormalNorm"], found["HardSigmoid"], found["Sigmoid"]) == (2, 1, 1)

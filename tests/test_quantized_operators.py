@@ -12,6 +12,7 @@ import onnxruntime
 import oracle
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from scipy import special
 from test_operators import EPILOGUES
 from ways import WAYS, open_with
 
@@ -35,6 +36,13 @@ TYPES = [
     (np.uint8, np.int8, np.int8, (1.0, 0.0, 1.0)),
     (np.int8, np.uint8, np.uint8, (0.0, 1.0, 0.5)),
 ]
+
+
+# Apart from nnorm_export.domain, as EPILOGUES is.
+FOLLOWING = EPILOGUES | {
+    "BatchNormalNormHardSwish": lambda y, _: y * np.clip(y + 3, 0, 6) / 6,
+    "BatchNormalNormSwish": lambda y, _: y * special.expit(y),
+}
 
 
 def make_values(op_type: str, types: Any, channels: int, axis: int, seed: int = 0) -> Values:
@@ -82,7 +90,7 @@ def expected(op_type: str, values: Values, axis: int) -> tuple[np.ndarray, np.nd
     scale, shift, lmbda, weight, bias = (values[name].astype(np.float64).reshape(shape) for name in names)
     y = weight * oracle.power_transform(scale * x + shift, lmbda, 0.0) + bias
     residual = dequantized(values, "residual") if "residual" in values else None
-    steps = EPILOGUES[op_type.removeprefix("Quantized")](y, residual) / np.float64(values["y_scale"])
+    steps = FOLLOWING[op_type.removeprefix("Quantized")](y, residual) / np.float64(values["y_scale"])
     limits = np.iinfo(values["y_zero_point"].dtype)
     return np.clip(np.rint(steps) + int(values["y_zero_point"]), limits.min, limits.max), steps
 

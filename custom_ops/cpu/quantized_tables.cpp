@@ -10,7 +10,20 @@
 namespace nnorm {
 namespace {
 
-// y before the epilogue in steps of Y's scale, for each channel and byte of X, [channels][entries].
+double activated(Activation activation, double y) {
+  switch (activation) {
+#define NNORM_CASE(activation, name, value) \
+  case Activation::activation:              \
+    return value;
+    NNORM_FOR_EACH_ACTIVATION(NNORM_CASE)
+#undef NNORM_CASE
+    case Activation::none:
+      break;
+  }
+  return y;
+}
+
+// y before the epilogue, activated, in steps of Y's scale, for each channel and byte of X, [channels][entries].
 std::vector<double> steps_of(const QuantizedNorm& norm) {
   const size_t channels = norm.channels, size = channels * entries;
   std::vector<double> x(size), y(size), parameters(6 * channels), prepared(size_t(ChannelField::count) * channels);
@@ -35,7 +48,7 @@ std::vector<double> steps_of(const QuantizedNorm& norm) {
   work.sharing = Sharing::row;
   work.epilogue = Epilogue::none;
   kernels.batch_normal_norm(work, 0, count_items(work));
-  for (double& value : y) value /= double(norm.y.scale);
+  for (double& value : y) value = activated(norm.activation, value) / double(norm.y.scale);
   return y;
 }
 

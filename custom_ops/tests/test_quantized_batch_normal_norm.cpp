@@ -8,6 +8,7 @@
 namespace nnorm_test {
 namespace {
 
+using nnorm::Activation;
 using nnorm::entries;
 
 template <class T>
@@ -61,11 +62,40 @@ void test_kernels() {
   }
 }
 
+// As true_epilogue of channels.h.
+template <class Wide>
+Wide true_activation(Activation activation, Wide y) {
+  switch (activation) {
+    case Activation::none:
+      return y;
+    case Activation::hard_swish:
+      return y <= -3 ? Wide(0) : y >= 3 ? y : y * (y + 3) / 6;
+    case Activation::swish:
+      return y / (1 + std::exp(-y));
+  }
+  return Wide(INFINITY);
+}
+
+// An operator: what follows the norm.
+struct Following {
+  EpilogueFacts facts;
+  Activation activation;
+};
+
+std::vector<Following> all_following() {
+  std::vector<Following> all;
+  for (const EpilogueFacts& facts : nnorm::epilogues) all.push_back({facts, Activation::none});
+#define NNORM_FOLLOWING(activation, name, value) all.push_back({{Epilogue::none, #name, false}, Activation::activation});
+  NNORM_FOR_EACH_ACTIVATION(NNORM_FOLLOWING)
+#undef NNORM_FOLLOWING
+  return all;
+}
+
 // Compares every entry of a table with the oracle. An entry within 1e-6 of the middle between two steps may be either.
 void test_tables() {
   Random random(22);
   size_t ties = 0, seen = 0;
-  for (const EpilogueFacts& facts : nnorm::epilogues)
+  for (const auto& [facts, activation] : all_following())
     for (int round = 0; round < 16; ++round) {
       const size_t channels = 1 + random.below(9);
       const ChannelParameters<float> p(channels, random);
@@ -78,6 +108,7 @@ void test_tables() {
       std::copy_n(p.pointers().begin(), 6, norm.parameters);
       norm.channels = channels;
       norm.epilogue = facts.epilogue;
+      norm.activation = activation;
       nnorm::QuantizedTable table;
       CHECK(nnorm::scale_refusal(norm).empty() && nnorm::make_table(norm, table) == channels, "%s", facts.operator_name);
       std::vector<float> x(channels * entries), zeros(x.size());
@@ -86,7 +117,7 @@ void test_tables() {
       const EpilogueFacts plain{Epilogue::none, "", false};
       expected([&](size_t i) { return i / entries; }, facts.takes_residual ? plain : facts, p, x, zeros, y, size);
       for (size_t i = 0; i < x.size(); ++i) {
-        const double step = double(y[i]) / double(norm.y.scale);
+        const double step = double(true_activation(activation, y[i])) / double(norm.y.scale);
         ++seen;
         if (facts.takes_residual) {
           CHECK(std::fabs(table.steps[i] - step) <= 1e-6 + 1e-7 * std::fabs(step), "steps %g, %.9g", step, double(table.steps[i]));
@@ -108,7 +139,7 @@ void test_tables() {
 
 void test_refusals() {
   const float one = 1, zero = 0;
-  nnorm::QuantizedNorm norm{{0.1f, 0, false}, {0.1f, 0, false}, {}, {&one, &zero, &one, &one, &one, &zero}, 1, Epilogue::none};
+  nnorm::QuantizedNorm norm{{0.1f, 0, false}, {0.1f, 0, false}, {}, {&one, &zero, &one, &one, &one, &zero}, 1, Epilogue::none, Activation::none};
   nnorm::QuantizedTable table;
   CHECK(nnorm::scale_refusal(norm).empty() && nnorm::make_table(norm, table) == 1, "a norm that is right");
   for (const float scale : {0.0f, -1.0f, INFINITY, -INFINITY, NAN})

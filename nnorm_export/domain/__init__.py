@@ -13,7 +13,7 @@ from collections import ChainMap
 from collections.abc import Mapping
 
 from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM
-from nnorm_export.domain.epilogues import ADD, RELU
+from nnorm_export.domain.epilogues import ADD, HARD_SWISH, RELU, SWISH
 from nnorm_export.domain.group_normal_norm import GROUP_NORMAL_NORM
 from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.domain.operator import Operator, Step
@@ -36,6 +36,8 @@ QUANTIZED_OPERATORS: dict[str, Operator] = {
         QUANTIZED_BATCH_NORMAL_NORM,
         QUANTIZED_BATCH_NORMAL_NORM.followed_by(RELU),
         QUANTIZED_BATCH_NORMAL_NORM.followed_by(ADD, RELU),
+        QUANTIZED_BATCH_NORMAL_NORM.followed_by(HARD_SWISH),
+        QUANTIZED_BATCH_NORMAL_NORM.followed_by(SWISH),
     )
 }
 

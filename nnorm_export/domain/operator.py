@@ -28,11 +28,14 @@ class Step:
         op_type: the ONNX operator's name, which also names it in the operator with the epilogue.
         compute: the same in NumPy, called with y and, if there is one, the operand.
         operand: the name of its second input, which has the dtype and shape of X; None if y is its only input.
+        gate: the ONNX operator g, with attributes, by which the body computes the step as y·g(y); "" if the body has
+            the operator ``op_type`` itself.
     """
 
     op_type: str
     compute: Callable[..., Array]
     operand: str | None = None
+    gate: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,8 +120,13 @@ class Operator:
             if step.operand is not None:
                 lines.append(f"    wide_{step.operand} = {self.widened(step.operand)}")
                 inputs.append(f"wide_{step.operand}")
-            lines.append(f"    {y}_{step.op_type} = {step.op_type} ({', '.join(inputs)})")
-            y = f"{y}_{step.op_type}"
+            result, op_type = f"{y}_{step.op_type}", step.op_type
+            if step.gate:
+                lines.append(f"    {result}_gate = {step.gate} ({y})")
+                inputs.append(f"{result}_gate")
+                op_type = "Mul"
+            lines.append(f"    {result} = {op_type} ({', '.join(inputs)})")
+            y = result
         return "\n".join([*lines, f"    Y = {self.narrowed(y)}"])
 
     def widened(self, tensor: str) -> str:

@@ -131,6 +131,22 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
             "1bf778be2fdd9c633b8eb394f8a62b79a7553ca46b4215d19f7db5f72453a635",
         ),
     },
+    "QuantizedBatchNormalNormHardSwish": {
+        "float": (
+            "1b5a7b4623af9c9e2661c767f4e576306a25e6ed4bf7e8c3659358e31a82d9b1",
+            "5fdc7e9058938b948d4c4178e0349b8f2b8f67537ca9d7c73e195643023a6624",
+            "ef155ee34411131c98c656aaf53245f0840bf5e772a3ff0f823fdec2298d1931",
+            "01bf640d518ab1bde2f5982c940c632e336932688817ebe3356aad01d236bf0b",
+        ),
+    },
+    "QuantizedBatchNormalNormSwish": {
+        "float": (
+            "2de8fa562c314a11995236c6f01fe5b348b1666fe56055115f48cda69f43baf9",
+            "9bcfcdaa1a2ce0f0fef61e7dfbc6065d7ba650b43e22a52b1cd4f63317c6b1f6",
+            "de3b5d42b2e28f35ea10d7e83edeb61767a087a6cde25836c0e7681a87c42d60",
+            "3c2efb624e16010aeebe75143b81dd761937760723877ca8a5111a74020d3065",
+        ),
+    },
 }
 
 

@@ -11,12 +11,15 @@ between a Transpose to that layout and one back, of which ONNX Runtime cancels e
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from nnorm_export.domain import ALL_OPERATORS, OPERATORS
+from nnorm_export.domain import ALL_OPERATORS
 from nnorm_export.names import DOMAIN
-from nnorm_export.quantizing.qdq import NORMS
+from nnorm_export.quantizing.activations import JOINED, split_activation
+from nnorm_export.quantizing.qdq import FLOAT_NORMS, NORMS
 
 _TO_CHANNELS_LAST, _FROM_CHANNELS_LAST = (0, 2, 3, 1), (0, 3, 1, 2)
 _RANK = 4  # of the maps that ONNX Runtime's integer convolutions have with the channels last
@@ -28,26 +31,30 @@ _TRANSPARENT = (
 )
 
 
-def use_tables(model: ir.Model, ranks: dict[str, int]) -> set[str]:
+def use_tables(model: ir.Model, ranks: dict[str, int], names: Collection[str]) -> set[str]:
     """Edits ``model``, and returns the names of the norms that are tables now.
 
     Args:
         model: a graph of :func:`.with_qdq`.
         ranks: name of a value of the float graph -> its rank.
+        names: the nodes that may be tables.
     """
     graph = model.graph
     norms = [node for node in graph if node.domain == DOMAIN and node.op_type in NORMS]
     last = {
         norm for norm in norms if ranks.get(norm.outputs[0].name or "", 0) == _RANK and _is_beside_convolution(norm)
     }
-    tables = {norm.name or "" for norm in norms if _replace(norm, graph, channels_last=norm in last)}
+    wanted = [norm for norm in norms if norm.name in set(names)]
+    tables = {norm.name or "" for norm in wanted if _replace(norm, graph, channels_last=norm in last)}
+    for norm in [node for node in graph if node.domain == DOMAIN and node.op_type in JOINED]:
+        split_activation(norm, graph)
     onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
     return tables
 
 
 def _replace(norm: ir.Node, graph: ir.Graph, *, channels_last: bool) -> bool:
     """Replaces ``norm`` if its data are dequantised and its output is quantised, and nothing else reads that."""
-    operator = OPERATORS[norm.op_type]
+    operator = FLOAT_NORMS[norm.op_type]
     given = dict(zip(operator.inputs, norm.inputs, strict=True))
     sources = {name: _dequantised(given[name]) for name in ("X", *operator.operands)}
     y = norm.outputs[0]

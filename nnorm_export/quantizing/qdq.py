@@ -16,6 +16,7 @@ from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS
 from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN
 from nnorm_export.process import silent_loggers
+from nnorm_export.quantizing.activations import JOINED
 
 # Products have int8 kernels. What only moves numbers is quantised where its input is, with the same scale. Elementwise
 # operators and sums are quantised between maps of a convolutional network: a residual sum of a transformer is not,
@@ -35,7 +36,8 @@ _ON_MAPS = (
     "Split",
 )
 # Norm -> the same between quantised tensors.
-NORMS = {op_type: twin for op_type in OPERATORS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
+FLOAT_NORMS = {**OPERATORS, **JOINED}
+NORMS = {op_type: twin for op_type in FLOAT_NORMS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
 WEIGHTS = ("per-channel", "per-tensor")
 _INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
 LEAST_RANK_OF_MAPS = 4
@@ -140,15 +142,15 @@ def _hide_parameters(proto: onnx.ModelProto) -> dict[str, list[str]]:
     for node in proto.graph.node:
         if node.domain == DOMAIN and node.op_type in NORMS:
             inputs[node.name] = list(node.input)
-            roles = zip(OPERATORS[node.op_type].inputs, inputs[node.name], strict=True)
-            node.input[:] = [name for role, name in roles if role not in OPERATORS[node.op_type].parameters]
+            roles = zip(FLOAT_NORMS[node.op_type].inputs, inputs[node.name], strict=True)
+            node.input[:] = [name for role, name in roles if role not in FLOAT_NORMS[node.op_type].parameters]
     return inputs
 
 
 def _show_parameters(proto: onnx.ModelProto, inputs: Mapping[str, list[str]]) -> None:
     for node in proto.graph.node:
         if node.domain == DOMAIN and node.op_type in NORMS:
-            operator, data = OPERATORS[node.op_type], iter(list(node.input))
+            operator, data = FLOAT_NORMS[node.op_type], iter(list(node.input))
             roles = zip(operator.inputs, inputs[node.name], strict=True)
             node.input[:] = [name if role in operator.parameters else next(data) for role, name in roles]
 

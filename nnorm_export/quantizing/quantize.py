@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -25,6 +23,7 @@ from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, bound
+from nnorm_export.quantizing.activations import ACTIVATIONS, join_activations
 from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, ranges_of
@@ -40,7 +39,7 @@ from nnorm_export.quantizing.qdq import (
     with_qdq,
 )
 from nnorm_export.quantizing.refusals import check_options, refuse, refuse_not_finite
-from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
+from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport, layers_found
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
 from nnorm_export.quantizing.sums import split_sums
 from nnorm_export.quantizing.targets import DEFAULT_TARGET, Target, chosen, target_named
@@ -79,9 +78,9 @@ def quantize(
     A tensor x is stored as q = round(x / scale) + zero_point, with a scale and a zero point that ONNX Runtime's
     calibrators choose from the values on ``calibration``. ONNX Runtime's quantizer writes QuantizeLinear and
     DequantizeLinear around convolutions, products and what lies between them. A BatchNormalNorm between two quantised
-    tensors, with its ReLU, then becomes one node ``QuantizedBatchNormalNorm…``: the kernel is a table of 256 entries
-    for each channel. A residual sum of maps follows it as ONNX Runtime's own. Norms that compute statistics
-    (LayerNormalNorm, GroupNormalNorm) stay float.
+    tensors, with its ReLU, ReLU6, hard swish or SiLU, then becomes one node ``QuantizedBatchNormalNorm…``: the kernel
+    is a table of 256 entries for each channel. A residual sum of maps follows it as ONNX Runtime's own. Norms that
+    compute statistics (LayerNormalNorm, GroupNormalNorm) stay float.
 
     For TensorRT and OpenVINO (``target``) only what products read is quantised, with zero points of 0. They compute
     norms in float, TensorRT in the kernel of the product before the norm.
@@ -154,7 +153,7 @@ def quantize(
         if not any(name in names for nodes in layers.values() for name in nodes):
             why = "keep leaves none of its layers" if layers else "it has no convolution, product or frozen norm"
             raise ModelFileError(f"{path}: nothing can be quantised: {why}")
-        ranges = ranges_of(graph.path, settings.op_types, feeds, method, percentile, report)
+        ranges = ranges_of(graph.path, (*settings.op_types, *ACTIVATIONS), feeds, method, percentile, report)
         report("quantizing", 0.0)
         made, tables = graph.quantized(ranges, names, settings)
         about = f"{settings}, {method} on {count_of(feeds)} samples"
@@ -179,7 +178,7 @@ def quantize(
             ratios = sqnr_by_layer(graph.path, staging, _outputs_of(graph.proto, layers) if by_layer else {}, tests[0])
             implementations = runner.implementations
             size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    found = _layers(layers, graph.proto, kept, tables, gains, ratios, _why_float(row, form))
+    found = layers_found(layers, graph.proto, kept, tables, gains, ratios, _why_float(row, form))
     return QuantizeReport(
         written,
         size,
@@ -216,6 +215,8 @@ class _FloatGraph:
         inferred = folder / "inferred.onnx"
         onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
         self.proto = onnx.load(inferred)
+        if with_tables:
+            join_activations(self.proto)
         del self.proto.functions[:]
         for node in self.proto.graph.node:
             node.overload = ""
@@ -224,7 +225,7 @@ class _FloatGraph:
     def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
         """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
         model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
-        return model, use_tables(model, self._ranks) if self._with_tables else set()
+        return model, use_tables(model, self._ranks, names) if self._with_tables else set()
 
 
 def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -340,35 +341,6 @@ def _outputs_of(proto: onnx.ModelProto, layers: dict[str, list[str]]) -> dict[st
         node.name: node.output[0] for node in proto.graph.node if node.domain == DOMAIN and node.op_type not in NORMS
     }
     return {path: made[names[-1]] for path, names in layers.items()} | floats
-
-
-def _layers(
-    layers: dict[str, list[str]],
-    proto: onnx.ModelProto,
-    kept: set[str],
-    tables: set[str],
-    gains: dict[str, float],
-    ratios: dict[str, float],
-    why_no_table: str,
-) -> list[QuantizedLayer]:
-    nodes = {node.name: node for node in proto.graph.node}
-    found = []
-    for path, names in layers.items():
-        types = Counter(NORMS[nodes[name].op_type] if name in tables else nodes[name].op_type for name in names)
-        why = ""
-        if any(name in kept for name in names):
-            why = "asked for"
-        elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
-            why = why_no_table
-        found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path), ratios.get(path)))
-    floats = [
-        QuantizedLayer(node.name, node.op_type, "it computes statistics from its input", sqnr=ratios.get(node.name))
-        for node in proto.graph.node
-        if node.domain == DOMAIN and node.op_type not in NORMS
-    ]
-    if gains:
-        found.sort(key=lambda layer: -np.inf if layer.gain is None else layer.gain, reverse=True)
-    return [*found, *floats]
 
 
 def _why_float(target: Target, form: str) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+
+from nnorm_export.names import DOMAIN
+from nnorm_export.quantizing.activations import JOINED
 from nnorm_export.quantizing.agreement import OutputAgreement
+from nnorm_export.quantizing.qdq import NORMS
 
 
 @dataclass(frozen=True)
@@ -77,3 +84,40 @@ class QuantizeReport:
             f"{self.path}: {len(self.quantized)} of {len(self.layers)} layers in int8, calibrated on {self.samples} "
             f"samples; against {self.reference} on the {self.compared} data: {outputs}"
         )
+
+
+def layers_found(
+    layers: dict[str, list[str]],
+    proto: onnx.ModelProto,
+    kept: set[str],
+    tables: set[str],
+    gains: dict[str, float],
+    ratios: dict[str, float],
+    why_no_table: str,
+) -> list[QuantizedLayer]:
+    """What became of ``layers``, path -> names of nodes of ``proto``, and of the norms that are never in int8."""
+    nodes = {node.name: node for node in proto.graph.node}
+    found = []
+    for path, names in layers.items():
+        types = Counter(_op_type(nodes[name].op_type, is_table=name in tables) for name in names)
+        why = ""
+        if any(name in kept for name in names):
+            why = "asked for"
+        elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
+            why = why_no_table
+        found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path), ratios.get(path)))
+    floats = [
+        QuantizedLayer(node.name, node.op_type, "it computes statistics from its input", sqnr=ratios.get(node.name))
+        for node in proto.graph.node
+        if node.domain == DOMAIN and node.op_type not in NORMS
+    ]
+    if gains:
+        found.sort(key=lambda layer: -np.inf if layer.gain is None else layer.gain, reverse=True)
+    return [*found, *floats]
+
+
+def _op_type(op_type: str, *, is_table: bool) -> str:
+    """The operator in the file of a node that has ``op_type`` while the graph is quantised."""
+    if is_table:
+        return NORMS[op_type]
+    return JOINED[op_type].norm if op_type in JOINED else op_type

@@ -2,6 +2,8 @@
 //
 //   Y = quantize(epilogue(weight·ψ(scale·x + shift) + bias)),   x = (X − zero point of X)·scale of X
 //
+// or, in the place of an epilogue, with an activation, which costs nothing here: a table has it already.
+//
 // An element of Y depends on that element of X and its channel alone, so it is taken from a table with 256 entries for each
 // channel. A sum with a residual is one of a table of numbers and the residual's, rounded afterwards. Tables are computed in
 // float64 by the CPU kernels. Elements are bytes here; a table is made for their type, uint8 or int8.
@@ -29,11 +31,22 @@ struct Quantization {
   int32_t element(size_t byte) const { return is_signed ? int32_t(int8_t(uint8_t(byte))) : int32_t(byte); }
 };
 
+// F(activation, name of its step, value). This list is the only one in C++; tests/test_quantized_batch_normal_norm.cpp has
+// the formulas once more, and nnorm_export/domain/epilogues.py the bodies.
+#define NNORM_FOR_EACH_ACTIVATION(F)                                             \
+  F(hard_swish, HardSwish, y * std::fmin(std::fmax(y / 6 + 0.5, 0.0), 1.0)) \
+  F(swish, Swish, y / (1 + std::exp(-y)))
+
+#define NNORM_VALUE(activation, ...) activation,
+enum class Activation { none, NNORM_FOR_EACH_ACTIVATION(NNORM_VALUE) };
+#undef NNORM_VALUE
+
 struct QuantizedNorm {
   Quantization x, y, residual;  // the residual's is unused where the epilogue takes none
   const float* parameters[6];   // scale, shift, exponent_pos, exponent_neg, weight, bias: [channels] each
   size_t channels;
   Epilogue epilogue;
+  Activation activation;  // none where there is an epilogue
 };
 
 // How an element of Y is made of the steps of y, and of a residual's byte r: the sum of the steps and

@@ -45,6 +45,7 @@ struct QuantizedSignature {
 // What the types of a kernel say to its code, which is the same for all.
 struct Facts {
   Epilogue epilogue;
+  Activation activation;
   size_t inputs;
   bool x_is_signed, y_is_signed, residual_is_signed;
 };
@@ -80,6 +81,7 @@ QuantizedTable table_for(const Facts& facts, const Tensors& tensors) {
   for (size_t i = 0; i < 6; ++i) norm.parameters[i] = tensors.input<float>(first_parameter + i);
   norm.channels = count(tensors.shapes[first_parameter]);
   norm.epilogue = facts.epilogue;
+  norm.activation = facts.activation;
   refuse(scale_refusal(norm));
   QuantizedTable table;
   const size_t channel = make_table(norm, table);
@@ -183,39 +185,54 @@ class QuantizedNode {
   mutable std::shared_ptr<const KeyedTable> last_;
 };
 
-template <Epilogue epilogue, class TX, class TY, class TR>
+constexpr const char* activation_names[] = {
+    "",
+#define NNORM_NAME(activation, name, value) #name,
+    NNORM_FOR_EACH_ACTIVATION(NNORM_NAME)
+#undef NNORM_NAME
+};
+
+template <Epilogue epilogue, Activation activation, class TX, class TY, class TR>
 class QuantizedKernel : public QuantizedNode {
  public:
   using Signature = QuantizedSignature<TX, TY, TR, takes_residual<epilogue>>;
   static const char* name() {
     static const std::string& text =
-        *new std::string(std::string("Quantized") + epilogues[size_t(epilogue)].operator_name);  // sessions may outlive statics
+        *new std::string(std::string("Quantized") + epilogues[size_t(epilogue)].operator_name +
+                         activation_names[size_t(activation)]);  // sessions may outlive statics
     return text.c_str();
   }
 
   explicit QuantizedKernel(const Attributes& attributes)
-      : QuantizedNode(attributes, {epilogue, Signature::inputs, is_signed<TX>, is_signed<TY>, is_signed<TR>}) {}
+      : QuantizedNode(attributes, {epilogue, activation, Signature::inputs, is_signed<TX>, is_signed<TY>, is_signed<TR>}) {}
 
  private:
   template <class T>
   static constexpr bool is_signed = T(-1) < T(0);
 };
 
-template <Epilogue epilogue, class TX, class TY>
+template <Epilogue epilogue, Activation activation, class TX, class TY>
+void add_typed(Operators& operators) {
+  operators.add<QuantizedKernel<epilogue, activation, TX, TY, uint8_t>>();
+  if constexpr (takes_residual<epilogue>) operators.add<QuantizedKernel<epilogue, activation, TX, TY, int8_t>>();
+}
+
+template <Epilogue epilogue, Activation activation>
 void add(Operators& operators) {
-  operators.add<QuantizedKernel<epilogue, TX, TY, uint8_t>>();
-  if constexpr (takes_residual<epilogue>) operators.add<QuantizedKernel<epilogue, TX, TY, int8_t>>();
+  add_typed<epilogue, activation, uint8_t, uint8_t>(operators);
+  add_typed<epilogue, activation, uint8_t, int8_t>(operators);
+  add_typed<epilogue, activation, int8_t, uint8_t>(operators);
+  add_typed<epilogue, activation, int8_t, int8_t>(operators);
 }
 
 }  // namespace
 
 void add_quantized_operators(Operators& operators) {
-#define NNORM_ADD(epilogue, ...)                        \
-  add<Epilogue::epilogue, uint8_t, uint8_t>(operators); \
-  add<Epilogue::epilogue, uint8_t, int8_t>(operators);  \
-  add<Epilogue::epilogue, int8_t, uint8_t>(operators);  \
-  add<Epilogue::epilogue, int8_t, int8_t>(operators);
+#define NNORM_ADD(epilogue, ...) add<Epilogue::epilogue, Activation::none>(operators);
   NNORM_FOR_EACH_EPILOGUE(NNORM_ADD)
+#undef NNORM_ADD
+#define NNORM_ADD(activation, ...) add<Epilogue::none, Activation::activation>(operators);
+  NNORM_FOR_EACH_ACTIVATION(NNORM_ADD)
 #undef NNORM_ADD
 }
 
