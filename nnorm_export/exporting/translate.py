@@ -13,6 +13,7 @@ import onnx_ir.passes.common
 import torch
 
 from nnorm_export.errors import ExportError, first_line
+from nnorm_export.exporting.attention import with_attention_of_rank_4
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.forms import nodes_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, length_by_names, node_names
@@ -35,7 +36,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     with _registered_schemas():
         try:
             onnx_program = torch.onnx.export(
-                traced.program,
+                with_attention_of_rank_4(traced.program),
                 dynamo=True,
                 opset_version=min(opset, NEWEST_CONVERTED_OPSET),
                 custom_translation_table=table,

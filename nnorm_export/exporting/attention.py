@@ -1,0 +1,89 @@
+"""Gives attention the rank that torch's exporter translates: queries, keys and values [batch, heads, length, width].
+
+    attention(q, k, v), rank 5 or more    becomes    unflatten(attention(flatten(q), flatten(k), flatten(v)))
+    attention(q, k, v), rank 3                       attention(q[None], k[None], v[None])[0]
+
+Hiera, Nest, SAM's ViT and Twins have windows in a fifth axis.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_RANK = 4
+_TENSORS = ("query", "key", "value")
+
+
+def with_attention_of_rank_4(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """``program`` itself, or a copy in which attentions of other ranks are between reshapes."""
+    if not any(_other_rank(node) for node in program.graph.nodes):
+        return program
+    weights = [*program.state_dict.values(), *program.constants.values()]
+    program = copy.deepcopy(program, {id(weight): weight for weight in weights})  # shares them
+    for node in list(program.graph.nodes):
+        if _other_rank(node):
+            _reshape(program.graph, node)
+    program.graph_module.recompile()
+    return program
+
+
+def _other_rank(node: fx.Node) -> bool:
+    """Whether ``node`` is an attention of tensors of one rank, which is not 4."""
+    if node.target is not _ATTENTION:
+        return False
+    shapes = [argument.meta["val"].shape for argument in node.args[:3] if isinstance(argument, fx.Node)]
+    mask = _mask(node)
+    ranks = {len(shape) for shape in shapes}
+    is_one_rank = len(shapes) == len(_TENSORS) and len(ranks) == 1 and ranks != {_RANK} and min(ranks) > 2
+    # Keys may have other lengths, and nothing may be broadcast; a mask may be one for all.
+    batches = {str(shape[:-2]) for shape in shapes}  # lengths of dynamic axes have no hash
+    return is_one_rank and len(batches) == 1 and (mask is None or mask.meta["val"].dim() <= 2)
+
+
+def _mask(node: fx.Node) -> fx.Node | None:
+    mask = node.args[3] if len(node.args) > len(_TENSORS) else node.kwargs.get("attn_mask")
+    return mask if isinstance(mask, fx.Node) else None
+
+
+def _reshape(graph: fx.Graph, node: fx.Node) -> None:
+    q, *_ = node.args
+    assert isinstance(q, fx.Node)
+    rank = q.meta["val"].dim()
+    with graph.inserting_before(node):
+        for index, x in enumerate(node.args[:3]):
+            if rank > _RANK:
+                made = _call(graph, node, torch.ops.aten.flatten.using_ints, x, 0, rank - _RANK)
+            else:
+                made = _call(graph, node, torch.ops.aten.unsqueeze.default, x, 0)
+            node.update_arg(index, made)
+        if rank > _RANK:
+            lengths = [
+                length if isinstance(length, int) else _call(graph, node, torch.ops.aten.sym_size.int, q, axis)
+                for axis, length in enumerate(q.meta["val"].shape[: rank - _RANK + 1])
+            ]
+    readers = list(node.users)
+    y = node.meta["val"]
+    with graph.inserting_after(node):
+        if rank > _RANK:
+            made = _call(graph, node, torch.ops.aten.unflatten.int, node, 0, lengths, value=y)
+        else:
+            made = _call(graph, node, torch.ops.aten.squeeze.dim, node, 0, value=y)
+    node.meta["val"] = y.flatten(0, rank - _RANK) if rank > _RANK else y.unsqueeze(0)
+    for reader in readers:
+        reader.replace_input_with(node, made)
+
+
+def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, value: Any = None) -> fx.Node:
+    """A call that belongs to the layer of ``like``."""
+    made = graph.call_function(target, args)
+    made.meta = {key: found for key, found in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
+    if value is None:
+        values = [argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in args]
+        value = target(*values)
+    made.meta["val"] = value
+    return made
