@@ -7,6 +7,7 @@ transformers: the families that people use, at small sizes. Nothing is downloade
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ _TORCHVISION = (
     "swin_v2_t maxvit_t segmentation.fcn_resnet50 segmentation.deeplabv3_mobilenet_v3_large "
     "segmentation.lraspp_mobilenet_v3_large video.r3d_18 video.s3d"
 )
-_CHANGED = {"inception_v3": 299, "maxvit_t": 224}  # what these need
+_CHANGED = {"inception_v3": 299, "maxvit_t": 224, "s3d": 224}  # what these need
 _SIZE = 64  # where a network takes any
 
 
@@ -110,11 +111,11 @@ def _torchvision(name: str) -> Architecture:
         model: nn.Module = getattr(module, short)(**options)
         return model
 
-    def inputs(_: nn.Module) -> dict[str, Tensor]:
-        if family == "video":
-            return {"x": torch.randn(2, 3, 16, 64, 64)}
+    def inputs(model: nn.Module) -> dict[str, Tensor]:
+        name = next(iter(inspect.signature(model.forward).parameters))
+        frames = (16,) if family == "video" else ()
         size = _CHANGED.get(short, 224 if "vit" in short else _SIZE)
-        return {"input" if family else "x": torch.randn(2, 3, size, size)}
+        return {name: torch.randn(2, 3, *frames, size, size)}
 
     return Architecture("torchvision", name, build, inputs)
 
