@@ -332,22 +332,23 @@ def test_attention_in_eval_mode_exports_and_the_fast_path_is_put_back(tmp_path: 
 
 
 class Windows(nn.Module):
-    def __init__(self, mask: Tensor | None) -> None:
+    def __init__(self, mask: Tensor | str | None) -> None:
         super().__init__()
         self.norm, self.project, self.mask = layers.LayerNormalNorm(8), nn.Linear(8, 24), mask
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(self.norm(x)).chunk(3, -1)
-        return x + F.scaled_dot_product_attention(q, k, v, self.mask)
+        mask = q @ k.mT / 8 if self.mask == "scores" else self.mask
+        return x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_masked", [False, True])
-@pytest.mark.parametrize("axes", [(5,), (3, 5), (3, 4, 5), (2, 3, 4, 5)])
-def test_attention_of_any_rank_exports(axes: tuple[int, ...], is_masked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", [None, torch.eye(5), "scores"], ids=["none", "one", "scores"])
+@pytest.mark.parametrize("axes", [(5,), (3, 5), (3, 4, 5), (2, 3, 4, 5)], ids=str)
+def test_attention_of_any_rank_exports(axes: tuple[int, ...], mask: Tensor | str | None, tmp_path: Path) -> None:
     """torch's exporter translates rank 4 alone; Hiera, Nest and Twins have windows in a fifth axis."""
     torch.manual_seed(0)
-    model = Windows(torch.eye(5) if is_masked else None).eval()
+    model = Windows(mask).eval()
     weight, x = model.project.weight, torch.randn(2, *axes, 8)
     runner = load(export(model, x, tmp_path / "m.onnx").path)
     assert model.project.weight is weight

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-_RANK = 4
+_RANK, _MATRIX = 4, 2
 _TENSORS = ("query", "key", "value")
 
 
@@ -40,9 +40,11 @@ def _other_rank(node: fx.Node) -> bool:
     mask = _mask(node)
     ranks = {len(shape) for shape in shapes}
     is_one_rank = len(shapes) == len(_TENSORS) and len(ranks) == 1 and ranks != {_RANK} and min(ranks) > 2
-    # Keys may have other lengths, and nothing may be broadcast; a mask may be one for all.
-    batches = {str(shape[:-2]) for shape in shapes}  # lengths of dynamic axes have no hash
-    return is_one_rank and len(batches) == 1 and (mask is None or mask.meta["val"].dim() <= 2)
+    # Keys may have other lengths, and nothing may be broadcast but a mask that is one for all.
+    if mask is not None and mask.meta["val"].dim() > _MATRIX:
+        shapes.append(mask.meta["val"].shape)
+    batches = {str(shape[:-_MATRIX]) for shape in shapes}  # lengths of dynamic axes have no hash
+    return is_one_rank and len(batches) == 1
 
 
 def _mask(node: fx.Node) -> fx.Node | None:
@@ -54,13 +56,17 @@ def _reshape(graph: fx.Graph, node: fx.Node) -> None:
     q, *_ = node.args
     assert isinstance(q, fx.Node)
     rank = q.meta["val"].dim()
+    mask = _mask(node)
+    tensors = [x for x in dict.fromkeys((*node.args[:3], mask)) if isinstance(x, fx.Node)]
     with graph.inserting_before(node):
-        for index, x in enumerate(node.args[:3]):
+        for x in tensors:
+            if x.meta["val"].dim() <= _MATRIX:
+                continue
             if rank > _RANK:
                 made = _call(graph, node, torch.ops.aten.flatten.using_ints, x, 0, rank - _RANK)
             else:
                 made = _call(graph, node, torch.ops.aten.unsqueeze.default, x, 0)
-            node.update_arg(index, made)
+            node.replace_input_with(x, made)
         if rank > _RANK:
             lengths = [
                 length if isinstance(length, int) else _call(graph, node, torch.ops.aten.sym_size.int, q, axis)
