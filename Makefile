@@ -2,6 +2,8 @@
 # make check   lint, types and the fast tests, for every commit: a minute once installed
 # make test    lint, types and the whole test suite, with the kernels' own tests and sanitizers; --jobs 2 overlaps them
 # make test-cpp, make test-sanitizers    the kernels' own tests; with AddressSanitizer and UndefinedBehaviorSanitizer
+# make bench-check    the instructions of each CPU kernel, counted by valgrind: 3 % more than on record fails; RECORD=--record
+#              writes them down
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
 # make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
@@ -78,7 +80,7 @@ QUANTIZERS := modelopt nncf quark neural-compressor
 # nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
-.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-gpu
+.PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
 .PHONY: test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: coverage-cpp same-bits same-bits-neon every-float wheel zoo test-zoo clean test-tensorrt-registries
 help:
@@ -99,7 +101,7 @@ check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
 test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
-		test-tensorrt-registries test-zoo same-bits-neon
+		test-tensorrt-registries test-zoo same-bits-neon bench-check
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
@@ -123,6 +125,10 @@ installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export
 
 test-cpp: $(VENV)/installed
 	$(call test_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+
+# valgrind counts the same on a busy machine; it takes 15 seconds.
+bench-check: test-cpp
+	$(BIN)/python -m benchmarks.instructions build/cpp/count_instructions $(RECORD)
 
 test-sanitizers: $(VENV)/installed
 	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)

@@ -46,6 +46,10 @@ foreach(name IN LISTS NNORM_TESTS_OF_KERNELS)
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
 
+# What `make bench-check` counts the instructions of.
+add_executable(count_instructions tests/count_instructions.cpp)
+target_link_libraries(count_instructions PRIVATE nnorm_kernels)
+
 # ψ of every float against the C library, whose functions of vectors need -ffast-math. `make every-float` runs it for long.
 add_executable(every_float tests/every_float/every_float.cpp tests/every_float/truth.cpp)
 set_source_files_properties(tests/every_float/truth.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffast-math")

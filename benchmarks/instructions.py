@@ -1,0 +1,98 @@
+"""The instructions that the CPU kernels run for each element, counted by valgrind, against those on record.
+
+python -m benchmarks.instructions PROGRAM [--record]
+
+A count is the same on a busy machine. It fails at 3 % more than on record, and says where there are fewer. PROGRAM is
+count_instructions of the C++ tests (`make bench-check` builds it). valgrind knows no AVX-512; the kernels for it are
+made of the same code as those for AVX2. Another compiler makes other instructions: a record is of one compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+RECORD = Path(__file__).with_name("instructions.json")
+MOST = 1.03  # in times of the record
+_MEASURED = re.compile(r"measured<(\d+)")
+
+
+def count(program: Path) -> tuple[str, dict[str, float]]:
+    """The compiler of ``program``, and name of a case -> instructions for each element."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "callgrind.out"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", str(program)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            sys.exit(f"valgrind ended with {run.returncode}: {run.stderr[-2000:]}")
+        counts = inclusive(out.read_text())
+    compiler, *cases = run.stdout.splitlines()
+    named = [case.split("|") for case in cases]
+    found = {name: round(counts[number] / int(size), 3) for number, (name, size) in enumerate(named)}
+    return compiler.removeprefix("compiler "), found
+
+
+def inclusive(text: str) -> dict[int, int]:
+    """Number of a ``measured`` -> its instructions with those of all that it calls, of a file of callgrind."""
+    names: dict[str, str] = {}
+    counts: dict[int, int] = defaultdict(int)
+    inside: int | None = None
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key in ("fn", "cfn"):
+            number, _, name = value.partition(" ")
+            names.setdefault(number, name)
+            if key == "fn":
+                found = _MEASURED.search(names[number])
+                inside = int(found[1]) if found else None
+        elif inside is not None and re.match(r"[+\-*\d]", line):
+            counts[inside] += int(line.split()[-1])
+    return counts
+
+
+def compare(compiler: str, found: dict[str, float], record: dict[str, dict[str, float]]) -> list[str]:
+    """Sentences on the cases that differ from the record of ``compiler``."""
+    before = record[compiler]
+    sentences = [f"{name} is not on record" for name in found.keys() - before.keys()]
+    sentences += [f"{name} is on record, and was not counted" for name in before.keys() - found.keys()]
+    for name in found.keys() & before.keys():
+        if found[name] > MOST * before[name]:
+            more = found[name] / before[name] - 1
+            sentences.append(f"{name}: {found[name]} instructions for an element, {more:.1%} more than {before[name]}")
+    return sorted(sentences)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.instructions", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--record", action="store_true", help="write the counts down, in place of those on record")
+    options = parser.parse_args()
+    if shutil.which("valgrind") is None:
+        print("bench-check is skipped: valgrind is not installed (apt-get install valgrind)")
+        return
+    compiler, found = count(options.program)
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if options.record:
+        RECORD.write_text(json.dumps(record | {compiler: found}, indent=1) + "\n")
+        return
+    if compiler not in record:
+        print(f"bench-check is skipped: nothing is on record for {compiler}; make bench-check RECORD=--record")
+        return
+    if wrong := compare(compiler, found, record):
+        sys.exit("\n".join([*wrong, "If that must be: make bench-check RECORD=--record"]))
+    fewer = [f"{name}: {found[name]}, {before} on record" for name, before in record[compiler].items()
+             if found[name] < before / MOST]  # fmt: skip
+    print("\n".join([f"{len(found)} kernels run no more instructions than on record ({compiler})", *fewer]))
+
+
+if __name__ == "__main__":
+    main()

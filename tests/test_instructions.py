@@ -1,0 +1,53 @@
+"""benchmarks/instructions.py: what it reads of callgrind's files, and when it fails. `make bench-check` counts."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.instructions import RECORD, compare, inclusive
+
+_FILE = """\
+version: 1
+events: Ir
+
+fl=(1) count_instructions.cpp
+fn=(10) void nnorm_test::measured<0ul>(std::function<void ()> const&)
+20 5
+cfn=(11) std::function<void ()>::operator()() const
+calls=1 0
+20 1000
++3 2
+
+fn=(11)
+30 1000
+
+fn=(12) void nnorm_test::measured<1ul>(std::function<void ()> const&)
+20 4
+cfn=(11)
+calls=1 0
+* 3000
+
+totals: 4011
+"""
+
+
+def test_calls_are_counted_with_what_they_call() -> None:
+    assert inclusive(_FILE) == {0: 1007, 1: 3004}
+
+
+def test_three_percent_more_fails() -> None:
+    record = {"gcc": {"a": 10.0, "b": 10.0}}
+    assert compare("gcc", {"a": 10.3, "b": 5.0}, record) == []
+    assert compare("gcc", {"a": 10.31, "b": 10.0}, record) == [
+        "a: 10.31 instructions for an element, 3.1% more than 10.0"
+    ]
+    assert compare("gcc", {"a": 10.0, "c": 1.0}, record) == [
+        "b is on record, and was not counted",
+        "c is not on record",
+    ]
+
+
+def test_the_record_has_every_kind_of_kernel() -> None:
+    for cases in json.loads(RECORD.read_text()).values():
+        for part in ("avx2", "baseline", "LayerNormalNorm", "GroupNormalNorm", "Quantized", "float16", "channels last"):
+            assert any(part in name for name in cases), part
