@@ -9,6 +9,7 @@ These operators have no kernel and no body. What has become no table in the end 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import onnx
 import onnx_ir as ir
@@ -24,8 +25,11 @@ JOINED: dict[str, Operator] = {
 ACTIVATIONS = tuple(dict.fromkeys(step.op_type for operator in JOINED.values() for step in operator.epilogue))
 
 
-def join_activations(proto: onnx.ModelProto) -> None:
-    """Edits the graph of ``proto``: a norm whose output only an activation reads computes the activation's output."""
+def join_activations(proto: onnx.ModelProto, kept: Collection[str]) -> None:
+    """Edits the graph of ``proto``: a norm whose output only an activation reads computes the activation's output.
+
+    Nodes whose names are in ``kept`` are left alone.
+    """
     graph = proto.graph
     readers = defaultdict(list)
     for node in graph.node:
@@ -33,11 +37,12 @@ def join_activations(proto: onnx.ModelProto) -> None:
             readers[name].append(node)
     outputs = {value.name for value in graph.output}
     gone: list[onnx.NodeProto] = []
-    for norm in graph.node:
+    for norm in (node for node in graph.node if node.name not in kept):
         for op_type, operator in JOINED.items():
             if norm.domain == DOMAIN and norm.op_type == operator.norm and norm.output[0] not in outputs:
                 found = _activation(norm.output[0], operator.epilogue[0], readers)
-                if found and outputs.isdisjoint(name for node in found[:-1] for name in node.output):
+                inside = {name for node in found[:-1] for name in node.output}
+                if found and outputs.isdisjoint(inside) and not any(node.name in kept for node in found):
                     norm.op_type = op_type
                     norm.output[0] = found[-1].output[0]
                     gone += found

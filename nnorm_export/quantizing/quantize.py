@@ -148,6 +148,8 @@ def quantize(
     with tempfile.TemporaryDirectory() as folder:
         graph = _FloatGraph(source, Path(folder), with_tables=has_tables)
         kept = kept_nodes(graph.proto, listed(keep, "keep", InputError))
+        if has_tables:
+            join_activations(graph.proto, kept)
         names = [name for name in nodes_to_quantize(graph.proto) if name not in kept]
         layers = layers_of(graph.proto, nodes_to_quantize(graph.proto))
         if not any(name in names for nodes in layers.values() for name in nodes):
@@ -215,8 +217,6 @@ class _FloatGraph:
         inferred = folder / "inferred.onnx"
         onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
         self.proto = onnx.load(inferred)
-        if with_tables:
-            join_activations(self.proto)
         del self.proto.functions[:]
         for node in self.proto.graph.node:
             node.overload = ""
