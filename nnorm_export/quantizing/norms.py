@@ -44,8 +44,10 @@ def use_tables(model: ir.Model, ranks: dict[str, int], names: Collection[str]) -
     last = {
         norm for norm in norms if ranks.get(norm.outputs[0].name or "", 0) == _RANK and _is_beside_convolution(norm)
     }
-    wanted = [norm for norm in norms if norm.name in set(names)]
-    tables = {norm.name or "" for norm in wanted if _replace(norm, graph, channels_last=norm in last)}
+    wanted = set(names)
+    tables = {
+        norm.name or "" for norm in norms if norm.name in wanted and _replace(norm, graph, channels_last=norm in last)
+    }
     for norm in [node for node in graph if node.domain == DOMAIN and node.op_type in JOINED]:
         split_activation(norm, graph)
     onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
