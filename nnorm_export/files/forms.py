@@ -114,7 +114,8 @@ def inline_bodies(model: ir.Model) -> None:
     that tools can tell what belongs to a normalization (to keep it out of a quantization, for example).
     """
     for node in nodes_of(model):
-        node.metadata_props[_CALL] = node.name or node.op_type  # which the pass copies to the nodes of the body
+        if node.op_identifier() in model.functions:
+            node.metadata_props[_CALL] = node.name or node.op_type  # which the pass copies to the nodes of the body
     onnx_ir.passes.common.InlinePass()(model)
     for node in model.graph:
         if (call := node.metadata_props.pop(_CALL, None)) is not None:
