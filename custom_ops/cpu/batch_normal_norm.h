@@ -4,6 +4,9 @@
 // constants takes 1.5 times as long. The intermediate results stay in the first-level cache.
 #pragma once
 
+#include <type_traits>
+
+#include "float16_tiles.h"
 #include "nnorm/channel.h"
 #include "nnorm/kernels.h"
 
@@ -83,10 +86,32 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
   }
 }
 
+// At most one tile, whose channels' numbers begin at `table`.
+template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
+NNORM_INLINE void run_tile(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
+                           ChannelTile<Arithmetic<T>>& t) {
+  if constexpr (sharing == Sharing::row)
+    run_shared<epilogue>(x, residual, y, n, table, width, t);
+  else if constexpr (sharing == Sharing::element)
+    run_own<epilogue>(x, residual, y, n, table, width, t);
+  else
+    run_lanes<epilogue, lanes>(x, residual, y, n, table, width, t);
+}
+
+// Tiles of T as the arithmetic takes them, if they are converted as a whole.
+template <class T>
+struct alignas(64) ConvertedTile {
+  Arithmetic<T> x[tile], residual[tile], y[tile];
+};
+struct NotConverted {};
+template <class T>
+using Converted = std::conditional_t<converted_by_tiles<T>, ConvertedTile<T>, NotConverted>;
+
 // The elements [first, last) of x, tile by tile; a tile ends at the end of a row.
 template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
 void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
   ChannelTile<Arithmetic<T>> t;
+  [[maybe_unused]] Converted<T> converted;
   size_t position = first % work.row_length, set = first / work.row_length % work.period;
   while (first < last) {
     const size_t left_in_row = work.row_length - position, left = last - first;
@@ -95,13 +120,16 @@ void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
     const T* x = work.x + first;
     const T* residual = takes_residual<epilogue> ? work.residual + first : nullptr;
     T* y = work.y + first;
-    const Arithmetic<T>* table = work.table;
-    if constexpr (sharing == Sharing::row)
-      run_shared<epilogue>(x, residual, y, n, table + set, work.table_width, t);
-    else if constexpr (sharing == Sharing::element)
-      run_own<epilogue>(x, residual, y, n, table + position, work.table_width, t);
-    else
-      run_lanes<epilogue, lanes>(x, residual, y, n, table + set * lanes, work.table_width, t);
+    const size_t channel = sharing == Sharing::element ? position : set * lanes;
+    const Arithmetic<T>* table = work.table + channel;
+    if constexpr (converted_by_tiles<T>) {
+      widen_tile(x, n, converted.x);
+      if constexpr (takes_residual<epilogue>) widen_tile(residual, n, converted.residual);
+      run_tile<epilogue, sharing, lanes>(converted.x, converted.residual, converted.y, n, table, work.table_width, t);
+      narrow_tile(converted.y, n, y);
+    } else {
+      run_tile<epilogue, sharing, lanes>(x, residual, y, n, table, work.table_width, t);
+    }
     first += n;
     position += n;
     if (position == work.row_length) {

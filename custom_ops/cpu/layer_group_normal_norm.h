@@ -9,6 +9,7 @@
 // bias.
 #pragma once
 
+#include "float16_tiles.h"
 #include "nnorm/kernels.h"
 
 namespace nnorm {
@@ -188,11 +189,11 @@ NNORM_INLINE void powers(const Real* x, T* y, size_t n, const Standardization<Re
 }
 
 // powers() of a tile x that starts at `position` of its row, one run of elements with the same weight at a time.
-template <class T>
-NNORM_INLINE void powers_of_tile(const RowProblem<T>& work, size_t row, size_t position, const Arithmetic<T>* x, size_t n,
-                                 const Standardization<Arithmetic<T>>& standardize, const Arithmetic<T>* integer,
-                                 const Arithmetic<T>* fraction, Branch<Arithmetic<T>> pos, Branch<Arithmetic<T>> neg) {
-  T* y = work.y + row * work.row_length + position;
+template <class T, class Out>
+NNORM_INLINE void powers_of_tile(const RowProblem<T>& work, size_t row, size_t position, const Arithmetic<T>* x, Out* y,
+                                 size_t n, const Standardization<Arithmetic<T>>& standardize,
+                                 const Arithmetic<T>* integer, const Arithmetic<T>* fraction,
+                                 Branch<Arithmetic<T>> pos, Branch<Arithmetic<T>> neg) {
   const size_t weights = row % work.period * (work.row_length / work.run);
   if (work.run == 1) {
     const size_t first = weights + position;
@@ -221,12 +222,6 @@ NNORM_INLINE void for_each_tile(size_t length, F f) {
 template <class T>
 NNORM_INLINE void prefetch(const T* x, size_t n) {
   for (size_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(x + i);
-}
-
-template <class T>
-NNORM_INLINE void widen(const T* x, size_t n, Arithmetic<T>* wide) {
-#pragma omp simd
-  for (size_t i = 0; i < n; ++i) wide[i] = widened(x[i]);
 }
 
 // The state of a row between the passes.
@@ -278,7 +273,7 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
         return x + r * length + at;
       } else {
         Real* wide = wide_rows + place(r, at);
-        if (is_first_pass || !keep) widen(x + r * length + at, n, wide);
+        if (is_first_pass || !keep) widen_tile(x + r * length + at, n, wide);
         return wide;
       }
     };
@@ -308,7 +303,15 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
       Real *integer = buffers.integer + place(r, at), *fraction = buffers.fraction + place(r, at);
       const Real* tile = row(r, false)(at, n);
       if (!keep) logarithms(tile, n, state[r].standardize, integer, fraction);
-      powers_of_tile(work, first + r, at, tile, n, state[r].standardize, integer, fraction, state[r].pos, state[r].neg);
+      T* y = work.y + (first + r) * length + at;
+      const RowState<Real>& s = state[r];
+      if constexpr (converted_by_tiles<T>) {
+        alignas(64) Real wide[row_tile];
+        powers_of_tile(work, first + r, at, tile, wide, n, s.standardize, integer, fraction, s.pos, s.neg);
+        narrow_tile(wide, n, y);
+      } else {
+        powers_of_tile(work, first + r, at, tile, y, n, s.standardize, integer, fraction, s.pos, s.neg);
+      }
     });
   }
 }

@@ -72,14 +72,12 @@ void add_lmbda_terms_each(const Real* h, const Real* integer, const Real* fracti
 
 template <class T>
 void widened_each(const T* values, size_t n, Arithmetic<T>* result) {
-#pragma omp simd
-  for (size_t i = 0; i < n; ++i) result[i] = widened(values[i]);
+  widen_tile(values, n, result);
 }
 
 template <class T>
 void narrow_each(const Arithmetic<T>* values, size_t n, T* result) {
-#pragma omp simd
-  for (size_t i = 0; i < n; ++i) narrow(values[i], result[i]);
+  narrow_tile(values, n, result);
 }
 
 template <class T>
