@@ -1,4 +1,4 @@
-"""Networks and kernels, measured and written to benchmarks/RESULTS.md.
+"""Networks and kernels, measured and written to benchmarks/RESULTS.md, which has a section for each kind of processor.
 
 python -m benchmarks [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 wideresnet28-2 vit] [--quick]
                      [--write]
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import kernels, networks
-from benchmarks.measure import describe_machine, markdown_table
+from benchmarks.measure import describe_machine, markdown_table, processor, with_section
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
@@ -38,7 +38,9 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=10, help="timed turns (default %(default)s)")
     parser.add_argument("--models", nargs="*", choices=networks.NETWORKS, default=list(networks.NETWORKS))
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} beside this file")
+    parser.add_argument(
+        "--write", action="store_true", help=f"replace this processor's section of {RESULTS.name}, beside this file"
+    )
     options = parser.parse_args(argv)
     if options.quick and options.write:
         parser.error("--quick measures nothing worth keeping; leave out --write")
@@ -69,25 +71,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print("\n".join(notes), highlight=False, markup=False)
     if options.write:
         text = [
-            "# Results",
-            "",
             f"Written by `python -m benchmarks --threads {' '.join(map(str, options.threads))} --repeats "
             f"{options.repeats} --write`.",
             "",
             f"Machine: {describe_machine()}.",
             "",
-            "## Networks",
+            "### Networks",
             NETWORKS_TEXT.format(repeats=options.repeats),
             *(line for lines in network_tables for line in markdown_table(lines)),
             *(f"- {note.replace('<', '&lt;')}" for note in notes),
             "",
-            "## Kernels",
+            "### Kernels",
             KERNELS_TEXT,
             *markdown_table(kernel_lines),
         ]
-        older = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
-        _, heading, int8 = older.partition("\n## int8\n")  # of benchmarks.int8
-        RESULTS.write_text("\n".join(text) + heading + int8, encoding="utf-8")
+        page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Results\n"
+        RESULTS.write_text(with_section(page, processor(), "\n".join(text)), encoding="utf-8")
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

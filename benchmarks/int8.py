@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 import nnorm_export
 from benchmarks.__main__ import RESULTS, terminal_table
-from benchmarks.measure import Timing, describe_machine, markdown_table, session_options, time_in_turns
+from benchmarks.measure import Timing, describe_machine, markdown_table, session_options, time_in_turns, with_section
 from benchmarks.models import build
 from benchmarks.networks import NETWORKS, write_plain
 
-HEADING = "## int8"
-TEXT = """
+HEADING = "int8"
+TEXT = """\
 Written by `python -m benchmarks.int8 {command}`.
 
 Machine: {machine}.
@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = " ".join(sys.argv[1:] if argv is None else argv)
         text = TEXT.format(command=command, machine=describe_machine(), repeats=options.repeats)
         shown = [line for lines in tables for line in markdown_table(lines)]
-        before = RESULTS.read_text(encoding="utf-8").partition(f"\n{HEADING}\n")[0].rstrip("\n")
-        RESULTS.write_text("\n".join([before, "", HEADING, text, *shown]).rstrip("\n") + "\n", encoding="utf-8")
+        page = with_section(RESULTS.read_text(encoding="utf-8"), HEADING, "\n".join([text, *shown]))
+        RESULTS.write_text(page, encoding="utf-8")
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

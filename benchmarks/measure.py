@@ -81,13 +81,14 @@ def describe_machine() -> str:
     """The CPU, the cores that this process may use, and the versions of what ran."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
-        f"{_cpu_model()}, {cores} cores; {platform.system()} {platform.machine()}, "
+        f"{processor()}, {cores} cores; {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, "
         f"nnorm_export {nnorm_export.__version__}"
     )
 
 
-def _cpu_model() -> str:
+def processor() -> str:
+    """The name of this machine's CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -99,3 +100,11 @@ def _cpu_model() -> str:
 def markdown_table(lines: list[list[str]]) -> list[str]:
     ruler = ["---", *["---:"] * (len(lines[0]) - 1)]
     return [*(f"| {' | '.join(line)} |" for line in (lines[0], ruler, *lines[1:])), ""]
+
+
+def with_section(page: str, heading: str, text: str) -> str:
+    """``page`` with ``text`` below ``## heading``: in the place of what is there, or at the end."""
+    introduction, *sections = page.split("\n## ")
+    by_heading = {section.partition("\n")[0]: section.strip() for section in sections}
+    by_heading[heading] = f"{heading}\n\n{text.strip()}"
+    return "\n\n## ".join([introduction.strip(), *by_heading.values()]) + "\n"

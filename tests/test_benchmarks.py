@@ -1,10 +1,13 @@
-"""benchmarks/instructions.py: what it reads of callgrind's files, and when it fails. `make bench-check` counts."""
+"""benchmarks/: what instructions.py reads of callgrind's files, and when it fails; the sections of RESULTS.md."""
 
 from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.instructions import RECORD, compare, inclusive
+from benchmarks.measure import with_section
 
 _FILE = """\
 version: 1
@@ -51,3 +54,19 @@ def test_the_record_has_every_kind_of_kernel() -> None:
     for cases in json.loads(RECORD.read_text()).values():
         for part in ("avx2", "baseline", "LayerNormalNorm", "GroupNormalNorm", "Quantized", "float16", "channels last"):
             assert any(part in name for name in cases), part
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("# R\n", "# R\n\n## new\n\n1\n"),
+        (
+            "# R\n\n## a\n\n0\n\n### deeper\n\n## b\n\n2\n",
+            "# R\n\n## a\n\n0\n\n### deeper\n\n## b\n\n2\n\n## new\n\n1\n",
+        ),
+        ("# R\n\n## new\n\n0\n\n### deeper\n\n## b\n\n2\n", "# R\n\n## new\n\n1\n\n## b\n\n2\n"),
+        ("# R\n\n## b\n\n2\n\n## new\n\n0\n", "# R\n\n## b\n\n2\n\n## new\n\n1\n"),
+    ],
+)
+def test_a_section_of_the_results_replaces_its_older_self_alone(page: str, expected: str) -> None:
+    assert with_section(page, "new", "\n1\n") == expected
