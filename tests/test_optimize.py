@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from nnorm_export import (
     optimize,
     verify,
 )
+from nnorm_export.files import onnx_file
+from nnorm_export.files.changes import changes_of
 from nnorm_export.optimizing import optimize as optimizer
 from nnorm_export.parity import agreement
 from nnorm_export.runtimes import _optimized_files
@@ -115,6 +118,13 @@ def test_the_file_says_what_it_is(source: Path, network: nn.Module, optimized: P
     report = verify(optimized, network, torch.randn(7, *SHAPE[1:]))
     assert report
     assert set(report.implementations.values()) == {"kernel"}
+
+
+def test_nothing_says_that_other_tools_changed_it(optimized: Path) -> None:
+    assert changes_of(onnx_file.read(optimized)) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(optimized)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from nnorm_export.names import DOMAIN
 _HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 _STANDARD = ("", "ai.onnx")
+_BLOCKED = {operator.blocked_twin for operator in ALL_OPERATORS.values()}  # what optimize() writes
 _RESTORE = "nnorm-export convert FILE --form portable"
 
 
@@ -49,7 +50,7 @@ def renamed(file: ModelFile) -> str:
 
 def original_name(op_type: str) -> str:
     """The operator that a tool has put a prefix to, which made ``op_type``; empty for any other name."""
-    if op_type in ALL_OPERATORS:
+    if op_type in ALL_OPERATORS or op_type in _BLOCKED:
         return ""
     return next((name for name in sorted(ALL_OPERATORS, key=len, reverse=True) if op_type.endswith(name)), "")
 
