@@ -110,3 +110,13 @@ def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
     for variant in ("twin", "published", "primitives", "bodies", "fused", "openvino", "eager", "compiled"):
         timed = rf"{variant}\W+(?:[\d,]+\W+)?[\d.]+ ms \([\d.]+\)"
         assert re.search(timed, output), output
+
+
+def test_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    _, _, section = (ROOT / "README.md").read_text().partition("\n## In Python\n")
+    blocks = re.findall(r"^```python\n(.*?)^```$", section.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    program = "\n".join([*blocks, "print(session.run(None, {session.get_inputs()[0].name: images.numpy()})[0].shape)"])
+    output = run(tmp_path, "-c", program)
+    assert "1 normalizations; equal in onnxruntime" in output
+    assert output.endswith("(8, 10)\n")
