@@ -1,6 +1,6 @@
-// Tiles of float16 to float and back by the processor's own instructions, where it has them: the emulation in
-// number_types.h takes a third of a kernel's instructions. The results have the same bits, except that a widened
-// signalling NaN is quiet, as after any arithmetic.
+// Tiles of float16 to float and back by the processor's own instructions, where it has them: with the emulation in
+// number_types.h a kernel runs twice as many. The results have the same bits, except that a widened signalling NaN is
+// quiet, as after any arithmetic.
 #pragma once
 
 #if defined(__F16C__)
@@ -23,7 +23,8 @@ constexpr bool converted_by_tiles = false;
 template <>
 constexpr bool converted_by_tiles<Float16> = true;
 
-// Flushing of denormals (MXCSR) changes neither conversion: it does not concern float16, and as float16 a denormal float is 0.
+// Flushing of denormals (MXCSR) changes neither conversion: it does not concern those of float16, and a denormal float is
+// 0 as float16.
 #if defined(__AVX512F__)
 constexpr size_t converted_at_once = 16;
 
@@ -59,6 +60,7 @@ NNORM_INLINE void narrow_vector(const float* wide, Float16* y) {
 }
 #endif
 
+// The elements that fill no vector go one by one: a vector read from memory waits for all stores of its parts.
 NNORM_INLINE void widen_tile(const Float16* x, size_t n, float* wide) {
   size_t i = 0;
   for (; i + converted_at_once <= n; i += converted_at_once) widen_vector(x + i, wide + i);
