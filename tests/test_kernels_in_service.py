@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 from test_operators import ATTRIBUTES, ELEMENTS, make_values
 
 import nnorm_export
-from nnorm_export.domain import OPERATORS
+from nnorm_export.domain import BLOCKED_TWINS, OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
-BLOCKED = [operator.blocked_twin for operator in OPERATORS.values() if operator.blocked_twin]
+BLOCKED = [*BLOCKED_TWINS]
 KERNELS = [*OPERATORS, *BLOCKED]
 # More than enough elements to be spread over threads; a whole number of blocks of channels.
 SHAPE = (3, 16, 53, 61)

@@ -35,8 +35,9 @@ from nnorm_export import (
     optimize,
     verify,
 )
+from nnorm_export.domain import ALL_OPERATORS, BLOCKED_TWINS
 from nnorm_export.files import onnx_file
-from nnorm_export.files.changes import changes_of
+from nnorm_export.files.changes import changes_of, original_name
 from nnorm_export.optimizing import optimize as optimizer
 from nnorm_export.parity import agreement
 from nnorm_export.runtimes import _optimized_files
@@ -125,6 +126,8 @@ def test_nothing_says_that_other_tools_changed_it(optimized: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(optimized)
+    assert {name for name in [*ALL_OPERATORS, *BLOCKED_TWINS] if original_name(name)} == set()
+    assert [original_name(f"p_{name}") for name in BLOCKED_TWINS] == [*BLOCKED_TWINS]
 
 
 @pytest.mark.slow

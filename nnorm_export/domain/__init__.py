@@ -5,6 +5,8 @@ of BatchNormalNorm is one line of :data:`OPERATORS`, a new operator one file bes
 
 :data:`QUANTIZED_OPERATORS` are those between quantized tensors. Exporters do not write them, and neither CUDA nor
 TensorRT has kernels or plugins for them. :data:`ALL_OPERATORS` are what a file may have.
+
+:data:`BLOCKED_TWINS` maps the name of each operator on ONNX Runtime's blocked layout to the operator whose twin it is.
 """
 
 from __future__ import annotations
@@ -43,4 +45,8 @@ QUANTIZED_OPERATORS: dict[str, Operator] = {
 
 ALL_OPERATORS: Mapping[str, Operator] = ChainMap(OPERATORS, QUANTIZED_OPERATORS)
 
-__all__ = ["ALL_OPERATORS", "OPERATORS", "QUANTIZED_OPERATORS", "Operator", "Step"]
+BLOCKED_TWINS: dict[str, Operator] = {
+    operator.blocked_twin: operator for operator in ALL_OPERATORS.values() if operator.blocked_twin
+}
+
+__all__ = ["ALL_OPERATORS", "BLOCKED_TWINS", "OPERATORS", "QUANTIZED_OPERATORS", "Operator", "Step"]

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export._version import __version__
-from nnorm_export.domain import ALL_OPERATORS, Operator
+from nnorm_export.domain import ALL_OPERATORS, BLOCKED_TWINS, Operator
 from nnorm_export.domain.quantized_batch_normal_norm import QuantizedOperator
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ModelFileError
@@ -24,8 +24,7 @@ from nnorm_export.files.onnx_file import ModelFile, all_nodes, identifier, with_
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, PRODUCER
 
 _STANDARD = ("", "ai.onnx")
-_TWINS = {operator.blocked_twin: operator for operator in ALL_OPERATORS.values() if operator.blocked_twin}
-_WITH_KERNEL = {**ALL_OPERATORS, **_TWINS}
+_WITH_KERNEL = {**ALL_OPERATORS, **BLOCKED_TWINS}
 _ARITHMETIC: dict[int, str] = {onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double"}
 _KINDS = {"int": onnx.AttributeProto.INT, "float": onnx.AttributeProto.FLOAT, "string": onnx.AttributeProto.STRING}
 # Attributes by which TensorRT chooses a plugin, and the size of the blocks of an optimised file.

@@ -15,7 +15,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from nnorm_export.domain import ALL_OPERATORS, OPERATORS
+from nnorm_export.domain import ALL_OPERATORS, BLOCKED_TWINS, OPERATORS
 from nnorm_export.domain.released_bodies import OLDEST_OPSET, arithmetic_of, digest, digests
 from nnorm_export.files.onnx_file import ModelFile, identifier, with_nested
 from nnorm_export.files.optimized_for import OPTIMIZED
@@ -24,7 +24,7 @@ from nnorm_export.names import DOMAIN
 _HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 _STANDARD = ("", "ai.onnx")
-_BLOCKED = {operator.blocked_twin for operator in ALL_OPERATORS.values()}  # what optimize() writes
+_LONGEST_FIRST = sorted([*ALL_OPERATORS, *BLOCKED_TWINS], key=len, reverse=True)  # one name may end like another
 _RESTORE = "nnorm-export convert FILE --form portable"
 
 
@@ -50,9 +50,8 @@ def renamed(file: ModelFile) -> str:
 
 def original_name(op_type: str) -> str:
     """The operator that a tool has put a prefix to, which made ``op_type``; empty for any other name."""
-    if op_type in ALL_OPERATORS or op_type in _BLOCKED:
-        return ""
-    return next((name for name in sorted(ALL_OPERATORS, key=len, reverse=True) if op_type.endswith(name)), "")
+    name = next((name for name in _LONGEST_FIRST if op_type.endswith(name)), "")
+    return "" if name == op_type else name
 
 
 def _without_bodies(file: ModelFile) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from nnorm_export.domain import OPERATORS, Operator
+from nnorm_export.domain import BLOCKED_TWINS, OPERATORS, Operator
 from nnorm_export.names import DOMAIN
 
 NCHWC_DOMAIN = "com.microsoft.nchwc"
 TO_BLOCKS, TO_PLAIN = "ReorderInput", "ReorderOutput"
-_BLOCKED_TWINS = {operator.blocked_twin for operator in OPERATORS.values()} - {None}
 
 # Operators that compute every entry from the entries at the same place: they work in blocks without a change. ONNX
 # Runtime keeps them, and Concat of channels, in blocks between its own nodes, but not beside an operator of nnorm.
@@ -39,7 +38,7 @@ def count_reorders(model: ir.Model) -> int:
 def has_blocks(model: ir.Model) -> bool:
     """Whether any node depends on the size of the blocks."""
     return any(
-        node.domain == NCHWC_DOMAIN or (node.domain == DOMAIN and node.op_type in _BLOCKED_TWINS)
+        node.domain == NCHWC_DOMAIN or (node.domain == DOMAIN and node.op_type in BLOCKED_TWINS)
         for node in RecursiveGraphIterator(model.graph)
     )
 
