@@ -4,8 +4,6 @@
 // constants takes 1.5 times as long. The intermediate results stay in the first-level cache.
 #pragma once
 
-#include <type_traits>
-
 #include "float16_tiles.h"
 #include "nnorm/channel.h"
 #include "nnorm/kernels.h"
@@ -98,20 +96,10 @@ NNORM_INLINE void run_tile(const T* x, const T* residual, T* y, size_t n, const 
     run_lanes<epilogue, lanes>(x, residual, y, n, table, width, t);
 }
 
-// Tiles of T as the arithmetic takes them, if they are converted as a whole.
-template <class T>
-struct alignas(64) ConvertedTile {
-  Arithmetic<T> x[tile], residual[tile], y[tile];
-};
-struct NotConverted {};
-template <class T>
-using Converted = std::conditional_t<converted_by_tiles<T>, ConvertedTile<T>, NotConverted>;
-
 // The elements [first, last) of x, tile by tile; a tile ends at the end of a row.
 template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
 void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
   ChannelTile<Arithmetic<T>> t;
-  [[maybe_unused]] Converted<T> converted;
   size_t position = first % work.row_length, set = first / work.row_length % work.period;
   while (first < last) {
     const size_t left_in_row = work.row_length - position, left = last - first;
@@ -123,10 +111,11 @@ void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
     const size_t channel = sharing == Sharing::element ? position : set * lanes;
     const Arithmetic<T>* table = work.table + channel;
     if constexpr (converted_by_tiles<T>) {
-      widen_tile(x, n, converted.x);
-      if constexpr (takes_residual<epilogue>) widen_tile(residual, n, converted.residual);
-      run_tile<epilogue, sharing, lanes>(converted.x, converted.residual, converted.y, n, table, work.table_width, t);
-      narrow_tile(converted.y, n, y);
+      alignas(64) Arithmetic<T> wide_x[tile], wide_residual[tile], wide_y[tile];
+      widen_tile(x, n, wide_x);
+      if constexpr (takes_residual<epilogue>) widen_tile(residual, n, wide_residual);
+      run_tile<epilogue, sharing, lanes>(wide_x, wide_residual, wide_y, n, table, work.table_width, t);
+      narrow_tile(wide_y, n, y);
     } else {
       run_tile<epilogue, sharing, lanes>(x, residual, y, n, table, work.table_width, t);
     }

@@ -40,7 +40,7 @@ NNORM_INLINE void narrow_vector(const float* wide, Float16* y) {
   const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32(int(0x80000000u)));
   const __m512i quiet = _mm512_or_si512(sign, _mm512_set1_epi32(0x7fc00000));
   const __m512 values = _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, nan, quiet));
-  const __m256i halves = _mm512_maskz_cvtps_ph(__mmask16(-1), values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256i halves = _mm512_maskz_cvtps_ph(__mmask16(-1), values, _MM_FROUND_TO_NEAREST_INT);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(y), halves);
 }
 #else
