@@ -7,6 +7,7 @@ python -m benchmarks [--threads 1 2] [--batch N …] [--repeats N] [--models res
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print("\n".join(notes), highlight=False, markup=False)
     if options.write:
         text = [
-            f"Written by `python -m benchmarks --threads {' '.join(map(str, options.threads))} --repeats "
-            f"{options.repeats} --write`.",
+            f"Written by `python -m benchmarks {' '.join(sys.argv[1:] if argv is None else argv)}`.",
             "",
             f"Machine: {describe_machine()}.",
             "",

@@ -25,11 +25,19 @@ from torch import Tensor, nn
 
 import nnorm_export
 from benchmarks.__main__ import RESULTS, terminal_table
-from benchmarks.measure import Timing, describe_machine, markdown_table, session_options, time_in_turns, with_section
+from benchmarks.measure import (
+    Timing,
+    describe_machine,
+    markdown_table,
+    processor,
+    session_options,
+    time_in_turns,
+    with_section,
+)
 from benchmarks.models import build
 from benchmarks.networks import NETWORKS, write_plain
 
-HEADING = "int8"
+HEADING = "int8, {processor}"
 TEXT = """\
 Written by `python -m benchmarks.int8 {command}`.
 
@@ -154,7 +162,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
     parser.add_argument("--no-digits", action="store_true", help="leave out the accuracy, which trains two networks")
-    parser.add_argument("--write", action="store_true", help=f"replace the section of {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help=f"replace this processor's section of {RESULTS.name}")
     options = parser.parse_args(argv)
     if options.quick and options.write:
         parser.error("--quick measures nothing worth keeping; leave out --write")
@@ -174,7 +182,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = " ".join(sys.argv[1:] if argv is None else argv)
         text = TEXT.format(command=command, machine=describe_machine(), repeats=options.repeats)
         shown = [line for lines in tables for line in markdown_table(lines)]
-        page = with_section(RESULTS.read_text(encoding="utf-8"), HEADING, "\n".join([text, *shown]))
+        page = with_section(
+            RESULTS.read_text(encoding="utf-8"), HEADING.format(processor=processor()), "\n".join([text, *shown])
+        )
         RESULTS.write_text(page, encoding="utf-8")
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
