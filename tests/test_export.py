@@ -17,7 +17,6 @@ import torch
 from pytorch_writers import GRAPHS
 from small_network import randomized
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import nnorm_export
 from nnorm_export import ExportError, export, export_program, export_torchscript, freeze, layers, load, verify
@@ -319,50 +318,6 @@ def test_exported_programs(network: nn.Module, image: Tensor, tmp_path: Path) ->
     unfrozen = torch.export.export(network.eval(), (image,))
     with pytest.raises(ExportError, match=r"training code of .*NormalNorm.*nnorm_export\.freeze"):
         export(unfrozen, (), tmp_path / "model.onnx")
-
-
-@pytest.mark.slow
-def test_attention_in_eval_mode_exports_and_the_fast_path_is_put_back(tmp_path: Path) -> None:
-    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
-    model = layers.convert_normal_norm(nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False))
-    before = torch.backends.mha.get_fastpath_enabled()
-    report = export(model, torch.randn(2, 5, 16), tmp_path / "m.onnx")
-    assert torch.backends.mha.get_fastpath_enabled() == before
-    assert len(report.layers) == 4
-
-
-class Windows(nn.Module):
-    def __init__(self, mask: Tensor | str | None) -> None:
-        super().__init__()
-        self.norm, self.project, self.mask = layers.LayerNormalNorm(8), nn.Linear(8, 24), mask
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(self.norm(x)).chunk(3, -1)
-        mask = q @ k.mT / 8 if self.mask == "scores" else self.mask
-        return x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mask", [None, torch.eye(5), "scores"], ids=["none", "one", "scores"])
-@pytest.mark.parametrize("axes", [(5,), (3, 5), (3, 4, 5), (2, 3, 4, 5)], ids=str)
-def test_attention_of_any_rank_exports(axes: tuple[int, ...], mask: Tensor | str | None, tmp_path: Path) -> None:
-    """torch's exporter translates rank 4 alone; Hiera, Nest and Twins have windows in a fifth axis."""
-    torch.manual_seed(0)
-    model = Windows(mask).eval()
-    weight, x = model.project.weight, torch.randn(2, *axes, 8)
-    runner = load(export(model, x, tmp_path / "m.onnx").path)
-    assert model.project.weight is weight
-    for sample in (x, x[:1], torch.randn(7, *axes, 8)):
-        np.testing.assert_allclose(runner(sample.numpy())[0], model(sample).detach().numpy(), rtol=1e-5, atol=1e-5)
-    program = torch.export.export(freeze(model), (x,))
-    before = str(program.graph)
-    np.testing.assert_allclose(
-        load(export(program, x, tmp_path / "p.onnx").path)(x.numpy())[0],
-        model(x).detach().numpy(),
-        rtol=1e-5,
-        atol=1e-5,
-    )
-    assert str(program.graph) == before
 
 
 @pytest.mark.slow
