@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class NnormExportError(Exception):
     """Base of all of them; the command line turns it into one line on stderr and :attr:`exit_code`."""
@@ -48,10 +50,12 @@ class RuntimeMissingError(NnormExportError):
 def first_line(error: BaseException) -> str:
     """The first line of an error of another library, whose messages may have dozens; its class if it has no message.
 
-    A line may quote a whole file: only its beginning is returned.
+    A line may quote a whole file: only its beginning is returned. torch colours the messages of its exporter: the
+    colours are left out.
     """
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (_COLOUR.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
 
 
 _LONGEST_LINE = 1000  # characters
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")

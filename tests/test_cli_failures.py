@@ -259,6 +259,12 @@ def test_a_message_that_quotes_a_whole_file_is_cut_off() -> None:
     assert shown(quoted).endswith("… (29980000 more characters)")
 
 
+def test_the_colours_of_a_message_are_left_out() -> None:
+    """torch's exporter has them in its errors, and they stood in a table of results."""
+    assert first_line(RuntimeError("\x1b[96mstep 2/3\x1b[0m of\nit")) == "step 2/3 of"
+    assert first_line(RuntimeError("\x1b[0m")) == "RuntimeError"
+
+
 @pytest.mark.parametrize("name", [NAME, "'single'", "tab\t", "名前", "\x00\x01", "a/b:0", "\U0001f600", "{ }"])
 def test_the_configuration_keeps_every_name(name: str, folder: Path, tmp_path: Path) -> None:
     text_format = pytest.importorskip("google.protobuf.text_format")

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 import nnorm_export
 from benchmarks.measure import open_session, session_options, time_in_turns
 from benchmarks.zoo.catalogue import catalogue
+from nnorm_export.errors import first_line
 from nnorm_export.layers import convert_normal_norm
 
 _STEPS = 3
@@ -56,12 +57,12 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
         try:
             written = nnorm_export.export(model, (), path, **options)
         except nnorm_export.ExportError as error:
-            found["with_dynamic_batch"] = _first_line(error)
+            found["with_dynamic_batch"] = first_line(error)
             options["dynamic_shapes"] = {}
             start = time.process_time()
             written = nnorm_export.export(model, (), path, **options)
     except nnorm_export.NnormExportError as error:
-        found["failure"] = _first_line(error)
+        found["failure"] = first_line(error)
         found["plain_export"] = _plain_is_right(model, inputs, folder / "plain.onnx")
         return found
     seconds = time.process_time() - start
@@ -91,7 +92,7 @@ def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any
     try:
         torch.onnx.export(twin, (), plain, **same)
     except Exception as error:  # the errors of torch's exporter have no common class; the table shows each message
-        return {"twin": f"torch.onnx.export: {_first_line(error)}"}
+        return {"twin": f"torch.onnx.export: {first_line(error)}"}
     plain_seconds = time.process_time() - start
     if seconds + plain_seconds < _SHORT:  # a second time, the other one first; the smaller figures count
         start = time.process_time()
@@ -125,7 +126,7 @@ def _train(model: nn.Module, inputs: dict[str, Tensor]) -> str:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     except Exception as error:  # the model's own code may raise any class; the table shows the message
-        return _first_line(error)
+        return first_line(error)
     return "yes"
 
 
@@ -139,7 +140,7 @@ def _plain_is_right(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> 
         with torch.no_grad():
             expected = [leaf.numpy() for leaf in pytree.tree_leaves(model(**inputs)) if isinstance(leaf, Tensor)]
     except Exception as error:  # torch's exporter and ONNX Runtime share no base class; the table shows the message
-        return _first_line(error)
+        return first_line(error)
     pairs = list(zip(results, expected, strict=False))
     return "right" if all(np.abs(a - b).max() <= _CLOSE * np.abs(b).max() for a, b in pairs) else "wrong"
 
@@ -153,11 +154,6 @@ def _time(path: Path, twin: Path, inputs: dict[str, Tensor]) -> float:
         {"ours": lambda: ours(*arrays), "twin": lambda: plain(*arrays)}, base="twin", repeats=_REPEATS
     )
     return timings["ours"].ratio
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
 
 
 def main() -> None:
