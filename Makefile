@@ -7,6 +7,8 @@
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
 # make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
+# make docs    the site of docs/, in build/docs; every warning is an error. Its code runs in the tests
+# make pictures    draws the pictures of the README and the site from benchmarks/RESULTS.md and the formulas
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
@@ -82,7 +84,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
 .PHONY: test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: coverage-cpp same-bits same-bits-neon every-float wheel zoo test-zoo clean test-tensorrt-registries
+.PHONY: docs pictures coverage-cpp same-bits same-bits-neon every-float wheel zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -101,7 +103,7 @@ check: lint
 	$(PYTEST_PARALLEL) -m "not slow"
 
 test: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed) lint test-cpp test-sanitizers test-cuda-on-host test-tensorrt \
-		test-tensorrt-registries test-zoo same-bits-neon bench-check
+		test-tensorrt-registries test-zoo same-bits-neon bench-check docs
 	NNORM_OLDEST_ONNXRUNTIME=$(call interpreter,$(OLDEST)) \
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(foreach version,$(IN_TEST),$(call interpreter,$(version)))" \
 	NNORM_SANITIZED_LIBRARY=$(CURDIR)/build/sanitized/libnnorm_ort.so \
@@ -293,6 +295,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/installed
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs
+
+pictures: $(VENV)/installed
+	$(BIN)/python docs/pictures/draw.py
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks --write

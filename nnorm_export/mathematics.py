@@ -40,7 +40,7 @@ def _root_mean_square(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
 
 
 def affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x·weight + bias for x of shape [N, C, *spatial] and parameters of shape [C]; None is 1 and 0."""
+    r"""x·weight + bias for x of shape [N, C, \*spatial] and parameters of shape [C]; None is 1 and 0."""
     if weight is not None:
         x = x * per_channel(weight, x)
     if bias is not None:
@@ -62,7 +62,7 @@ def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """[C] viewed so that it broadcasts against x of shape [N, C, *spatial]."""
+    r"""[C] viewed so that it broadcasts against x of shape [N, C, \*spatial]."""
     return parameter.reshape([1, parameter.shape[0]] + [1] * (x.dim() - 2))
 
 

@@ -110,14 +110,3 @@ def test_benchmark_runs_on_tiny_networks(model: str, tmp_path: Path) -> None:
     for variant in ("twin", "published", "primitives", "bodies", "fused", "openvino", "eager", "compiled"):
         timed = rf"{variant}\W+(?:[\d,]+\W+)?[\d.]+ ms \([\d.]+\)"
         assert re.search(timed, output), output
-
-
-def test_the_readme_runs_as_printed(tmp_path: Path) -> None:
-    _, _, section = (ROOT / "README.md").read_text().partition("\n## In Python\n")
-    blocks = re.findall(r"^```python\n(.*?)^```$", section.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    served = "session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]"
-    program = [*blocks, f"print((({served}) == logits).all(), logits.shape, *runner.implementations.values())"]
-    output = run(tmp_path, "-c", "\n".join(program))
-    assert "1 normalizations; equal in onnxruntime" in output
-    assert output.endswith("True (8, 10) kernel\n")

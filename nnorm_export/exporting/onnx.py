@@ -54,6 +54,8 @@ def export(
 ) -> ExportReport:
     """Writes ``model`` as one ONNX file whose normalizations are single nodes, and proves it equal to PyTorch.
 
+    An error leaves ``f`` as it was before.
+
     Args:
         model: a module, trained with any of the layers that :func:`nnorm_export.freeze` knows (left untouched), or
             an exported program of a frozen one.
@@ -86,7 +88,6 @@ def export(
         ExportError: bad arguments, something that the target does not read, an untraceable model, a path that cannot be
             written.
         ParityError: the written model computes something else.
-        In every case ``f`` is what it was before.
     """
     row = target_named(target)
     if form is not None:

@@ -51,6 +51,7 @@ def export_torchscript(
 
     PyTorch has deprecated TorchScript, and does not support it on Python 3.14 and newer: choose it for programs that
     have LibTorch built in, and :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
+    An error leaves ``f`` as it was before.
 
     Args:
         model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
@@ -71,7 +72,6 @@ def export_torchscript(
         FreezeError: a layer cannot be frozen.
         ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
         ParityError: the written model computes something else.
-        In every case ``f`` is what it was before.
     """
     if method not in TORCHSCRIPT_METHODS:
         raise ExportError(f"unknown method {method!r}; choose one of {', '.join(TORCHSCRIPT_METHODS)}")

@@ -120,8 +120,7 @@ def build_engine(
             ``plugins`` needs; or TensorRT cannot build it; or the engine is not what ``plugins`` says.
         InputError: ``profiles`` does not fit the file, or an option is not one of the TensorRT that was chosen.
         RuntimeMissingError: TensorRT, Polygraphy or plugins that are needed are not installed.
-        ExportError: ``output`` or ``timing_cache`` cannot be written.
-        In every case both files stay as they were.
+        ExportError: ``output`` or ``timing_cache`` cannot be written. Both stay as they were, as in every other case.
     """
     if rtx and timing_cache is not None:
         raise InputError("TensorRT-RTX measures nothing when it builds, and has no timing cache; leave it out")

@@ -1,0 +1,92 @@
+"""Sphinx's configuration: `make docs` writes the site to build/docs and fails at every warning."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from nnorm_export import __version__
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+
+project = "nnorm_export"
+author = "the nnorm_export developers"
+project_copyright = author
+release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+suppress_warnings = ["misc.highlighting_failure"]  # a few lines of Java are no program
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings have shapes and dtypes, which types cannot say
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"nnorm_export {release}"
+
+# Documents that lie beside what they describe, and are pages of the site too.
+PAGES = {
+    "samples/README.md": "samples.md",
+    "custom_ops/tests/EVERY_FLOAT.md": "accuracy.md",
+    "tests/everywhere/TABLE.md": "everywhere.md",
+    "tests/quantizers/TABLE.md": "quantizers.md",
+    "tests/PARITY.md": "planted_errors.md",
+    "tests/fuzz/RESULTS.md": "fuzzing.md",
+    "benchmarks/RESULTS.md": "benchmarks.md",
+    "benchmarks/zoo/RESULTS.md": "zoo.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "README.md": "index.md",
+}
+GENERATED = DOCS / "generated"
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def page_of(document: str) -> str:
+    """The text of a document of the repository, whose links lead to pages or, for other files, to themselves."""
+
+    def link(match: re.Match[str]) -> str:
+        target = os.path.normpath(Path(document).parent / match[1])
+        if target.startswith("docs/"):
+            place = os.path.relpath(target, "docs/generated")
+        elif target in PAGES:
+            place = PAGES[target] if target != "README.md" else "../index.md"
+        else:
+            place = os.path.relpath(ROOT / target, GENERATED)
+        return f"]({place}{match[2] or ''})"
+
+    return LINK.sub(link, (ROOT / document).read_text(encoding="utf-8"))
+
+
+def command_line() -> str:
+    """The reference of the command line, from the commands' own help."""
+    command = [sys.executable, "-m", "typer", "nnorm_export.cli", "utils", "docs", "--name", "nnorm-export"]
+    text = html.unescape(subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout)
+    text = re.sub(r"^  (?=[ \w])", "    ", text, flags=re.MULTILINE)  # examples: blocks of code
+    return text.replace("# `nnorm-export`", "# Command line", 1)
+
+
+def escape_absolute_values(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
+    """|h| in a docstring is an absolute value; reStructuredText takes it for a substitution, but in ``code``."""
+    for number, line in enumerate(lines):
+        parts = line.split("``")
+        parts[::2] = [text.replace("|", r"\|") for text in parts[::2]]
+        lines[number] = "``".join(parts)
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", escape_absolute_values)
+    GENERATED.mkdir(exist_ok=True)
+    for document, page in PAGES.items():
+        if document != "README.md":
+            (GENERATED / page).write_text(page_of(document), encoding="utf-8")
+    (GENERATED / "command_line.md").write_text(command_line(), encoding="utf-8")
