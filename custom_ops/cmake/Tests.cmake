@@ -20,13 +20,9 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_sources(nnorm_cuda_on_host INTERFACE $<TARGET_OBJECTS:${name}>)
 endforeach()
 
-# CPU kernels with the arithmetic of GPUs, which must keep the same bounds; only the tests run them. They need fused
-# multiplications, which GPUs have: NNORM_AVX2_FLAGS.
-nnorm_add_kernel_target(device -DNNORM_CUDA_ON_HOST ${NNORM_AVX2_FLAGS})
-
 file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
 add_library(nnorm_test_targets INTERFACE)
-foreach(name avx512 avx2 neon baseline device)
+foreach(name avx512 avx2 neon baseline)
   if(TARGET nnorm_kernels_${name})
     get_target_property(flags nnorm_kernels_${name} COMPILE_OPTIONS)
     add_library(nnorm_test_${name} OBJECT ${target_sources})

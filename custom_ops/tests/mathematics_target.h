@@ -8,10 +8,6 @@
 
 #include "nnorm/kernels.h"
 
-namespace nnorm {
-const Target* kernels_for_device();  // with the arithmetic of GPUs; only the tests have it
-}
-
 namespace nnorm_test {
 
 template <class Real>
@@ -55,7 +51,6 @@ const MathematicsTarget* mathematics_for_avx512_test();
 const MathematicsTarget* mathematics_for_avx2_test();
 const MathematicsTarget* mathematics_for_neon_test();
 const MathematicsTarget* mathematics_for_baseline_test();
-const MathematicsTarget* mathematics_for_device_test();
 
 struct Available {
   const char* name;
@@ -68,43 +63,29 @@ inline std::vector<Available> available_targets() {
   struct Built {
     const char* name;
     const MathematicsTarget* (*mathematics)();
-    const char* instructions;           // the library's target with the same instructions
-    const nnorm::Target* (*kernels)();  // nullptr: those of that target
   };
   const auto find = [](const char* name) {
     const nnorm::Target* const* target = nnorm::targets();
     while (*target && std::strcmp((*target)->name, name) != 0) ++target;
     return *target;
   };
-#if defined(NNORM_HAVE_AVX2)
-  [[maybe_unused]] const char* const fused = "avx2";
-#elif defined(NNORM_HAVE_NEON)
-  [[maybe_unused]] const char* const fused = "neon";
-#else
-  [[maybe_unused]] const char* const fused = "baseline";
-#endif
   const Built all_built[] = {
 #if defined(NNORM_HAVE_AVX512)
-      {"avx512", &mathematics_for_avx512_test, "avx512", nullptr},
+      {"avx512", &mathematics_for_avx512_test},
 #endif
 #if defined(NNORM_HAVE_AVX2)
-      {"avx2", &mathematics_for_avx2_test, "avx2", nullptr},
+      {"avx2", &mathematics_for_avx2_test},
 #endif
 #if defined(NNORM_HAVE_NEON)
-      {"neon", &mathematics_for_neon_test, "neon", nullptr},
+      {"neon", &mathematics_for_neon_test},
 #endif
 #if defined(NNORM_HAVE_BASELINE)
-      {"baseline", &mathematics_for_baseline_test, "baseline", nullptr},
-#endif
-#if defined(NNORM_HAVE_DEVICE)
-      {"device", &mathematics_for_device_test, fused, &nnorm::kernels_for_device},
+      {"baseline", &mathematics_for_baseline_test},
 #endif
   };
   std::vector<Available> result;
   for (const Built& built : all_built) {
-    const nnorm::Target* target = find(built.instructions);
-    if (target && built.kernels) target = built.kernels();
-    if (target)
+    if (const nnorm::Target* target = find(built.name))
       result.push_back({built.name, target, built.mathematics()});
     else
       std::printf("%s is skipped: this machine lacks it\n", built.name);

@@ -17,10 +17,6 @@
 #include "../check.h"
 #include "truth.h"
 
-namespace nnorm {
-const Target* kernels_for_device();  // with the arithmetic of GPUs; only the tests have it
-}
-
 namespace nnorm_test {
 namespace {
 
@@ -100,16 +96,10 @@ class EveryInput {
   EveryInput(const std::vector<float>& eta, size_t one_in, size_t compared_one_in)
       : eta_(eta), one_in_(one_in), compared_one_in_(compared_one_in) {
     for (const Target* const* target = nnorm::targets(); *target; ++target) ways_.push_back(*target);
-#if defined(NNORM_HAVE_DEVICE) && defined(NNORM_HAVE_AVX2)
-    // It has the instructions of AVX2. ForHalf, which GPUs have for 16 bits, is not in it.
-    const auto is_avx2 = [](const Target* target) { return std::strcmp(target->name, "avx2") == 0; };
-    if (sizeof(T) == 4 && std::any_of(ways_.begin(), ways_.end(), is_avx2)) device_ = nnorm::kernels_for_device();
-#endif
   }
 
   void run() {
     for (const Target* way : ways_) tables_.push_back(prepared(*way, eta_));
-    if (device_) tables_.push_back(prepared(*device_, eta_));
     for (size_t first = 0, i = 0; first < Facts::infinity; first += block * one_in_, ++i) {
       const size_t n = std::min(block, (Facts::infinity - first + one_in_ - 1) / one_in_);
       for (size_t k = 0; k < n; ++k) {
@@ -125,11 +115,9 @@ class EveryInput {
   void print(const char* type) const {
     std::string names;
     for (const Target* way : ways_) names += std::string(names.empty() ? "" : ", ") + way->name;
-    row(type, names.c_str(), cpu_);
-    if (device_) row(type, "the GPU's arithmetic, on a processor", gpu_);
+    row(type, names.c_str());
   }
-  const Errors& cpu() const { return cpu_; }
-  const Errors& gpu() const { return gpu_; }
+  const Errors& errors() const { return errors_; }
   size_t different() const { return different_; }
   size_t mirrored_wrong() const { return mirrored_wrong_; }
   size_t wrong_sign_or_nan() const { return wrong_; }
@@ -146,11 +134,8 @@ class EveryInput {
   void compare(size_t n, size_t e, bool compares_all) {
     psi_of_logarithms(log_, n, double(eta_[e]), truth_);
     compute(*ways_[0], h_, n, tables_[0], eta_.size(), e, y_);
-    judge(n, e, cpu_);
+    judge(n, e);
     if (compares_all) compare_all(n, e);
-    if (!device_) return;
-    compute(*device_, h_, n, tables_[ways_.size()], eta_.size(), e, y_);
-    judge(n, e, gpu_);
   }
 
   // y_ of the first instruction set with the others, and with what it computes of −h.
@@ -167,13 +152,13 @@ class EveryInput {
   }
 
   // y_ against truth_.
-  void judge(size_t n, size_t e, Errors& errors) {
+  void judge(size_t n, size_t e) {
     const double eta = double(eta_[e]), usable = std::fmax(std::fabs(eta), double(nnorm::Format<float>::least_exponent));
     // Where 2^z saturates ψ is kept finite, and where |h|·η has no full mantissa the error is absolute.
     const double last_log = eta > 0 ? 127.5 * 0.6931471805599453 / eta : INFINITY;
     const double least = double(std::numeric_limits<float>::min()) * nnorm::output_divisor<double> / usable;
     size_t judged = 0, right = 0, falls = 0, wrong = 0;
-    const double before = previous_[&errors == &gpu_][e];
+    const double before = previous_[e];
     for (size_t k = 0; k < n; ++k) {
       constexpr double beyond = 0x1p1000;
       const double of_kernel = double(nnorm::widened(y_[k])), truth = truth_[k];
@@ -193,28 +178,28 @@ class EveryInput {
       falls += log_[k] < last_log && of_kernel < (k ? double(nnorm::widened(y_[k - 1])) : before);
       wrong += !(of_kernel >= 0);  // NaN too
     }
-    previous_[&errors == &gpu_][e] = double(nnorm::widened(y_[n - 1]));
-    errors.judged += judged;
-    errors.right += right;
-    errors.falls += falls;
+    previous_[e] = double(nnorm::widened(y_[n - 1]));
+    errors_.judged += judged;
+    errors_.right += right;
+    errors_.falls += falls;
     wrong_ += wrong;
     double greatest = 0;
     for (size_t k = 0; k < n; ++k) greatest = error_[k] > greatest ? error_[k] : greatest;
     const auto range_of = [](float h) { return h <= 10 ? 0 : h <= 1e4f ? 1 : 2; };
     bool is_worse = false;
     for (int range = range_of(wide_[0]); range <= range_of(wide_[n - 1]); ++range)
-      is_worse = is_worse || greatest > errors.in_range[range].error;
+      is_worse = is_worse || greatest > errors_.in_range[range].error;
     if (is_worse)
-      for (size_t k = 0; k < n; ++k) errors.in_range[range_of(wide_[k])].see(error_[k], double(wide_[k]), eta);
+      for (size_t k = 0; k < n; ++k) errors_.in_range[range_of(wide_[k])].see(error_[k], double(wide_[k]), eta);
     if (judged == n) return;
     for (size_t k = 0; k < n; ++k) {
-      errors.saturated += double(wide_[k]) > 0x1p126 || log_[k] >= last_log;
+      errors_.saturated += double(wide_[k]) > 0x1p126 || log_[k] >= last_log;
       if (double(wide_[k]) >= least) continue;
-      ++errors.tiny;
+      ++errors_.tiny;
       const double step = power_of_two(Facts::least - Facts::digits);
       const double in_steps = std::fabs(double(nnorm::widened(y_[k])) - truth_[k]) /
                               (double(std::numeric_limits<float>::denorm_min()) * (1 + nnorm::output_divisor<double> / usable) + step / 2);
-      errors.tiny_steps = in_steps > errors.tiny_steps ? in_steps : errors.tiny_steps;
+      errors_.tiny_steps = in_steps > errors_.tiny_steps ? in_steps : errors_.tiny_steps;
     }
   }
 
@@ -225,7 +210,7 @@ class EveryInput {
     for (size_t w = 0; w < tables_.size(); ++w)
       for (size_t e = 0; e < eta_.size(); ++e) {
         T y[6];
-        compute(w < ways_.size() ? *ways_[w] : *device_, special, 6, tables_[w], eta_.size(), e, y);
+        compute(*ways_[w], special, 6, tables_[w], eta_.size(), e, y);
         const float nan = nnorm::widened(y[2]);
         const bool beyond = sizeof(T) == 4 || Facts::greatest == 127;  // the greatest number is beyond 2¹²⁶, as infinity is
         wrong_ += nan == nan || bits(y[3]) != 0 || bits(y[4]) != 0 || bits(y[1]) != (bits(y[0]) | sign) ||
@@ -233,7 +218,8 @@ class EveryInput {
       }
   }
 
-  void row(const char* type, const char* ways, const Errors& e) const {
+  void row(const char* type, const char* ways) const {
+    const Errors& e = errors_;
     std::printf("| %s | %s | %zu |", type, ways, eta_.size());
     for (const Worst& worst : e.in_range) {
       if (worst.error > 0)
@@ -249,13 +235,12 @@ class EveryInput {
   const std::vector<float> eta_;
   const size_t one_in_, compared_one_in_;
   std::vector<const Target*> ways_;
-  const Target* device_ = nullptr;
   std::vector<std::vector<float>> tables_;
   T h_[block], y_[block], z_[block], other_[block];
   float wide_[block];
   double log_[block], truth_[block], error_[block];
-  std::vector<double> previous_[2] = {std::vector<double>(eta_.size(), -1), std::vector<double>(eta_.size(), -1)};
-  Errors cpu_, gpu_;
+  std::vector<double> previous_ = std::vector<double>(eta_.size(), -1);
+  Errors errors_;
   size_t different_ = 0, mirrored_wrong_ = 0, wrong_ = 0;
 };
 
@@ -288,17 +273,16 @@ void test(const char* type, const std::vector<float>& eta, size_t one_in, size_t
   EveryInput<T>& every = *made;
   every.run();
   every.print(type);
-  const double right = double(every.cpu().right) / double(every.cpu().judged);
+  const double right = double(every.errors().right) / double(every.errors().judged);
   for (int r = 0; r < 2; ++r) {
-    const Worst &cpu = every.cpu().in_range[r], &gpu = every.gpu().in_range[r];
-    CHECK(cpu.error <= bound, "%s: %g ULP at (%.9g, %.9g)", type, cpu.error, cpu.first, cpu.second);
-    CHECK(gpu.error <= bound, "%s, GPU: %g ULP at (%.9g, %.9g)", type, gpu.error, gpu.first, gpu.second);
+    const Worst& worst = every.errors().in_range[r];
+    CHECK(worst.error <= bound, "%s: %g ULP at (%.9g, %.9g)", type, worst.error, worst.first, worst.second);
   }
   CHECK(every.different() == 0, "%s: %zu blocks differ between instruction sets", type, every.different());
   CHECK(every.mirrored_wrong() == 0, "%s: %zu of ψ(−h) are not −ψ(h)", type, every.mirrored_wrong());
   CHECK(every.wrong_sign_or_nan() == 0, "%s: %zu have the wrong sign, zero or NaN", type, every.wrong_sign_or_nan());
   CHECK(right >= least_right, "%s: %.4f %% rounded correctly", type, 100 * right);
-  CHECK(every.cpu().tiny_steps <= 2, "%s: %g steps for tiny h", type, every.cpu().tiny_steps);
+  CHECK(every.errors().tiny_steps <= 2, "%s: %g steps for tiny h", type, every.errors().tiny_steps);
 }
 
 }  // namespace
