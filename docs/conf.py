@@ -20,8 +20,7 @@ author = "the nnorm_export developers"
 project_copyright = author
 release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["dollarmath"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # a few lines of Java are no program
 
