@@ -44,6 +44,7 @@ from .library import (
 from .library import (
     register as register,
 )
+from .optimizing.cached import load_optimized as load_optimized
 from .optimizing.optimize import OptimizeReport as OptimizeReport
 from .optimizing.optimize import optimize as optimize
 from .parity.bisection import Bisection as Bisection
