@@ -47,6 +47,14 @@ class RuntimeMissingError(NnormExportError):
     exit_code = 3
 
 
+class PyTorchMissingError(RuntimeMissingError, ModuleNotFoundError):
+    """PyTorch is not installed or too old, and what was asked for needs it.
+
+    It is an ImportError too, because ``from nnorm_export.layers import …`` raises it: programs that do without the
+    layers expect one.
+    """
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error of another library, whose messages may have dozens; its class if it has no message.
 

@@ -25,6 +25,7 @@ from typer.core import TyperCommand
 
 from nnorm_export.cli.options import OutputOptions
 from nnorm_export.errors import NnormExportError, ParityError
+from nnorm_export.pytorch_missing import needed_by
 
 if TYPE_CHECKING:
     from nnorm_export.parity.exact import BitsReport
@@ -55,8 +56,10 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         as_json, verbose = ctx.params.get("json_output"), ctx.params.get("verbose")
+        command = f"nnorm-export {ctx.info_name}{' --model' if ctx.params.get('model') else ''}"
         try:
-            return super().invoke(ctx)
+            with needed_by(command):
+                return super().invoke(ctx)
         except _UsageError as error:
             if as_json:
                 print_json({"error": error.format_message(), "exit_code": error.exit_code})

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from nnorm_export.pytorch_missing import check_pytorch, needed_by
+
+with needed_by(__name__):
+    check_pytorch()
+
 from nnorm_export.layers._base import Form, NormalNorm
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.convert import convert_normal_norm

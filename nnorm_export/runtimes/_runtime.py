@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.pytorch_missing import needed_by
 from nnorm_export.runtimes._runner import Runner
 
 
@@ -73,7 +74,8 @@ class Runtime:
         runner = self.runner
         if isinstance(runner, str):
             module, _, name = runner.partition(":")
-            runner = getattr(importlib.import_module(module), name)
+            with needed_by(f"the runtime {self.name}"):
+                runner = getattr(importlib.import_module(module), name)
         opened: Runner = runner(path, **options)
         return opened
 

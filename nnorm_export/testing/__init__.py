@@ -1,6 +1,6 @@
 """Parity in a test suite: :func:`assert_parity`, and the pytest plugin."""
 
-import lazy_loader
+from nnorm_export.pytorch_missing import attach
 
 # Imported when first used: pytest loads the plugin beside it in every run, and torch takes seconds.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.pytorch_missing import needed_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,8 +89,9 @@ def nnorm_parity(
     nnorm_runtime: str, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[..., ParityReport]:
     """:func:`nnorm_export.testing.assertions.assert_parity` in :func:`nnorm_runtime`, with the gate against drift."""
-    from nnorm_export.parity.comparison import verify  # noqa: PLC0415 - brings torch, which takes seconds
-    from nnorm_export.testing.assertions import require  # noqa: PLC0415 - the same
+    with needed_by("nnorm_parity"):  # not skipped, unlike a missing runtime: the test would never compare anything
+        from nnorm_export.parity.comparison import verify  # noqa: PLC0415 - brings torch, which takes seconds
+        from nnorm_export.testing.assertions import require  # noqa: PLC0415 - the same
 
     calls = 0
 

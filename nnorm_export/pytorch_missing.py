@@ -1,0 +1,75 @@
+"""Where PyTorch is missing, as on machines that serve, or is too old: what needs it says so, and says what to install.
+
+PyTorch is the extra ``torch``. Modules import it as usual; the error is made here, for the places where users enter the
+package: its public names, its layers, its commands and its runtimes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import lazy_loader
+
+from nnorm_export.errors import PyTorchMissingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REMEDY = "pip install 'nnorm_export[torch]'"
+_OLDEST = (2, 6)  # that of the extra; pip does not check it where PyTorch is installed without the extra
+
+
+@contextmanager
+def needed_by(what: str) -> Iterator[None]:
+    """Turns a failed import of a PyTorch that is not installed into the error that ``what`` needs it.
+
+    A PyTorch that is installed and broken (a shared library is missing, or a part of it) keeps its own error.
+    """
+    try:
+        yield
+    except PyTorchMissingError:  # it names something nearer to the cause than ``what``
+        raise
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PyTorchMissingError(f"{what} needs PyTorch, which is not installed: {REMEDY}", name="torch") from error
+
+
+def fault_of(version: str) -> str:
+    """What to do about an installed PyTorch of this version; empty if it is new enough."""
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= _OLDEST:
+        return ""
+    return f"nnorm_export needs PyTorch {'.'.join(map(str, _OLDEST))} or newer: {REMEDY}"
+
+
+def check_pytorch() -> None:
+    """Imports PyTorch.
+
+    Raises:
+        PyTorchMissingError: it is too old. It would fail later, with errors that blame the model.
+    """
+    import torch  # noqa: PLC0415 - this module is imported where there is none
+
+    if fault := fault_of(torch.__version__):
+        raise PyTorchMissingError(f"torch {torch.__version__} is installed; {fault}", name="torch")
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """:func:`lazy_loader.attach_stub`: ``__getattr__``, ``__dir__`` and ``__all__`` of ``package``."""
+    load, list_names, names = lazy_loader.attach_stub(package, file)
+
+    def load_name(name: str) -> Any:
+        with needed_by(f"{package}.{name}"):
+            return load(name)
+
+    return load_name, list_names, names
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether ``value`` is a tensor; where nothing has imported PyTorch there are none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
