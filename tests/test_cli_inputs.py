@@ -12,6 +12,7 @@ import torch
 from command_line import fails, run
 
 import nnorm_export
+from nnorm_export.files.arrays import read_inputs_of_file
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -156,3 +157,14 @@ def test_a_dict_in_another_order_is_the_same(tmp_path: Path) -> None:
 def test_entries_that_are_refused(specs: tuple[str, ...], message: str) -> None:
     inputs = [part for spec in specs for part in ("-i", spec)]
     assert message in fails("export", "-m", "cli_nets:FromDict", *inputs, "-o", "unwritten.onnx")
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i8"])
+def test_an_array_of_another_byte_order(dtype: str, tmp_path: Path) -> None:
+    values = np.arange(6).reshape(2, 3)
+    np.save(tmp_path / "x.npy", values.astype(dtype))
+    floating = np.dtype(np.float32)
+    inputs, _ = read_inputs_of_file([str(tmp_path / "x.npy")], {"x": floating})
+    read = inputs["x"]
+    assert read.dtype == (floating if "f" in dtype else np.int64)
+    np.testing.assert_array_equal(read, values)

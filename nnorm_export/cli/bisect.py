@@ -84,7 +84,7 @@ def _compare_bits(path: str, against: str, model: OptionalModelOptions, options:
     inputs = None
     with output.working(f"Running {path} twice"):
         if model.input_specs:
-            from nnorm_export.models.inputs import read_inputs_of_file
+            from nnorm_export.files.arrays import read_inputs_of_file
 
             dtypes = {info.name: info.dtype for info in describe(path).inputs}
             inputs, notices = read_inputs_of_file(model.input_specs, dtypes)

@@ -36,8 +36,8 @@ def convert(
       nnorm-export convert converted.onnx --form portable -o net.onnx
     """
     from nnorm_export.exporting.change_form import change_form
+    from nnorm_export.files.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
-    from nnorm_export.models.inputs import read_inputs_of_file
 
     target = options.target or str(Path(path).with_suffix(f".{options.form}.onnx"))
     with output.working(f"Reading {path}"):

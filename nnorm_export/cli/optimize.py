@@ -38,8 +38,8 @@ def optimize(
 
       nnorm-export optimize net.onnx -i data.npz --json
     """
+    from nnorm_export.files.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
-    from nnorm_export.models.inputs import read_inputs_of_file
     from nnorm_export.optimizing.optimize import optimize as write
 
     target = options.target or str(Path(path).with_suffix(".cpu.onnx"))

@@ -13,6 +13,7 @@ from nnorm_export.cli.options import ReferenceOptions
 from nnorm_export.cli.output import Output, print_facts, print_table, size_text, ways
 
 if TYPE_CHECKING:
+    from nnorm_export.cli.source import Source
     from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 
 _FEW = 10  # layers of a ranking that are shown without --verbose
@@ -51,9 +52,8 @@ def quantize(
 
       nnorm-export quantize net.onnx --calibrate data.npz --target tensorrt
     """
-    from nnorm_export.cli.source import load_source
+    from nnorm_export.files.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
-    from nnorm_export.models.inputs import read_inputs_of_file
     from nnorm_export.quantizing.quantize import quantize as write
 
     target = options.target or str(Path(path).with_suffix(".int8.onnx"))
@@ -61,7 +61,7 @@ def quantize(
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         calibration, notices = read_inputs_of_file(options.calibrate, dtypes)
         test, more = read_inputs_of_file(options.test, dtypes) if options.test else (None, [])
-        source = load_source(model) if model.model else None
+        source = _source(model) if model.model else None
     notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
     output.notices(notices)
     with output.progressing(f"Quantising {path}") as progress:
@@ -91,6 +91,12 @@ def quantize(
     output.notices(report.notices)
     as_json = report.to_json() | {"files": describe(target).files, "notices": [*notices, *report.notices]}
     output.show(as_json, lambda: _print(report, output.verbose))
+
+
+def _source(model: ReferenceOptions) -> Source:
+    from nnorm_export.cli.source import load_source  # needs PyTorch
+
+    return load_source(model)
 
 
 def _random(options: QuantizeOptions) -> list[str]:

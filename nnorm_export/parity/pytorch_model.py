@@ -50,6 +50,14 @@ def observe(
     return reference.run_with_taps(cast(bound(model, inputs), torch.float32), paths)[1]
 
 
+def outputs_in_float32(
+    model: nn.Module, batches: Iterable[Sequence[Array]], passthrough: Passthrough = ()
+) -> list[list[Array]]:
+    """Returns the outputs of ``model`` in float32 on each batch of inputs, by position."""
+    reference = PyTorchModel(model, torch.float32, passthrough)
+    return [reference.run(bound(model, [torch.from_numpy(array) for array in batch])) for batch in batches]
+
+
 class Tap(NamedTuple):
     """The input and output of a layer in one call."""
 

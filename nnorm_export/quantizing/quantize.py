@@ -6,12 +6,10 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
-import torch
-from torch import nn
 
 from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
@@ -22,7 +20,6 @@ from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
-from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, bound
 from nnorm_export.quantizing.activations import ACTIVATIONS, join_activations
 from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
@@ -45,6 +42,11 @@ from nnorm_export.quantizing.sums import split_sums
 from nnorm_export.quantizing.targets import DEFAULT_TARGET, Target, chosen, target_named
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nnorm_export.parity.pytorch_model import Passthrough
 
 _RANKED_BATCHES = 4
 
@@ -262,8 +264,9 @@ def _expected(
     if model is None:
         runner = load(source.path, "onnxruntime")
         return [runner(**feed) for feed in feeds]
-    reference = PyTorchModel(model, torch.float32, passthrough)
-    results = [reference.run(bound(model, [torch.from_numpy(array) for array in feed.values()])) for feed in feeds]
+    from nnorm_export.parity.pytorch_model import outputs_in_float32  # noqa: PLC0415 - needs PyTorch
+
+    results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
     names = [info.name for info in outputs_of(source.proto)]
     if len(results[0]) != len(names):
         raise InputError(

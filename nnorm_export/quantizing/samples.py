@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from torch import Tensor
 
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.models.arguments import to_numpy
+from nnorm_export.pytorch_missing import is_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Feed = dict[str, Array]
-Data = Mapping[str, Any] | Sequence[Any] | Iterable[Any] | Tensor | Array
+Data: TypeAlias = "Mapping[str, Any] | Sequence[Any] | Iterable[Any] | Tensor | Array"
 
 
 def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: str) -> list[Feed]:
@@ -43,12 +45,15 @@ def count_of(feeds: Sequence[Feed]) -> int:
 
 def _sets_of(data: Data) -> Iterator[Any]:
     """Yields each set of inputs in ``data``."""
-    arrays = (Tensor, np.ndarray)
-    by_position = isinstance(data, (list, tuple)) and all(isinstance(value, arrays) for value in data)
-    if by_position or isinstance(data, (Mapping, *arrays)):
+    by_position = isinstance(data, (list, tuple)) and all(map(_is_array, data))
+    if by_position or isinstance(data, Mapping) or _is_array(data):
         yield data
     else:
         yield from data
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def _by_name(inputs: Any, infos: Sequence[TensorInfo], what: str) -> Feed:
@@ -72,7 +77,7 @@ def _by_name(inputs: Any, infos: Sequence[TensorInfo], what: str) -> Feed:
 
 
 def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
-    array = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+    array = _to_numpy(value) if is_tensor(value) else np.asarray(value)
     if array.dtype != info.dtype:
         if not np.can_cast(array.dtype, info.dtype, "same_kind"):
             raise InputError(f"{what}: input {info.name} is {array.dtype}, the file takes {info}; convert it")
@@ -86,6 +91,12 @@ def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
     if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
         raise InputError(f"{what}: input {info.name} has NaN or infinite numbers, which have no range; leave them out")
     return array
+
+
+def _to_numpy(tensor: Tensor) -> Array:
+    from nnorm_export.models.arguments import to_numpy  # noqa: PLC0415 - needs PyTorch, which is there: a tensor is
+
+    return to_numpy(tensor)
 
 
 def _split(inputs: Feed, infos: Sequence[TensorInfo], batch_size: int) -> Iterator[Feed]:
