@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from nnorm_export.files.pytorch_archive import AOTI, PT2, TORCHSCRIPT, is_archive, read_archive
-from nnorm_export.runtimes._runtime import Runtime
+from nnorm_export.pytorch_missing import REMEDY, fault_of
+from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+
+
+def _components() -> list[Component]:
+    version = installed_version("torch")
+    missing = f"{REMEDY}, to train and export, to compare with a model, and for the formats of PyTorch"
+    return [Component("torch", version, fault_of(version) if version else missing)]
 
 
 def _pytorch(name: str, runner: str) -> Runtime:
@@ -16,6 +23,8 @@ def _pytorch(name: str, runner: str) -> Runtime:
         name=name,
         runner=f"nnorm_export.runtimes._pytorch_runners:{runner}",
         packages=("torch",),
+        extra="torch",
+        components=_components,
         is_own=is_own,
         may_unpickle=name == PT2,
     )
