@@ -1,13 +1,14 @@
-"""write_report(): a comparison as one self-contained HTML page. matplotlib, the extra ``report``, draws its figures."""
+"""write_report(): a comparison as one self-contained HTML page. The extra ``report`` has jinja2, which writes it, and
+matplotlib, which draws its figures.
+"""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import jinja2
 from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileError
@@ -25,6 +26,9 @@ from nnorm_export.parity.report.lambdas import lambdas
 from nnorm_export.parity.report.plots import bisection_figure, import_matplotlib, lambdas_figure, to_svg
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
+
+if TYPE_CHECKING:
+    import jinja2
 
 ENDINGS = (".html", ".htm")
 _TEMPLATE = "report.html.j2"
@@ -94,6 +98,8 @@ def check_page(page: str | Path) -> None:
 
 
 def _template() -> jinja2.Template:
+    import jinja2  # noqa: PLC0415 - an extra, and commands that write no report import this module
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
