@@ -267,6 +267,7 @@ fuzz-kernels: N ?= 1000000
 fuzz-kernels: $(VENV)/installed
 	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
 	build/cpp/fuzz_operators $(N) $(SEED)
+	build/cpp/fuzz_quantized_operators $(N) $(SEED)
 
 fuzz-files: N ?= 100000
 fuzz-files: $(VENV)/installed

@@ -71,13 +71,15 @@ target_include_directories(test_dispatch PRIVATE cpu) # it includes dispatch.cpp
 # The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
 # ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
-foreach(name test_registration test_quantized_operators fuzz_operators)
+foreach(name test_registration test_quantized_operators fuzz_operators fuzz_quantized_operators)
   add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp ${provider_sources})
   target_link_libraries(${name} PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
 endforeach()
 add_test(NAME test_registration COMMAND test_registration)
 add_test(NAME test_quantized_operators COMMAND test_quantized_operators)
-add_test(NAME fuzz_operators COMMAND fuzz_operators $<IF:$<BOOL:${NNORM_INSTRUMENTED}>,4000,20000> 1)
+foreach(name fuzz_operators fuzz_quantized_operators)
+  add_test(NAME ${name} COMMAND ${name} $<IF:$<BOOL:${NNORM_INSTRUMENTED}>,4000,20000> 1)
+endforeach()
 
 # nnorm_ort and the CUDA library that it loads, whose kernels are compiled for the CPU.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cuda/*.cpp")

@@ -19,7 +19,7 @@ struct Operator {
   nnorm::Epilogue epilogue;
 };
 
-// Those between quantized tensors are tested by test_quantized_operators.cpp.
+// Those between quantized tensors, of test_quantized_operators.cpp and fuzz_quantized_operators.cpp.
 bool is_quantized(const OrtCustomOp* op) { return std::strncmp(op->GetName(op), "Quantized", 9) == 0; }
 
 [[maybe_unused]] std::vector<Operator> all_operators(const host::Domain& domain) {
