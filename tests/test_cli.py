@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,8 @@ def test_an_error_of_the_users_code_is_not_a_mismatch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
+def test_a_first_export_verify_and_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     target = tmp_path / "net.onnx"
     result = run("export", *MODEL, *INPUT, "-o", target)
     for expected in ("portable, opset 20", "1 BatchNormalNorm", "images: float32[batch, 3, 8, 8]", "equal"):
@@ -37,6 +39,32 @@ def test_a_first_export_verify_and_inspect(tmp_path: Path) -> None:
     shown = run("inspect", target).stdout
     for expected in ("portable", "1 nnorm", "BatchNormalNorm", "reference", "1e-05", "kernel"):
         assert expected in shown
+
+
+@pytest.mark.slow
+def test_in_a_pipe_no_line_is_broken(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    target = tmp_path / "a_name_that_is_longer_than_any_line_of_a_terminal" / f"{'and_on_' * 20}.onnx"
+    target.parent.mkdir()
+    target.write_bytes((folder / "net.onnx").read_bytes())
+    shown = run("inspect", target).stdout
+    (name,) = (line for line in shown.splitlines() if target.name in line)
+    (weights,) = (line for line in shown.splitlines() if line.startswith("weights"))
+    assert name.startswith("file")
+    assert re.fullmatch(r"weights +sha256 [0-9a-f]{64} *", weights)
+    verified = run("verify", target, *MODEL, *INPUT).stdout
+    assert any(line.startswith("criterion  budget: ") and "against float64" in line for line in verified.splitlines())
+    assert "\x1b" not in shown + verified
+
+
+@pytest.mark.slow
+def test_verdicts_have_colours_where_a_terminal_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[32mequal" in run("verify", "net.onnx", *MODEL, *INPUT).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in run("verify", "net.onnx", *MODEL, *INPUT).stdout
 
 
 @pytest.mark.slow

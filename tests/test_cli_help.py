@@ -43,6 +43,7 @@ def test_help_imports_neither_pytorch_nor_onnx() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage:") == done.stdout.count("Examples:") == 10
+    assert "<bool>" not in done.stdout + run("--help").stdout
 
 
 @pytest.mark.parametrize(

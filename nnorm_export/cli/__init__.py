@@ -19,13 +19,14 @@ from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
 from nnorm_export.cli.options import grouped
-from nnorm_export.cli.output import BROKEN_PIPE, INTERRUPTED, Command
+from nnorm_export.cli.output import BROKEN_PIPE, INTERRUPTED, Command, Group
 from nnorm_export.cli.quantize import quantize
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
 
 app = typer.Typer(
     name="nnorm-export",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import sys
 import traceback
 import unicodedata
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from nnorm_export.cli.options import OutputOptions
 from nnorm_export.errors import NnormExportError, ParityError
@@ -42,7 +43,22 @@ how to report in private)."""
 _UsageError: Any = typer.BadParameter.__bases__[0]  # click's; newer versions of typer carry their own click
 
 
-class Command(TyperCommand):
+class _PlainFlags:
+    """Has no ``<bool>`` beside flags in ``--help``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Group(_PlainFlags, TyperGroup):
+    """All commands."""
+
+
+class Command(_PlainFlags, TyperCommand):
     """A command that prints every error as one message on stderr, and exits with the code that the error stands for."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -125,8 +141,17 @@ def echo(text: str = "", *, err: bool = False, label: str = "") -> None:
     lines = [shown(line) for line in text.split("\n")]
     if label:
         rest = [line if line.startswith(" ") else f"  {line}" for line in lines[1:]]
-        lines = [f"{label}: {lines[0]}", *rest]
+        lines = [f"{_coloured(label, err)}: {lines[0]}", *rest]
     typer.echo("\n".join(lines), err=err)
+
+
+def _coloured(label: str, err: bool) -> str:
+    """``label`` in its colour, where the stream shows colours and NO_COLOR does not forbid them."""
+    console = _Console(stderr=err)
+    return typer.style(label, _COLOURS.get(label)) if console.color_system and not console.no_color else label
+
+
+_COLOURS = {"error": "red", "warning": "yellow", "DIFFERENT": "red", "NOT COMPARED": "red", "equal": "green"}
 
 
 def _show_warning(
@@ -145,7 +170,7 @@ class Output(OutputOptions):
 
     @contextlib.contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Shows a spinner if stderr is a terminal, and sends what the user's code prints to stderr."""
+        """Shows what goes on and for how long, on a terminal; sends what the user's code prints to stderr."""
         console = _Console(stderr=True)
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):  # torch's own code causes them, not the user's model
@@ -154,7 +179,9 @@ class Output(OutputOptions):
             if self.quiet or not console.is_terminal:
                 yield
             else:
-                with console.status(what):
+                columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+                with Progress(*columns, console=console, transient=True) as bar:
+                    bar.add_task(what, total=None)
                     yield
 
     @contextlib.contextmanager
@@ -164,7 +191,8 @@ class Output(OutputOptions):
         if self.quiet or not console.is_terminal:
             yield None
             return
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+        description = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), description, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=1.0)
             yield lambda phase, done: bar.update(task, description=f"{what}: {shown(phase)}", completed=done)
@@ -230,8 +258,15 @@ def print_table(
 
 def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))  # as Text: brackets in values are not markup
-    _Console(highlight=False, soft_wrap=False).print(table)
+        # As Text: brackets in values are not markup.
+        table.add_row(*(Text(shown(cell), _COLOURS.get(cell, "")) for cell in row))
+    console = _Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _ENDLESS  # grep finds names, paths and hashes whole
+    console.print(table)
+
+
+_ENDLESS = 100_000  # characters of a line
 
 
 def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None:

@@ -76,7 +76,7 @@ class OutputParity:
         return replace(self, note="; ".join(filter(None, (self.note, note))))
 
     def __str__(self) -> str:
-        share = "" if self.budget_share is None else f", {self.budget_share:.0%} of the error budget"
+        share = "" if self.budget_share is None else f", {share_text(self.budget_share)} the error budget"
         top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
         note = f" ({self.note})" if self.note else ""
         return f"{self.name} max abs {self.max_abs_diff:.2e}, max rel {self.max_rel_diff:.2e}{share}{top1}{note}"
@@ -321,10 +321,8 @@ def criterion_text(
 
 
 def share_text(share: float | None) -> str:
-    """Formats a share of the error budget: ``12.3%``, ``4.0e+03 ×``, or ``-`` for None."""
-    if share is None:
-        return "-"
-    return f"{share:.1%}" if share < 10 else f"{share:.1e} ×"
+    """Formats an error as a multiple of the error budget: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None."""
+    return "-" if share is None else f"{share:.3g} ×"
 
 
 _CONSTANT = (
