@@ -67,6 +67,7 @@ foreach(source IN LISTS test_sources)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
 target_include_directories(test_dispatch PRIVATE cpu) # it includes dispatch.cpp
+target_include_directories(test_processor PRIVATE cpu)
 
 # The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
 # ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.

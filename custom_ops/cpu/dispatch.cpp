@@ -1,4 +1,5 @@
 // Chooses the kernels that this machine can run.
+#include "processor.h"
 #include "targets.h"
 
 namespace nnorm {
@@ -10,8 +11,8 @@ struct Available {
   Available() {
     const Target** next = list;
 #if defined(NNORM_HAVE_AVX512)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_avx2())
+    if (processor_has("avx512f") && processor_has("avx512bw") && processor_has("avx512cd") && processor_has("avx512dq") &&
+        processor_has("avx512vl") && has_avx2())
       *next++ = kernels_for_avx512();
 #endif
 #if defined(NNORM_HAVE_AVX2)
@@ -28,9 +29,8 @@ struct Available {
 
 #if defined(NNORM_HAVE_AVX512) || defined(NNORM_HAVE_AVX2)
   static bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
-           __builtin_cpu_supports("movbe");  // all of x86-64-v3
+    return processor_has("avx2") && processor_has("fma") && processor_has("bmi") && processor_has("bmi2") &&
+           processor_has("f16c") && processor_has("lzcnt") && processor_has("movbe");  // all of x86-64-v3
   }
 #endif
 };

@@ -12,6 +12,7 @@
 #endif
 
 #include "nnorm/kernels.h"
+#include "processor.h"
 
 namespace nnorm {
 inline namespace NNORM_TARGET {
@@ -321,7 +322,7 @@ inline void quantized_sum(const QuantizedWork& work, size_t begin, size_t end) {
 
 inline QuantizedKernels quantized_kernels() {
 #if defined(__AVX512BW__)
-  if (__builtin_cpu_supports("avx512vbmi")) return {&quantized_table<VbmiLookUp>, &quantized_sum};
+  if (processor_has("avx512vbmi")) return {&quantized_table<VbmiLookUp>, &quantized_sum};
 #endif
   return {&quantized_table<PlainLookUp>, &quantized_sum};
 }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "check.h"
+#include "processor.h"
 #include "targets.h"
 
 namespace nnorm_test {
@@ -15,9 +16,9 @@ bool processor_has(const char* feature) { return features.count(feature) != 0; }
 }  // namespace
 }  // namespace nnorm_test
 
-#define __builtin_cpu_supports nnorm_test::processor_has
+#define processor_has nnorm_test::processor_has
 #include "dispatch.cpp"  // this program's, in place of the library's
-#undef __builtin_cpu_supports
+#undef processor_has
 
 namespace nnorm_test {
 namespace {
