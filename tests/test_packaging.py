@@ -57,14 +57,17 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def pip_wheel(output: Path, build: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def pip_wheel(
+    output: Path, build: Path, *more: str, source: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
     options = [
         "--no-deps",
         "--no-build-isolation",
         "--disable-pip-version-check",
         f"--config-settings=build-dir={build}",
+        *more,
     ]
-    return run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", output, ROOT, **environment)
+    return run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", output, source, **environment)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
@@ -288,13 +291,57 @@ def test_an_archive_that_is_not_the_expected_one_is_refused(tmp_path: Path) -> N
     assert not output.exists()
 
 
-def test_the_source_distribution_can_build_the_library(tmp_path: Path) -> None:
-    code = f"import scikit_build_core.build as b; print(b.build_sdist({str(tmp_path)!r}))"
-    done = run(sys.executable, "-c", code)
+def build_sdist(output: Path, source: Path = ROOT) -> Path:
+    code = f"import os, sys; os.chdir(sys.argv[1]); import scikit_build_core.build as b; b.build_sdist({str(output)!r})"
+    done = run(sys.executable, "-c", code, source, SOURCE_DATE_EPOCH="1700000000")
     assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.iterdir()
-    with tarfile.open(path) as members:
+    (path,) = output.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_sdist(tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture
+def unpacked(sdist: Path, tmp_path: Path) -> Path:
+    """The folder of an unpacked source distribution, with the times and permissions that another machine might give."""
+    with tarfile.open(sdist) as members:
+        members.extractall(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "PKG-INFO").unlink()  # the only file that is not one of the clone
+    for path in folder.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+        path.chmod(0o700 if path.is_dir() else 0o600 | path.stat().st_mode & 0o100)
+    return folder
+
+
+def test_the_source_distribution_can_build_the_library(sdist: Path) -> None:
+    with tarfile.open(sdist) as members:
         names = {name.split("/", 1)[1] for name in members.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "custom_ops").rglob("*") if path.is_file()}
     assert {name for name in sources if "__pycache__" not in name} <= names
     assert not [name for name in names if name.startswith(("build/", ".venv", "tests/golden/"))]
+
+
+def test_the_same_sources_give_the_same_files(sdist: Path, unpacked: Path, tmp_path: Path) -> None:
+    """In another folder, of files with other times and permissions: bit for bit the same archives."""
+    again = build_sdist(tmp_path / "again", unpacked)
+    assert again.name == sdist.name
+    assert again.read_bytes() == sdist.read_bytes()
+    wheels = []
+    for source in (ROOT, unpacked):
+        output = tmp_path / f"wheel-{len(wheels)}"
+        done = pip_wheel(
+            output,
+            tmp_path / "build",
+            "--config-settings=wheel.reproducible=true",
+            source=source,
+            NNORM_EXPORT_BUILD_LIBRARY="0",
+            SOURCE_DATE_EPOCH="1700000000",
+        )
+        assert done.returncode == 0, done.stderr
+        wheels += output.iterdir()
+    assert wheels[0].name == wheels[1].name
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
