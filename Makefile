@@ -33,6 +33,8 @@
 # make zoo     140 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed
 # make test-zoo    twelve of them from conversion to kernel, the norms of all families of timm, the caches of decoders
 # make wheel   a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
+# make wheels  the source distribution, and from it the wheels for any Linux on x86-64 and AArch64, with the kernels for
+#              processors: in dist/; make test-wheels looks at them, and builds them twice, into the same bytes
 # make environments    installs everything that the tests above use; --jobs 2 overlaps the installations
 # Each target works from a bare clone: it first installs the environment .venv.
 
@@ -85,7 +87,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
 .PHONY: test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: docs docs-links pictures coverage-cpp same-bits same-bits-neon every-float wheel zoo test-zoo clean test-tensorrt-registries
+.PHONY: docs docs-links pictures coverage-cpp same-bits same-bits-neon same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -146,11 +148,7 @@ same-bits: $(VENV)/installed
 EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
 same-bits-neon: N ?= 400000
 same-bits-neon: test-cpp .venv-neon/installed
-	PATH="$(abspath $(BIN)):$$PATH" ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/.venv-neon/zig cmake -S custom_ops -B build/neon -G Ninja \
-		--toolchain tests/emulated/aarch64.cmake -DNNORM_ZIG=$$(realpath .venv-neon/lib/python*/site-packages/ziglang/zig) \
-		-DNNORM_BUILD_TESTS=ON -DNNORM_CUDA=OFF -DNNORM_WERROR=ON
-	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/.venv-neon/zig cmake --build build/neon \
-		--target test_same_bits test_quantized_batch_normal_norm
+	$(call build_with_zig,build/neon,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
 	$(EMULATED) build/neon/test_quantized_batch_normal_norm
 	build/cpp/test_same_bits $(N) > build/neon/native.txt
 	$(EMULATED) build/neon/test_same_bits $(N) > build/neon/emulated.txt
@@ -177,6 +175,14 @@ test-cuda-on-host: $(VENV)/installed test-cpp
 define build_cpp
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
 	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
+endef
+# $(call build_with_zig,FOLDER,TARGET,PROGRAMS). Zig keeps the libraries that it compiled in $(ZIG_GLOBAL_CACHE_DIR).
+ZIG = $$(realpath .venv-neon/lib/python*/site-packages/ziglang/zig)
+ZIG_CACHE := ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/.venv-neon/zig
+define build_with_zig
+	PATH="$(abspath $(BIN)):$$PATH" $(ZIG_CACHE) cmake -S custom_ops -B $(1) -G Ninja --toolchain cmake/zig_toolchain.cmake \
+		-DNNORM_ZIG=$(ZIG) -DNNORM_ZIG_TARGET=$(2) -DNNORM_BUILD_TESTS=ON -DNNORM_CUDA=OFF -DNNORM_WERROR=ON
+	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(ZIG_CACHE) cmake --build $(1) --target $(3)
 endef
 define test_cpp
 	$(call build_cpp,$(1),$(2))
@@ -322,10 +328,57 @@ test-zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py
 
+# The same sources give the same files: their date is the commit's.
+SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),0)
+sdist wheel wheels-%: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
+
 wheel: $(VENV)/installed
 	rm -rf build/wheel
 	NNORM_CUDA_ARCHITECTURES='$(ARCHITECTURES)' $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtensorrt_rtx.so.1 --wheel-dir dist build/wheel/*.whl
+
+sdist: $(VENV)/installed
+	rm -rf build/sdist
+	$(BIN)/python -c 'import scikit_build_core.build as b; b.build_sdist("build/sdist")'
+	mkdir -p dist
+	cp build/sdist/*.tar.gz dist
+
+# Built by Zig from the source distribution, for the oldest glibc that ONNX Runtime's wheels take. The kernels are those for
+# processors; `make wheel` has those for GPUs too. The variable is Python's own for cross compilation: the wheel's platform.
+MACHINES := x86_64 aarch64
+wheels: $(MACHINES:%=wheels-%)
+wheels-%: sdist .venv-neon/installed
+	rm -rf build/wheels/$*
+	PATH="$(abspath $(BIN)):$$PATH" $(ZIG_CACHE) _PYTHON_HOST_PLATFORM=linux-$* NNORM_CUDA=OFF NNORM_EXPORT_BUILD_LIBRARY=1 \
+		$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir --wheel-dir build/wheels/$* \
+		--config-settings=build-dir=$(CURDIR)/build/wheels/$*/build --config-settings=install.strip=false \
+		--config-settings=wheel.reproducible=true --config-settings=cmake.define.NNORM_WERROR=ON \
+		--config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE=cmake/zig_toolchain.cmake \
+		--config-settings=cmake.define.NNORM_ZIG=$(ZIG) --config-settings=cmake.define.NNORM_ZIG_TARGET=$*-linux-gnu.2.28 \
+		build/sdist/*.tar.gz
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir build/wheels/$*/repaired build/wheels/$*/*.whl
+	cp build/wheels/$*/repaired/*.whl dist
+
+# Built twice, the same bytes; and the kernels of both compilers: the same instruction sets chosen, the same bits. QEMU and a
+# C library for AArch64 (apt install qemu-user-static libc6-arm64-cross) load that wheel's library too.
+test-wheels: wheels
+	rm -rf build/first-wheels
+	mkdir build/first-wheels
+	cp build/sdist/*.tar.gz $(MACHINES:%=build/wheels/%/repaired/*.whl) build/first-wheels
+	$(MAKE) wheels
+	for file in build/first-wheels/*; do cmp $$file dist/$${file##*/} || exit 1; done
+	$(call build_with_zig,build/zig-x86_64,x86_64-linux-gnu.2.28,load_library)
+	$(call build_with_zig,build/zig-aarch64,aarch64-linux-gnu.2.28,load_library)
+	NNORM_WHEELS=$(CURDIR)/build/wheels $(PYTEST) tests/test_wheels.py
+	if test "$$(uname -m)" = x86_64; then $(MAKE) same-bits-zig; fi
+
+same-bits-zig: N ?= 400000
+same-bits-zig: $(VENV)/installed .venv-neon/installed
+	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+	$(call build_with_zig,build/zig-x86_64,x86_64-linux-gnu.2.28,test_same_bits test_quantized_batch_normal_norm)
+	build/zig-x86_64/test_quantized_batch_normal_norm
+	build/cpp/test_same_bits $(N) | grep '^digest' > build/zig-x86_64/native.txt
+	build/zig-x86_64/test_same_bits $(N) | grep '^digest' | diff build/zig-x86_64/native.txt -
 
 # torch first and pinned: pip's choice may have gigabytes of CUDA libraries. The build's own tools stay in .venv, so that
 # the tests' builds find the folder of this one up to date.

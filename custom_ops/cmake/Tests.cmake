@@ -42,6 +42,10 @@ foreach(name IN LISTS NNORM_TESTS_OF_KERNELS)
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
 
+# Loads the libraries of wheels for other processors (tests/test_wheels.py).
+add_executable(load_library tests/emulated/load_library.cpp)
+target_link_libraries(load_library PRIVATE nnorm_options onnxruntime_headers ${CMAKE_DL_LIBS})
+
 # What `make bench-check` counts the instructions of.
 add_executable(count_instructions tests/count_instructions.cpp)
 target_link_libraries(count_instructions PRIVATE nnorm_kernels)

@@ -1,0 +1,31 @@
+# Compiles for Linux with the compiler of the package `ziglang`: Clang, which puts its C++ library into what it links, and links
+# against any version of glibc.
+#
+#   cmake -S custom_ops -B build/zig --toolchain cmake/zig_toolchain.cmake -DNNORM_ZIG=…/ziglang/zig \
+#     -DNNORM_ZIG_TARGET=x86_64-linux-gnu.2.28    # or aarch64-linux-musl, for tests/emulated/run.py
+#
+# The names of options are Clang's. Zig is one program for all tools; CMake wants a program for each.
+set(CMAKE_SYSTEM_NAME Linux)
+string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${NNORM_ZIG_TARGET}")
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES NNORM_ZIG NNORM_ZIG_TARGET)
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # Zig would compile its libraries without optimisation too, to link them
+# Zig's libraries have debugging symbols, and this machine's strip may not know the other processor.
+set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+set(folder "${CMAKE_BINARY_DIR}/zig")
+foreach(tool ar ranlib)
+  string(TOUPPER "${tool}" TOOL)
+  file(WRITE "${folder}/${tool}" "#!/bin/sh\nexec '${NNORM_ZIG}' ${tool} \"$@\"\n")
+  set(CMAKE_${TOOL} "${folder}/${tool}")
+  set(CMAKE_CXX_COMPILER_${TOOL} "${folder}/${tool}")
+endforeach()
+# Clang's -march=x86-64-v3 is Zig's -march=x86_64_v3.
+file(WRITE "${folder}/c++" "#!/bin/sh
+for argument; do
+  shift
+  case $argument in -march=x86-64-v*) argument=-march=x86_64_\${argument##*-} ;; esac
+  set -- \"$@\" \"$argument\"
+done
+exec '${NNORM_ZIG}' c++ --target=${NNORM_ZIG_TARGET} \"$@\"
+")
+file(CHMOD "${folder}/ar" "${folder}/ranlib" "${folder}/c++" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+set(CMAKE_CXX_COMPILER "${folder}/c++")
