@@ -270,6 +270,18 @@ class VerifyOptions:
         str | None,
         panels.certificate("--replay DIR", "Compare with a certificate; needs neither PyTorch nor the model's code."),
     ] = None
+    sign_with: Annotated[
+        str | None,
+        panels.certificate(
+            "--sign-with KEY.pem", "With --record: sign the file and its certificate with this private key (OpenSSF)."
+        ),
+    ] = None
+    public_key: Annotated[
+        str | None,
+        panels.certificate(
+            "--public-key PUB.pem", "With --replay: first check the signature of the file and the certificate."
+        ),
+    ] = None
     exact: Annotated[
         bool,
         panels.certificate(

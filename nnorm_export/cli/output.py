@@ -292,7 +292,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)
     ran = f"{report.runtime} (normalizations: {ways(report.implementations) or 'inlined'})"
-    print_facts([("runtime", ran), ("criterion", report.criterion)])
+    print_facts([("runtime", ran), ("criterion", report.criterion), ("signature", report.signature)])
 
 
 def print_bits(report: BitsReport) -> None:

@@ -56,6 +56,11 @@ def verify(
 
       nnorm-export verify net.onnx --replay net.parity --exact
 
+      nnorm-export verify net.onnx -m nets:build -c best.pth \\
+        --record net.parity --sign-with key.pem
+
+      nnorm-export verify net.onnx --replay net.parity --public-key pub.pem
+
       nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz \\
         --probes --report parity.html
 
@@ -63,8 +68,7 @@ def verify(
         -c best.pth
     """
     path = _path(file, options)
-    if options.exact and options.replay is None:
-        raise NnormExportError("--exact goes with --replay; bisect --exact compares two runtimes")
+    _check_combinations(options)
     if options.replay is not None:
         _replay(path, options.replay, model, options, output)
         return
@@ -96,6 +100,7 @@ def verify(
             source.module,
             inputs,
             certificate=options.record,
+            private_key=options.sign_with,
             trust_pickle=model.trust_pickle,
             timeout=options.timeout,
             **judged,
@@ -141,15 +146,27 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 
+def _check_combinations(options: VerifyOptions) -> None:
+    if options.exact and options.replay is None:
+        raise NnormExportError("--exact goes with --replay; bisect --exact compares two runtimes")
+    if options.public_key is not None and options.replay is None:
+        raise NnormExportError("--public-key checks the signature of a certificate; it goes with --replay DIR")
+    if options.sign_with is not None and options.record is None and options.replay is None:
+        raise NnormExportError("--sign-with signs a certificate; it goes with --record DIR")
+
+
 def _check_outputs(options: VerifyOptions) -> None:
     """Raises the errors of the files to write that can be known before the comparison, which may take minutes."""
     from nnorm_export.parity.certificates import check_folder
     from nnorm_export.parity.report.page import check_page
+    from nnorm_export.parity.signatures import check_private_key
 
     if options.page is not None:
         check_page(options.page)
     if options.record is not None:
         check_folder(Path(options.record))
+    if options.sign_with is not None:
+        check_private_key(Path(options.sign_with))
 
 
 def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
@@ -206,7 +223,8 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
 
 
 def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
-    fixed = (model.model, model.input_specs, options.record, options.float16, options.probes, options.page)
+    given = (model.model, model.input_specs, options.float16, options.probes)
+    fixed = (*given, options.record, options.sign_with, options.page)
     if any(fixed) or any(given is not None for given in _tolerances(options)):
         raise NnormExportError(
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
@@ -215,11 +233,16 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
     from nnorm_export.parity.exact import compare_bits
 
     with output.working(f"Replaying {folder}"):
-        report = certificates.replay(path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
+        report = certificates.replay(
+            path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle, public_key=options.public_key
+        )
         bits = None
         if options.exact:
             bits = compare_bits(path, against=folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
     as_json = {"path": path, "certificate": folder, **report.to_json()}
+
+    if report.signature == "not checked":
+        output.notices([f"{folder} is signed, and the signature was not checked: --public-key PUB.pem checks it"])
 
     def print_text() -> None:
         print_parity(report)

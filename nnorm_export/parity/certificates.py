@@ -4,6 +4,7 @@ A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data
 PyTorch's results ``output_N.pb``. ``truth_0`` holds the results in float64 if there are any, and ``yardstick_0`` the
 error that roundings cause in each element. Further inputs that were compared follow as ``test_data_set_1``. ``bits`` in
 ``certificate.json`` are digests of what the runtime computed in each normalization and output on ``test_data_set_0``.
+``model.sig`` is its signature, if it has one: :mod:`nnorm_export.parity.signatures`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.inspection import describe
 from nnorm_export.files.staging import parents_made, staged_folder
+from nnorm_export.parity import signatures
 from nnorm_export.parity.bits import FileBits, bits_of
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import (
@@ -98,11 +100,15 @@ def write(
     report: ParityReport,
     compared: Sequence[DataSet],
     criteria: Sequence[Criterion],
+    private_key: Path | None = None,
 ) -> None:
     """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
 
+    With ``private_key`` it is signed, together with the file.
+
     Raises:
-        InputError: ``folder`` holds something other than a certificate, or cannot be written.
+        InputError: ``folder`` holds something other than a certificate, or cannot be written; or the key is not one.
+        RuntimeMissingError: there is a key, and model-signing is not installed.
     """
     check_folder(folder)
     certificate = {
@@ -128,6 +134,8 @@ def write(
                 if each.truth is not None:
                     _write_tensors(staged / TRUTH.format(index), "output", names[1], each.truth)
                 _write_tensors(staged / YARDSTICK.format(index), "output", names[1], each.yardsticks)
+            if private_key is not None:
+                signatures.sign(path, folder, staged, private_key)
     except (OSError, ExportError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         reason = getattr(cause, "strerror", None) or error
@@ -135,18 +143,26 @@ def write(
 
 
 def replay(
-    path: str | Path, folder: str | Path, *, runtime: str | None = None, trust_pickle: bool = False
+    path: str | Path,
+    folder: str | Path,
+    *,
+    runtime: str | None = None,
+    trust_pickle: bool = False,
+    public_key: str | Path | None = None,
 ) -> ParityReport:
     """Runs the file ``path`` on the inputs in ``folder`` and compares with the recorded results of PyTorch.
 
-    Needs neither PyTorch nor the model's code. ``trust_pickle`` is that of :func:`nnorm_export.load`.
+    Needs neither PyTorch nor the model's code. ``trust_pickle`` is that of :func:`nnorm_export.load`. With
+    ``public_key``, a file, the certificate must be signed, and the signature is checked before anything is run.
+    ``signature`` of the report says whether there is one and whether it was checked.
 
     Raises:
-        ParityError: the file is a model, and not the one that was certified.
-        InputError: there is no certificate in ``folder``, or it is damaged.
+        ParityError: the file is a model, and not the one that was certified; or the signature does not hold.
+        InputError: there is no certificate in ``folder``, or it is damaged, or not signed; or the key is not one.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
-    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle))
+    key = None if public_key is None else Path(public_key)
+    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle, key))
 
 
 def recorded_bits(path: Path, folder: Path, runner: Runner) -> tuple[dict[str, Array], FileBits]:
@@ -181,7 +197,9 @@ def _certificate_of(path: Path, folder: Path) -> dict[str, Any]:
     return certificate
 
 
-def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -> ParityReport:
+def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, public_key: Path | None) -> ParityReport:
+    if public_key is not None:
+        signatures.check(path, folder, public_key)
     certificate = _certificate_of(path, folder)
     runner = load(path, runtime, trust_pickle=trust_pickle)
     criteria = _criteria(folder, certificate["criteria"], len(runner.outputs))
@@ -203,7 +221,10 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool) -
     )
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criteria, is_double=is_double, has_truth=compared[0].truth is not None)
-    return ParityReport(runner.runtime, text, outputs, runner.implementations)
+    report = ParityReport(runner.runtime, text, outputs, runner.implementations)
+    if signatures.is_signed(folder):
+        report = replace(report, signature="not checked" if public_key is None else "checked")
+    return report
 
 
 def versions() -> dict[str, str]:
@@ -224,7 +245,7 @@ def _is_replaceable(folder: Path) -> bool:
         _read_certificate(folder)
     except InputError:
         return False
-    return names <= {CERTIFICATE, *_FOLDERS}
+    return names <= {CERTIFICATE, signatures.SIGNATURE, *_FOLDERS}
 
 
 def _read_certificate(folder: Path) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
-from nnorm_export.parity import certificates
+from nnorm_export.parity import certificates, signatures
 from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates import DataSet
 from nnorm_export.parity.criteria import Criteria, PerOutput
@@ -49,6 +49,7 @@ def verify(
     atol: PerOutput[float] = None,
     statistic: PerOutput[str] = None,
     certificate: str | Path | None = None,
+    private_key: str | Path | None = None,
     passthrough: Passthrough = (),
     trust_pickle: bool = False,
     timeout: float | None = None,
@@ -70,6 +71,7 @@ def verify(
         statistic: of the elements' errors, each divided by what it may be: ``max``, the default, ``mean``, ``median``
             or a percentile, ``p99`` for example. For all outputs, or by their names.
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
+        private_key: a file with the key that signs the file and its certificate (the extra ``sign``).
         passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
         trust_pickle: as for :func:`nnorm_export.load`.
         timeout: the seconds that a call of a server may take, if ``path`` is a URL.
@@ -78,11 +80,16 @@ def verify(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
         InputError: the inputs do not fit the model or the file.
         NnormExportError: the file's outputs differ from the model's in number or shape, or a tolerance names an output
-            that the file has not.
+            that the file has not; or there is a key and no certificate.
     """
     chosen = Criteria.of(criterion, rtol, atol, statistic)
     if certificate is not None:
         certificates.check_folder(Path(certificate))
+    key = None if private_key is None else Path(private_key)
+    if key is not None:
+        if certificate is None:
+            raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
+        signatures.check_private_key(key)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
@@ -99,7 +106,7 @@ def verify(
     if not report:
         report = replace(report, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
     if certificate is not None and report:
-        certificates.write(Path(certificate), Path(path), runner, report, compared, of_outputs)
+        certificates.write(Path(certificate), Path(path), runner, report, compared, of_outputs, key)
     return report
 
 

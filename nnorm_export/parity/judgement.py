@@ -94,6 +94,7 @@ class ParityReport:
         known_faults: those of the runtime that would hit the file, and how they are avoided.
         by_bodies: the outputs again, with the bodies of the file in place of the kernels; None if kernels did not run,
             or the file has no bodies.
+        signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
     """
 
     runtime: str
@@ -103,6 +104,7 @@ class ParityReport:
     other_weights: str = ""
     known_faults: list[str] = field(default_factory=list)
     by_bodies: list[OutputParity] | None = None
+    signature: str = ""
 
     def __bool__(self) -> bool:
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
@@ -110,7 +112,8 @@ class ParityReport:
     def __str__(self) -> str:
         judged = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
-        return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights)))
+        signature = f"signature of the certificate: {self.signature}" if self.signature else ""
+        return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights, signature)))
 
     @property
     def reason(self) -> str:
