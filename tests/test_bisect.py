@@ -272,7 +272,9 @@ def test_optimized_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'nnorm_export[report]'")
+    Figure = pytest.importorskip(
+        "matplotlib.figure", reason="matplotlib is not installed: pip install 'nnorm_export[report]'"
+    ).Figure
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(
         "import torch\nfrom torch import nn\nfrom nnorm_export import layers\n"
@@ -284,12 +286,20 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     run = CliRunner().invoke
     assert run(app, ["export", "-m", "nets:build", "-i", "8,6", "-o", "m.onnx"]).exit_code == 0
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **kwargs: [drawn.append(figure), save(figure, *args, **kwargs)]
+    )
     sound = run(app, ["bisect", "m.onnx", "-m", "nets:build", "--plot", "errors.svg", "--layer", "2"])
     assert sound.exit_code == 0, sound.output
     assert re.search(r"1\s+BatchNormalNorm\s+kernel", sound.stdout)
     assert re.search(r"2\s+\(module\)\s+-", sound.stdout)
     assert "nothing differs" in sound.stdout
     assert (tmp_path / "errors.svg").read_text().count("<svg") == 1
+    title, legend = drawn[0].get_suptitle(), drawn[0].legends[0].get_window_extent()
+    assert "nothing differs" in title
+    assert not any(text.get_window_extent().overlaps(legend) for text in drawn[0].texts)
     proto = onnx.load("m.onnx")
     node = next(node for node in proto.graph.node if node.op_type == "BatchNormalNorm")
     node.input[3], node.input[4] = node.input[4], node.input[3]

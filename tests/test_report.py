@@ -215,7 +215,9 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run(app, command)
     assert shown.exit_code == 0, shown.output
     assert "wrote page.html" in shown.stdout
-    assert "Branches" in Page((tmp_path / "page.html").read_text()).text
+    text = Page((tmp_path / "page.html").read_text()).text
+    assert "Branches" in text
+    assert re.search(r"inputs float32\[\d+, 6\] .* SHA-256 of the weights [0-9a-f]{64} model reported_nets:build", text)
     # The page is written of a file that differs too: that is when one wants to look.
     proto = onnx.load("m.onnx")
     node = next(node for node in proto.graph.node if node.domain == "nnorm")
@@ -243,20 +245,27 @@ def test_browser_shows_the_page(tmp_path: Path) -> None:
         "mode: document.compatMode, requests: performance.getEntriesByType('resource').length,"
         "overflow: document.documentElement.scrollWidth > innerWidth,"
         "figures: [...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect()).filter("
-        "b => b.width > 300 && b.height > 100 && b.right <= innerWidth).length})))</script>"
+        "b => b.width > 300 && b.height > 100 && b.right <= innerWidth).length,"
+        "wide: [...document.querySelectorAll('figure')].every("
+        "e => Math.abs(e.clientWidth - e.firstElementChild.getBoundingClientRect().width) < 2),"
+        "ink: [...document.querySelectorAll('svg text')].every("
+        "e => getComputedStyle(e).fill == getComputedStyle(document.body).color),"
+        "dark: getComputedStyle(document.body).backgroundColor == 'rgb(13, 17, 23)'})))</script>"
     )
     (tmp_path / "asking.html").write_text(source.replace("</body>", f"{question}</body>"), encoding="utf-8")
-    for width in (1200, 500):  # a desk's and, about, a telephone's
+    for width, dark in ((1200, "false"), (500, "true")):  # a desk's and, about, a telephone's
         command = [
             str(CHROMIUM),
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
             f"--user-data-dir={tmp_path / 'profile'}",
             f"--window-size={width},1000",
+            f"--blink-settings=preferredColorScheme={0 if dark == 'true' else 1}",
             "--virtual-time-budget=2000",
             "--dump-dom",
             (tmp_path / "asking.html").as_uri(),
         ]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-        assert 'seen: {"mode":"CSS1Compat","requests":0,"overflow":false,"figures":2}' in shown, shown[-400:]
+        expected = '"mode":"CSS1Compat","requests":0,"overflow":false,"figures":2,"wide":true,"ink":true'
+        assert f'seen: {{{expected},"dark":{dark}}}' in shown, shown[-400:]
     assert "Equal to PyTorch" in page.text

@@ -111,7 +111,9 @@ def verify(
         if options.float16:
             risks = float16_risks(source.module, inputs, passthrough=model.passthrough or ())
         if options.page is not None:
-            write_report(options.page, path, source.module, inputs, report, probes=probed, **shared)
+            write_report(
+                options.page, path, source.module, inputs, report, probes=probed, about=_about(model), **shared
+            )
     output.notices(report.known_faults)
     as_json: dict[str, Any] = {"path": path, **report.to_json(), "notices": [*notices, *report.known_faults]}
     as_json |= {} if risks is None else {"float16_risks": [risk.to_json() for risk in risks]}
@@ -144,6 +146,12 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
     advice = f". {report.other_weights}" if report.other_weights else bisect_advice(path, model, options.runtime)
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
+
+
+def _about(model: OptionalModelOptions) -> dict[str, str]:
+    """Where the model and the inputs come from, for the report."""
+    given = {"model": model.model, "checkpoint": model.checkpoint, "data": ", ".join(model.input_specs or ())}
+    return {name: text for name, text in given.items() if text}
 
 
 def _check_combinations(options: VerifyOptions) -> None:

@@ -15,6 +15,7 @@ from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileE
 from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.models.ambient import neutral
+from nnorm_export.models.arguments import tensors_in
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
@@ -46,6 +47,7 @@ def write_report(
     probes: ProbeReport | None = None,
     runtime: str | None = None,
     passthrough: Passthrough = (),
+    about: Mapping[str, str] | None = None,
 ) -> None:
     """Writes ``page``, whole or not at all: ``report``, and a description of the file beside its model.
 
@@ -57,6 +59,7 @@ def write_report(
         page: an ``.html`` file.
         path, model, inputs, runtime, passthrough: the arguments with which :func:`nnorm_export.verify` made ``report``.
         probes: shown too, if given.
+        about: where the model comes from, by names (``checkpoint``, …); shown with the environment.
 
     Raises:
         RuntimeMissingError: matplotlib is not installed.
@@ -82,10 +85,20 @@ def write_report(
         probes=probes,
         risks=risks,
         no_risks=no_risks,
-        environment=versions() | ({} if is_url(path) else {"SHA-256 of the file": file_sha256(Path(path))}),
+        environment=_environment(path, inputs, described) | dict(about or {}),
     )
     with staged(Path(page)) as target, writing(Path(page)):
         target.write_text(text, encoding="utf-8")
+
+
+def _environment(path: str | Path, inputs: Any, described: ModelDescription | None) -> dict[str, str]:
+    shapes = [f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors_in(inputs)]
+    facts = {**versions(), "inputs": ", ".join(shapes)}
+    if not is_url(path):
+        facts["SHA-256 of the file"] = file_sha256(Path(path))
+    if described is not None and described.weights_sha256:
+        facts["SHA-256 of the weights"] = described.weights_sha256
+    return facts
 
 
 def check_page(page: str | Path) -> None:

@@ -52,7 +52,7 @@ def bisection_figure(report: Bisection) -> Any:
     axes.set_xscale("log")
     axes.set_xlabel("error / error budget")
     _name_rows(axes, positions, [layer.name for layer in report.layers])
-    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)  # the title is above
     return figure
 
 
@@ -96,11 +96,11 @@ def check_plot(path: Path) -> None:
 
 
 def to_svg(figure: Any) -> str:
-    """Returns ``figure`` as an ``<svg>`` element, whose text is text in the font of the page."""
+    """Returns ``figure`` as an ``<svg>`` element, whose text is text in the font of the page, and black its colour."""
     buffer = io.StringIO()
     with import_matplotlib().rc_context({"svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue().replace("#000000", "currentColor")
     return text[text.index("<svg") :]
 
 
