@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nnorm_export import NnormExportError, export, replay, verify
 from nnorm_export.cli import app
 from nnorm_export.parity.criteria import Criteria, Criterion
-from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.judgement import judge, share_text
 from nnorm_export.testing import assert_parity
 
 NETS = """
@@ -110,3 +110,17 @@ def test_verify_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         result = run(app, [*command, *options])
         assert (result.exit_code, words in " ".join(result.output.split())) == (code, True), result.output
+
+
+def test_a_multiple_of_the_budget_says_on_which_side_of_it_the_error_is() -> None:
+    assert share_text(None) == "-"
+    assert [share_text(share) for share in (0.0, 0.20149, 1.0, 4018.0, 1e-9)] == [
+        "0 ×",
+        "0.201 ×",
+        "1 ×",
+        "4.02e+03 ×",
+        "1e-09 ×",
+    ]
+    assert share_text(1.0004) == "1.0004 ×"
+    assert share_text(float(np.nextafter(1.0, 2.0))) == "1.0000000000000002 ×"
+    assert share_text(float("inf")) == "inf ×"

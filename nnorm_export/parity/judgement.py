@@ -324,8 +324,14 @@ def criterion_text(
 
 
 def share_text(share: float | None) -> str:
-    """Formats an error as a multiple of the error budget: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None."""
-    return "-" if share is None else f"{share:.3g} ×"
+    """Formats an error as a multiple of the error budget: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None.
+
+    It has more digits where three would hide that the error is above the budget.
+    """
+    if share is None:
+        return "-"
+    texts = (f"{share:.{digits}g}" for digits in range(3, 18))
+    return f"{next(text for text in texts if (float(text) > 1) == (share > 1))} ×"
 
 
 _CONSTANT = (
