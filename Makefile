@@ -8,6 +8,7 @@
 # make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
 # make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
 # make docs    the site of docs/, in build/docs; every warning is an error. Its code runs in the tests
+# make notebooks    runs the notebooks of docs/ and writes their outputs into them
 # make docs-links    whether the links to other sites lead somewhere; needs a network
 # make pictures    draws the pictures of the README and the site from benchmarks/RESULTS.md and the formulas
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
@@ -87,7 +88,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
 .PHONY: test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: docs docs-links pictures coverage-cpp same-bits same-bits-neon same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
+.PHONY: docs docs-links notebooks pictures coverage-cpp same-bits same-bits-neon same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -306,6 +307,9 @@ lint: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs
+
+notebooks: $(VENV)/installed
+	$(BIN)/python scripts/run_notebooks.py
 
 docs-links: $(VENV)/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b linkcheck docs build/docs-links

@@ -20,8 +20,9 @@ author = "the nnorm_export developers"
 project_copyright = author
 release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks hold what they printed when `make notebooks` ran them
 suppress_warnings = ["misc.highlighting_failure"]  # a few lines of Java are no program
 
 autodoc_member_order = "bysource"
