@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ from command_line import fill_folder
 from small_network import Network, randomized
 from torch import Tensor, nn
 
+# `make test-wheels` builds the wheels that these tests look at, which takes four minutes.
+collect_ignore = [] if "NNORM_WHEELS" in os.environ else ["test_wheels.py"]
 GPU_TESTS = Path(__file__).parent / "gpu"
 # Tests that share what a fixture trains, exports or disassembles: a parallel run sends each row to one process.
-TOGETHER = ("tests/test_family.py", "tests/test_golden.py::test_recorded_layers", "tests/test_cuda_code.py")
+TOGETHER = (
+    "tests/test_family.py",
+    "tests/test_golden.py::test_recorded_layers",
+    "tests/test_cuda_code.py",
+    "tests/test_docs.py",
+)
 
 
 @pytest.hookimpl(trylast=True)

@@ -39,13 +39,13 @@ def blocks(page: Path) -> list[Token]:
     return [token for token in MarkdownIt().parse(page.read_text()) if token.type == "fence"]
 
 
-MEASURED = re.compile(r"\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+|\d+(?=%| %)")
+MEASURED = re.compile(r"\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+|\d+(?=%| %| ×)")
 
 
 def shown(expected: str, printed: str) -> bool:
     """Whether ``printed`` is what the page shows.
 
-    ``…`` stands for anything, one number with a point, an exponent or a percent sign for another, a space for many.
+    ``…`` stands for anything; a number with a point, an exponent, % or × for another; a space for many.
     """
 
     def plain(text: str) -> str:
