@@ -260,15 +260,7 @@ struct Case {
     ++figures.cases;
     const bool fits = attributes_fit && shapes_fit;
     std::vector<T> y, again;
-    if (random.below(8) == 0) {  // something fails on the way
-      const long live = host::live_statuses + host::live_infos;
-      (random.below(2) ? host::failing_call : failing_allocation) = 1 + long(random.below(random.below(2) ? 8 : 40));
-      const std::string reason = run(0, y);
-      const bool failed = host::stop_failing();
-      CHECK(!failed || !reason.empty(), "%s: a failure became a result", describe().c_str());
-      CHECK(host::live_statuses + host::live_infos == live, "%s: an object of the host is lost", describe().c_str());
-      figures.made_to_fail += failed;
-    }
+    if (random.below(8) == 0) figures.made_to_fail += fails_on_the_way(random, describe(), [&] { return run(0, y); });
     const std::string reason = run(0, y);
     if (huge && fits) {  // the host has no memory for it
       CHECK(!reason.empty(), "%s: computed", describe().c_str());
@@ -316,8 +308,7 @@ int main(int count, char** arguments) {
   const std::vector<Operator> operators = all_operators(*domain);
   Random random(seed);
   for (long i = 0; i < cases; ++i) check_case(operators[random.below(operators.size())], random);
-  CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses and %ld infos are lost", host::live_statuses,
-        host::live_infos);
+  check_that_nothing_is_lost();
   std::printf("%ld cases: %ld refused, %ld made to fail, %ld empty; %ld values right or NaN as they must be, %ld beyond "
               "what the arithmetic promises\n",
               figures.cases, figures.refused, figures.made_to_fail, figures.empty, figures.compared.values,

@@ -202,15 +202,7 @@ struct Case {
   void check_once() {
     ++figures.cases;
     std::vector<uint8_t> y, again;
-    if (random.below(8) == 0) {  // something fails on the way
-      const long live = host::live_statuses + host::live_infos;
-      (random.below(2) ? host::failing_call : failing_allocation) = 1 + long(random.below(random.below(2) ? 8 : 60));
-      const std::string reason = run(0, y);
-      const bool failed = host::stop_failing();
-      CHECK(!failed || !reason.empty(), "%s: a failure became a result", describe().c_str());
-      CHECK(host::live_statuses + host::live_infos == live, "%s: an object of the host is lost", describe().c_str());
-      figures.made_to_fail += failed;
-    }
+    if (random.below(8) == 0) figures.made_to_fail += fails_on_the_way(random, describe(), [&] { return run(0, y); });
     const std::string reason = run(0, y);
     figures.refused += !reason.empty();
     if (!fits || is_huge)
@@ -243,8 +235,7 @@ int main(int count, char** arguments) {
   for (long i = 0; i < cases; ++i) Case(operators[random.below(operators.size())], random).check_once();
   CHECK(figures.elements > 20 * cases && figures.refused > cases / 50, "%ld elements compared, %ld refused", figures.elements,
         figures.refused);
-  CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses and %ld infos are lost", host::live_statuses,
-        host::live_infos);
+  check_that_nothing_is_lost();
   std::printf("%ld cases: %ld refused, %ld made to fail; %ld elements are right\n", figures.cases, figures.refused,
               figures.made_to_fail, figures.elements);
   return finish();

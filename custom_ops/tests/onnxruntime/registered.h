@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../check.h"
+#include "../oracle.h"
 #include "host.h"
 
 extern "C" OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept;
@@ -67,6 +68,24 @@ const host::Domain* registered(const OrtApi* api, std::string& reason) {
   reason = status == nullptr ? "" : api->GetErrorMessage(status);
   if (status != nullptr) api->ReleaseStatus(status);
   return domain;
+}
+
+// Runs a node while a call of the API or an allocation is made to fail: it must return an error, and lose no object of the
+// host. Returns whether it came to that.
+template <class RunNode>
+[[maybe_unused]] bool fails_on_the_way(Random& random, const std::string& node, RunNode run) {
+  const long live = host::live_statuses + host::live_infos;
+  (random.below(2) ? host::failing_call : failing_allocation) = 1 + long(random.below(random.below(2) ? 8 : 40));
+  const std::string reason = run();
+  const bool failed = host::stop_failing();
+  CHECK(!failed || !reason.empty(), "%s: a failure became a result", node.c_str());
+  CHECK(host::live_statuses + host::live_infos == live, "%s: an object of the host is lost", node.c_str());
+  return failed;
+}
+
+[[maybe_unused]] void check_that_nothing_is_lost() {
+  CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses and %ld infos are lost", host::live_statuses,
+        host::live_infos);
 }
 
 }  // namespace
