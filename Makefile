@@ -149,11 +149,11 @@ same-bits: $(VENV)/installed
 EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
 same-bits-neon: N ?= 400000
 same-bits-neon: test-cpp .venv-neon/installed
-	$(call build_with_zig,build/neon,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
-	$(EMULATED) build/neon/test_quantized_batch_normal_norm
-	build/cpp/test_same_bits $(N) > build/neon/native.txt
-	$(EMULATED) build/neon/test_same_bits $(N) > build/neon/emulated.txt
-	.venv-neon/bin/python custom_ops/tests/emulated/compare.py build/neon/native.txt build/neon/emulated.txt
+	$(call build_with_zig,build/emulated,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
+	$(EMULATED) build/emulated/test_quantized_batch_normal_norm
+	build/cpp/test_same_bits $(N) > build/emulated/native.txt
+	$(EMULATED) build/emulated/test_same_bits $(N) > build/emulated/emulated.txt
+	.venv-neon/bin/python custom_ops/tests/emulated/compare.py build/emulated/native.txt build/emulated/emulated.txt
 
 # A minute for each exponent, and some for the bodies. ctest runs a sample.
 every-float: N ?= 12
