@@ -23,7 +23,7 @@ release = __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks hold what they printed when `make notebooks` ran them
-suppress_warnings = ["misc.highlighting_failure"]  # a few lines of Java are no program
+suppress_warnings = ["misc.highlighting_failure"]  # the Java samples are fragments, which the lexer refuses
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings have shapes and dtypes, which types cannot say

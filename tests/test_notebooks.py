@@ -1,4 +1,4 @@
-"""The notebooks of docs/ run, and print what is kept in them but for measured numbers."""
+"""Runs the notebooks of docs/ and compares what they print with their stored outputs; measured numbers may differ."""
 
 from __future__ import annotations
 

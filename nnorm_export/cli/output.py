@@ -47,7 +47,7 @@ class _PlainFlags:
     """Has no ``<bool>`` beside flags in ``--help``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # the method of typer's class, beside this one
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""

@@ -299,19 +299,12 @@ void check_case(const Operator& target, Random& random) {
 
 int main(int count, char** arguments) {
   using namespace nnorm_test;
-  const long cases = count > 1 ? std::atol(arguments[1]) : 20000;
-  const unsigned seed = count > 2 ? unsigned(std::atol(arguments[2])) : 1;
-  static const OrtApi api = host::make_api();
-  std::string reason;
-  const host::Domain* const domain = registered(&api, reason);
-  if (!CHECK(domain != nullptr && reason.empty(), "registration: %s", reason.c_str())) return finish();
-  const std::vector<Operator> operators = all_operators(*domain);
-  Random random(seed);
-  for (long i = 0; i < cases; ++i) check_case(operators[random.below(operators.size())], random);
-  check_that_nothing_is_lost();
-  std::printf("%ld cases: %ld refused, %ld made to fail, %ld empty; %ld values right or NaN as they must be, %ld beyond "
-              "what the arithmetic promises\n",
-              figures.cases, figures.refused, figures.made_to_fail, figures.empty, figures.compared.values,
-              figures.compared.beyond);
-  return finish();
+  return fuzz(count, arguments, [](const host::Domain& domain, long cases, Random& random) {
+    const std::vector<Operator> operators = all_operators(domain);
+    for (long i = 0; i < cases; ++i) check_case(operators[random.below(operators.size())], random);
+    std::printf("%ld cases: %ld refused, %ld made to fail, %ld empty; %ld values right or NaN as they must be, %ld beyond "
+                "what the arithmetic promises\n",
+                figures.cases, figures.refused, figures.made_to_fail, figures.empty, figures.compared.values,
+                figures.compared.beyond);
+  });
 }

@@ -72,7 +72,7 @@ struct Case {
       wrong.push_back(1);
       fits = false;
     }
-    if (fits && random.below(30) == 0) {  // memory that nobody has
+    if (fits && random.below(30) == 0) {  // more memory than any machine has
       shape[0] = int64_t(1) << (30 + random.below(33));
       residual_shape = shape;
       is_huge = nnorm::count(parameter_shapes[0]) > 0;
@@ -222,21 +222,14 @@ struct Case {
 
 int main(int count, char** arguments) {
   using namespace nnorm_test;
-  const long cases = count > 1 ? std::atol(arguments[1]) : 20000;
-  const unsigned seed = count > 2 ? unsigned(std::atol(arguments[2])) : 1;
-  static const OrtApi api = host::make_api();
-  std::string reason;
-  const host::Domain* const domain = registered(&api, reason);
-  if (!CHECK(domain != nullptr && reason.empty(), "registration: %s", reason.c_str())) return finish();
-  std::vector<const OrtCustomOp*> operators;
-  for (const OrtCustomOp* op : domain->operators)
-    if (is_quantized(op)) operators.push_back(op);
-  Random random(seed);
-  for (long i = 0; i < cases; ++i) Case(operators[random.below(operators.size())], random).check_once();
-  CHECK(figures.elements > 20 * cases && figures.refused > cases / 50, "%ld elements compared, %ld refused", figures.elements,
-        figures.refused);
-  check_that_nothing_is_lost();
-  std::printf("%ld cases: %ld refused, %ld made to fail; %ld elements are right\n", figures.cases, figures.refused,
-              figures.made_to_fail, figures.elements);
-  return finish();
+  return fuzz(count, arguments, [](const host::Domain& domain, long cases, Random& random) {
+    std::vector<const OrtCustomOp*> operators;
+    for (const OrtCustomOp* op : domain.operators)
+      if (is_quantized(op)) operators.push_back(op);
+    for (long i = 0; i < cases; ++i) Case(operators[random.below(operators.size())], random).check_once();
+    CHECK(figures.elements > 20 * cases && figures.refused > cases / 50, "%ld elements compared, %ld refused", figures.elements,
+          figures.refused);
+    std::printf("%ld cases: %ld refused, %ld made to fail; %ld elements are right\n", figures.cases, figures.refused,
+                figures.made_to_fail, figures.elements);
+  });
 }

@@ -88,5 +88,20 @@ template <class RunNode>
         host::live_infos);
 }
 
+// The main() of a fuzzer: PROGRAM [CASES [SEED]]. draw(domain, cases, random) runs the cases and prints their figures.
+template <class Draw>
+[[maybe_unused]] int fuzz(int count, char** arguments, Draw draw) {
+  const long cases = count > 1 ? std::atol(arguments[1]) : 20000;
+  const unsigned seed = count > 2 ? unsigned(std::atol(arguments[2])) : 1;
+  static const OrtApi api = host::make_api();
+  std::string reason;
+  const host::Domain* const domain = registered(&api, reason);
+  if (!CHECK(domain != nullptr && reason.empty(), "registration: %s", reason.c_str())) return finish();
+  Random random(seed);
+  draw(*domain, cases, random);
+  check_that_nothing_is_lost();
+  return finish();
+}
+
 }  // namespace
 }  // namespace nnorm_test
