@@ -151,6 +151,26 @@ def test_the_yardstick(scale: np.ndarray) -> None:
     assert not judge("y", wrong, samples[0], truth, yardstick=yardstick).passed
 
 
+@pytest.mark.parametrize("shape", [(64, 16, 4, 4), (8, 64, 2, 2), (2, 1000)], ids=str)
+def test_a_relu_hides_scales_but_excuses_no_error(shape: tuple[int, ...]) -> None:
+    """Of the few elements along an axis it may leave one that is small by chance, or none."""
+    generator = np.random.default_rng(0)
+    hidden = generator.standard_normal((50, *shape)) * np.logspace(-2, 0, shape[1]).reshape(-1, *[1] * (len(shape) - 2))
+    hidden[:, :, 3] = 0.0  # a dead channel
+    error = 2.0**-18
+
+    def rounded(hidden: np.ndarray) -> np.ndarray:
+        roundings = error * generator.standard_normal(shape) * (hidden != 0)
+        return np.maximum(hidden + roundings, 0).astype(np.float32)
+
+    for each in hidden:
+        truth = np.maximum(each, 0)
+        yardstick = yardstick_of([rounded(each) for _ in range(4)], truth, "float32")
+        assert (np.abs(rounded(each) - truth) < BUDGET * yardstick).all()
+        assert yardstick.max() < 8 * error
+        assert shape[0] < 8 or yardstick[:, 3].max() < 1e-30
+
+
 def test_a_sample_that_a_branch_threw_away_hides_nothing() -> None:
     truth = np.linspace(1.0, 2.0, 12).reshape(4, 3)
     result = truth.astype(np.float32)

@@ -142,34 +142,60 @@ def scale_about(values: Array) -> Array:
     It is the least of the root mean squares along each axis of two elements or more. Where rows and channels both mix
     scales, every row and every channel has great elements. There it is the product of the scale of the element's row
     and that of its channel, if such products fit all elements.
+
+    A ReLU hides scales: of eight elements it may leave one that is small by chance. Such lines do not count
+    (:func:`_is_told`); of an element without another line, the whole array does.
     """
-    axes = [axis for axis, length in enumerate(values.shape) if length > 1]
+    axes = tuple(axis for axis, length in enumerate(values.shape) if length > 1)
     if not axes:
         return values
     least = np.full(values.shape, np.inf)
     for axis in axes:
-        least = np.minimum(least, _root_mean_square(values, (axis,)))
-    product = _product_of_scales(values, axes) if len(axes) > 1 else None
-    return least if product is None else np.minimum(least, product)
+        scales = np.where(_is_told(values, (axis,)), _root_mean_square(values, (axis,)), np.inf)
+        least = np.minimum(least, scales)
+    if len(axes) > 1:
+        least = np.minimum(least, _product_of_scales(values, axes))
+    return np.where(np.isinf(least), _root_mean_square(values, axes), least)
+
+
+_ENOUGH = 8
+
+
+def _is_told(values: Array, axes: tuple[int, ...]) -> Array:
+    """Whether the elements along ``axes`` tell their scale.
+
+    They do if few of them are 0, or enough are not. Enough elements that are all 0 are a dead channel: its scale is 0.
+    """
+    count = math.prod(values.shape[axis] for axis in axes)
+    others = np.count_nonzero(values, axis=axes, keepdims=True)
+    told: Array = (4 * others >= 3 * count) | (others >= _ENOUGH) | ((others == 0) & (count >= _ENOUGH))
+    return told
 
 
 _SWEEPS = 4
 _FIT = 8.0  # the greatest of 10⁶ normally distributed elements is 5 times their root mean square
 
 
-def _product_of_scales(values: Array, axes: Sequence[int]) -> Array | None:
-    """Scales s(i, j, …) = a(i)·b(j)·…, so that v/s has the root mean square 1 along each axis; None if none fit.
+def _product_of_scales(values: Array, axes: tuple[int, ...]) -> Array:
+    """Scales s(i, j, …) = a(i)·b(j)·…, so that v/s has the root mean square 1 along each axis; infinite if none fit.
 
     The factors are found in turn, as in Sinkhorn's algorithm. If an element is far greater than its product, scales
-    of this form do not fit, and the function returns None. An element that is less than its product proves nothing.
+    of this form do not fit. An element that is less than its product proves nothing.
     """
     squares = np.square(values)
     product = np.full(values.shape, np.mean(squares))
+    told = np.ones(values.shape, bool)
+    for axis in axes:
+        told &= _is_told(values, _without(axes, axis))
     for axis in [*axes] * _SWEEPS:
-        others = tuple(other for other in axes if other != axis)
         ratios = np.divide(squares, product, out=np.zeros(values.shape), where=product > 0)
-        product = product * np.mean(ratios, axis=others, keepdims=True)
-    return np.sqrt(product) if bool((squares <= _FIT**2 * product).all()) else None
+        product = product * np.mean(ratios, axis=_without(axes, axis), keepdims=True)
+    fits = bool((squares <= _FIT**2 * product).all())
+    return np.where(told & fits, np.sqrt(product), np.inf)
+
+
+def _without(axes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return tuple(other for other in axes if other != axis)
 
 
 def _root_mean_square(values: Array, axes: tuple[int, ...]) -> Array:
