@@ -26,6 +26,7 @@ from nnorm_export import (
     load,
     verify,
 )
+from nnorm_export.exporting import programs
 from nnorm_export.files.inspection import describe
 from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.runtimes._description import describe_run
@@ -184,6 +185,24 @@ def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path
     )
     tolerance = {"fp32": 1.5e-6, "fp64": 1e-12, "bf16": 4.1e-3}[dtype]
     np.testing.assert_allclose(result, expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("capability", "known", "chosen"),
+    [
+        ("AVX512", {"cpp.march": None, "cpp.simdlen": None}, {"cpp.march": "x86-64-v4"}),
+        ("AVX512", {"cpp.simdlen": None}, {"cpp.simdlen": 256}),
+        ("AVX512", {"cpp.march": "native", "cpp.simdlen": None}, {}),
+        ("AVX2", {"cpp.march": None, "cpp.simdlen": None}, {}),
+    ],
+    ids=["AVX-512", "an older PyTorch", "the user's own", "AVX2"],
+)
+def test_aotinductor_keeps_views_of_bits_in_registers(
+    capability: str, known: dict[str, object], chosen: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With AVX-512, GCC's vectors must be as long as Inductor's, or the norm takes four times as long."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert programs._defaults({**known, "freezing": False}) == {"freezing": True, **chosen}
 
 
 @pytest.mark.parametrize("function", ["aten_function", "inductor_function"])

@@ -47,10 +47,10 @@ def log2_1p(a: Tensor) -> Tensor:
     if a.dtype == torch.float64:
         return torch.log1p(a) * (1.0 / _LN2)
     a = a.clamp(max=2.0**126)
-    exponent = (((1.0 + a).view(torch.int32) - _SQRT_HALF) >> _MANTISSA) << _MANTISSA
-    scale = (_ONE - exponent).view(torch.float32)  # 2^−n
+    n = ((1.0 + a).view(torch.int32) - _SQRT_HALF) >> _MANTISSA
+    scale = (_ONE - (n << _MANTISSA)).view(torch.float32)  # 2^−n
     m = a * scale + (scale - 1.0)  # (1 + a)·2^−n − 1, without forming 1 + a
-    return (exponent >> _MANTISSA).to(torch.float32) + _polynomial(LOG2_1P, m)
+    return n.to(torch.float32) + _polynomial(LOG2_1P, m)
 
 
 def exp2_m1(z: Tensor) -> Tensor:
