@@ -1,11 +1,17 @@
 """Draws the pictures of the README and the site, each for light and dark pages: python docs/pictures/draw.py
 
-Speeds are those of benchmarks/RESULTS.md, ψ is :func:`nnorm_export.mathematics.power_transform`.
+Speeds are those of benchmarks/RESULTS.md, ψ is :func:`nnorm_export.mathematics.power_transform`, λ is that of the
+network which docs/start.md trains.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
+import runpy
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +20,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+import nnorm_export
+from nnorm_export.files.inspection import LayerDescription, describe
 from nnorm_export.mathematics import power_transform, resolve_exponents
+from nnorm_export.parity.report.plots import file_lambdas_figure
 
 HERE = Path(__file__).parent
+START = HERE.parent / "start.md"
 RESULTS = HERE.parents[1] / "benchmarks" / "RESULTS.md"
 PROCESSOR = "Intel(R) Xeon(R) Processor"
 NETWORKS = {"resnet18": "ResNet18, batch 8", "wideresnet28-2": "WideResNet 28-2, batch 8", "vit": "ViT 8×768, batch 4"}
@@ -92,15 +102,34 @@ def psi(colours: Colours) -> Figure:
     return figure
 
 
+@functools.cache
+def trained_layers() -> list[LayerDescription]:
+    """The normalizations of the network in docs/start.md, trained as the page says."""
+    blocks = re.findall(r"^```\{code-block\} python\n:caption: (\S+)\n\n(.*?)^```$", START.read_text(), re.M | re.S)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name, code in blocks:
+            Path(name).write_text(code)
+        sys.path.insert(0, folder)
+        names = runpy.run_path("train.py")
+        nnorm_export.export(names["model"], (names["images"],), "model.onnx")
+        return describe("model.onnx").layers
+
+
+def lambdas(colours: Colours) -> Figure:
+    lines = {f"boxplot.{part}props.color": colours.text for part in ("box", "whisker", "cap")}
+    with mpl.rc_context({**lines, "text.color": colours.text, "axes.labelcolor": colours.text}):
+        return file_lambdas_figure(trained_layers())
+
+
 def draw() -> None:
     style = {"svg.fonttype": "none", "svg.hashsalt": "nnorm_export", "font.family": "sans-serif", "font.size": 10}
-    for name, picture in {"speed": speed, "psi": psi}.items():
+    for name, picture in {"speed": speed, "psi": psi, "lambdas": lambdas}.items():
         for theme, colours in THEMES.items():
             with mpl.rc_context(style):
                 figure = picture(colours)
                 for axes in figure.axes:
                     axes.tick_params(colors=colours.text, length=0)
-                    axes.grid(axis="x" if name == "speed" else "both", color=colours.grid, linewidth=0.6)
+                    axes.grid(axis="both" if name == "psi" else "x", color=colours.grid, linewidth=0.6)
                     axes.set_axisbelow(True)
                     axes.spines[:].set_visible(False)
                 figure.savefig(HERE / f"{name}-{theme}.svg", transparent=True, metadata={"Date": None})

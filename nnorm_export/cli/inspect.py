@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nnorm_export.cli import panels
 from nnorm_export.cli.options import NoRun, TrustPickle
-from nnorm_export.cli.output import Output, counted, one_line, print_facts, print_table, size_text
+from nnorm_export.cli.output import Output, counted, one_line, print_facts, print_table, shown, size_text
 
 if TYPE_CHECKING:
     from nnorm_export.files.inspection import LayerDescription, ModelDescription
@@ -17,6 +19,9 @@ def inspect(
     path: Annotated[str, typer.Argument(metavar="FILE", help="The file to describe.")],
     no_run: NoRun = False,
     trust_pickle: TrustPickle = False,
+    plot: Annotated[
+        str | None, panels.output("--plot FILE", "Draw the λ of every normalization: .png, .svg or .pdf.")
+    ] = None,
     *,
     output: Output,
 ) -> None:
@@ -37,13 +42,26 @@ def inspect(
       nnorm-export inspect net.onnx
 
       nnorm-export inspect net.onnx --json --no-run
+
+      nnorm-export inspect net.onnx --plot lambdas.png
     """
     from nnorm_export.files.inspection import describe
+    from nnorm_export.parity.report.plots import check_plot, plot_lambdas
     from nnorm_export.runtimes._description import describe_run
 
+    if plot is not None:
+        check_plot(Path(plot))
     with output.working(f"Reading {path}"):
         description = describe(path) if no_run else describe_run(path, trust_pickle=trust_pickle)
-    output.show(description.to_json(), lambda: _print(description))
+        if plot is not None:
+            plot_lambdas(description, Path(plot))
+
+    def print_text() -> None:
+        _print(description)
+        if plot is not None:
+            typer.echo(f"wrote {shown(plot)}")
+
+    output.show(description.to_json() | ({} if plot is None else {"plot": plot}), print_text)
 
 
 def _print(description: ModelDescription) -> None:
@@ -99,7 +117,7 @@ def _row(layer: LayerDescription) -> dict[str, str]:
     else:
         lambdas = " to ".join(f"{value:.3g}" for value in layer.lambda_range)
     return {
-        "layer": layer.path or layer.node,
+        "layer": layer.name,
         "op": layer.op_type,
         "size": "-" if size is None else f"{size}{groups}",
         "λ": lambdas,

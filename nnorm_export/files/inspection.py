@@ -29,6 +29,8 @@ class LayerDescription:
         path: of the layer in the model that was exported; ``layer`` is the name of its class there.
         form: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
         lambda_range: least and greatest frozen λ; None if λ is estimated from each input.
+        lambda_quartiles: the quartiles of the λ of the channels, the median in the middle; None where the range is, and
+            in files of older versions.
         implementation: ``kernel``, ``body`` or ``plugin``; ``inlined`` if no node is left; None if unknown.
     """
 
@@ -42,7 +44,13 @@ class LayerDescription:
     normalized_shape: list[int] | None
     num_groups: int | None
     lambda_range: tuple[float, float] | None
+    lambda_quartiles: tuple[float, float, float] | None
     implementation: str | None
+
+    @property
+    def name(self) -> str:
+        """What names the layer in tables and pictures."""
+        return self.path or self.node
 
 
 @dataclass(frozen=True)
@@ -196,6 +204,7 @@ def _entries(file: ModelFile) -> list[dict[str, Any]]:
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:
     lambda_range = (entry["lambda_min"], entry["lambda_max"]) if entry.get("lambda_min") is not None else None
+    quartiles = entry.get("lambda_quartiles")
     return LayerDescription(
         node=entry["node"],
         op_type=entry["op_type"],
@@ -207,6 +216,7 @@ def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescrip
         normalized_shape=entry.get("normalized_shape"),
         num_groups=entry.get("num_groups"),
         lambda_range=lambda_range,
+        lambda_quartiles=None if quartiles is None else tuple(quartiles),
         implementation=implementation,
     )
 

@@ -8,7 +8,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("node", "op_type", "path", "layer", "form"), (str,)),
     **dict.fromkeys(("epsilon", "lambda_min", "lambda_max"), (int, float)),
     **dict.fromkeys(("channels", "num_groups"), (int,)),
-    "normalized_shape": (list,),
+    **dict.fromkeys(("normalized_shape", "lambda_quartiles"), (list,)),
 }
 _NEEDED = ("node", "op_type", "path")
 
@@ -24,6 +24,10 @@ def check_layers(layers: Any) -> list[dict[str, Any]]:
                 raise ValueError(f"the {name} of a layer is {value!r}"[:200])
         if (entry.get("lambda_min") is None) != (entry.get("lambda_max") is None):
             raise ValueError("a layer has one of lambda_min and lambda_max")
+        if (quartiles := entry.get("lambda_quartiles")) is not None:
+            is_triple = len(quartiles) == 3 and all(isinstance(value, (int, float)) for value in quartiles)
+            if not is_triple or entry.get("lambda_min") is None:
+                raise ValueError(f"the lambda_quartiles of a layer are {quartiles!r}"[:200])
         if not all(isinstance(length, int) for length in entry.get("normalized_shape") or ()):
             raise ValueError(f"the normalized_shape of a layer is {entry['normalized_shape']!r}"[:200])
     return layers

@@ -62,10 +62,18 @@ def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
     exponent_pos, exponent_neg = resolve_exponents(lmbda, delta)
     resolved = {"scale": scale, "shift": shift, "exponent_pos": exponent_pos, "exponent_neg": exponent_neg}
     parameters = {name: state.in_arithmetic_of(layer, value) for name, value in resolved.items()}
-    record = _record(
-        layer, path, form, channels=channels[0], lambda_min=float(lmbda.min()), lambda_max=float(lmbda.max())
-    )
+    record = _record(layer, path, form, channels=channels[0], **_distribution(lmbda))
     return FrozenBatchNormalNorm({**parameters, **_affine(layer, path, channels)}, record)
+
+
+def _distribution(lmbda: Tensor) -> dict[str, Any]:
+    """How λ is distributed over the channels."""
+    quartiles = torch.quantile(lmbda, lmbda.new_tensor([0.25, 0.5, 0.75]))
+    return {
+        "lambda_min": float(lmbda.min()),
+        "lambda_max": float(lmbda.max()),
+        "lambda_quartiles": quartiles.tolist(),
+    }
 
 
 def freeze_layer(layer: nn.Module, path: str) -> FrozenLayerNormalNorm:

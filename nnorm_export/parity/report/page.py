@@ -107,7 +107,7 @@ def check_page(page: str | Path) -> None:
     if page.suffix.lower() not in ENDINGS:
         raise ExportError(f"{page}: a report is an HTML page; give it the suffix {ENDINGS[0]}")
     check_target(page)
-    import_matplotlib()
+    import_matplotlib("report")
 
 
 def _template() -> jinja2.Template:
