@@ -45,6 +45,11 @@ def layer_name(path: str) -> str:
     return path or "(the model itself)"
 
 
+def without_user(text: str) -> str:
+    """``text`` without the user and password of a URL in it: https://…@host, for what is passed on."""
+    return re.sub(r"://[^/?#\s]*@", "://…@", text)
+
+
 def node_names(calls: Iterable[tuple[str, str]]) -> list[str]:
     """The name of each (path of a layer, operator): ``layer1.norm/BatchNormalNorm``, ``…_2`` for its second call."""
     counts: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from nnorm_export import ExportError, RuntimeMissingError, export, freeze, layers, probe, verify, write_report
 from nnorm_export.cli import app
+from nnorm_export.cli.output import command_text
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.parity.report.lambdas import lambdas
 
@@ -80,6 +82,7 @@ def test_page_says_what_was_found(tmp_path: Path) -> None:
     assert "8 of 8" in page.text
     assert page.tags.count("svg") == 2
     assert "SHA-256 of the file" in page.text
+    assert "command" not in page.words  # there was none
     assert all(reference.startswith("#") for reference in page.references)  # glyphs and markers inside the figures
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
     assert not re.search(r"url\((?!#)|@import", (tmp_path / "page.html").read_text())
@@ -218,6 +221,12 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = Page((tmp_path / "page.html").read_text()).text
     assert "Branches" in text
     assert re.search(r"inputs float32\[\d+, 6\] .* SHA-256 of the weights [0-9a-f]{64} model reported_nets:build", text)
+    assert text.endswith(" command nnorm-export verify m.onnx -m reported_nets:build --probes --report page.html")
+    # As typed, quoted for a shell.
+    typed = ["-i", "input:float32[8, 6]", "--report", "a & b.html", "-q"]
+    assert run(app, ["verify", "m.onnx", "--model=reported_nets:build", *typed]).exit_code == 0
+    command_line = Page((tmp_path / "a & b.html").read_text()).text.rpartition(" command ")[2]
+    assert shlex.split(command_line) == ["nnorm-export", "verify", "m.onnx", "--model=reported_nets:build", *typed]
     # The page is written of a file that differs too: that is when one wants to look.
     proto = onnx.load("m.onnx")
     node = next(node for node in proto.graph.node if node.domain == "nnorm")
@@ -231,6 +240,14 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (elsewhere.exit_code, "there is no folder none" in elsewhere.stderr) == (2, True)
     refused = run(app, ["verify", "m.onnx", "--replay", "folder", "--report", "page.html"])
     assert (refused.exit_code, "makes no report" in refused.stderr) == (2, True)
+
+
+def test_the_password_of_a_url_is_not_shown() -> None:
+    typed = ["nnorm-export", "verify", "--url", "https://me:pass@word@localhost:1/net", "-m", "nets:a@b"]
+    assert command_text(typed) == "nnorm-export verify --url 'https://…@localhost:1/net' -m nets:a@b"
+    assert command_text(["--url=grpc://me@h/net"]) == "'--url=grpc://…@h/net'"
+    assert command_text(["grpc://localhost:1/net@2"]) == "grpc://localhost:1/net@2"
+    assert command_text(["a\udce9\n"]) == r"'a\udce9\n'"  # a name that is not UTF-8, in a page that is
 
 
 @pytest.mark.slow

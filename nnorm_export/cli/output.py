@@ -7,12 +7,13 @@ import functools
 import json
 import math
 import os
+import shlex
 import sys
 import traceback
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nnorm_export.cli.options import OutputOptions
 from nnorm_export.errors import NnormExportError, ParityError
+from nnorm_export.names import without_user
 from nnorm_export.pytorch_missing import needed_by
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Command(_PlainFlags, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         as_json = "--json" in args
+        ctx.meta[COMMAND_LINE] = command_text(["nnorm-export", ctx.info_name, *args])
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
@@ -130,6 +133,14 @@ _LONGEST = 20_000  # characters
 
 # Control characters, marks of direction, unpaired surrogates (of names that are not UTF-8), line ends.
 _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def command_text(words: Sequence[str]) -> str:
+    """A command as a shell takes it, without the users and passwords of URLs: reports are passed on."""
+    return shown(shlex.join(map(without_user, words)))
+
+
+COMMAND_LINE = "nnorm_export.command_line"  # the key of a command's text in its context
 
 
 def echo(text: str = "", *, err: bool = False, label: str = "") -> None:

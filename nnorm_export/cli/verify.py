@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
-from nnorm_export.cli.output import Output, print_bits, print_facts, print_parity, print_table, shown
+from nnorm_export.cli.output import COMMAND_LINE, Output, print_bits, print_facts, print_parity, print_table, shown
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import layer_name
 
@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 
 
 def verify(
+    ctx: typer.Context,
     file: Annotated[
         str | None,
         typer.Argument(metavar="FILE", help="The file to verify, of any format that export or engine writes."),
@@ -112,7 +113,7 @@ def verify(
             risks = float16_risks(source.module, inputs, passthrough=model.passthrough or ())
         if options.page is not None:
             write_report(
-                options.page, path, source.module, inputs, report, probes=probed, about=_about(model), **shared
+                options.page, path, source.module, inputs, report, probes=probed, about=_about(model, ctx), **shared
             )
     output.notices(report.known_faults)
     as_json: dict[str, Any] = {"path": path, **report.to_json(), "notices": [*notices, *report.known_faults]}
@@ -148,9 +149,14 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 
-def _about(model: OptionalModelOptions) -> dict[str, str]:
-    """Where the model and the inputs come from, for the report."""
-    given = {"model": model.model, "checkpoint": model.checkpoint, "data": ", ".join(model.input_specs or ())}
+def _about(model: OptionalModelOptions, ctx: typer.Context) -> dict[str, str]:
+    """Where the model and the inputs come from, and the command, for the report."""
+    given = {
+        "model": model.model,
+        "checkpoint": model.checkpoint,
+        "data": ", ".join(model.input_specs or ()),
+        "command": ctx.meta[COMMAND_LINE],
+    }
     return {name: text for name, text in given.items() if text}
 
 

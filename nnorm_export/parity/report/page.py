@@ -16,7 +16,7 @@ from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import check_target, staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
-from nnorm_export.names import layer_name, listed
+from nnorm_export.names import layer_name, listed, without_user
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
 from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
@@ -59,7 +59,7 @@ def write_report(
         page: an ``.html`` file.
         path, model, inputs, runtime, passthrough: the arguments with which :func:`nnorm_export.verify` made ``report``.
         probes: shown too, if given.
-        about: where the model comes from, by names (``checkpoint``, …); shown with the environment.
+        about: where the model comes from, by names (``checkpoint``, ``command``, …); shown with the environment.
 
     Raises:
         RuntimeMissingError: matplotlib is not installed.
@@ -72,7 +72,7 @@ def write_report(
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
     described = None if is_url(path) or is_engine(path) else describe(path)
     text = _template().render(
-        file=str(path) if is_url(path) else Path(path).name,
+        file=without_user(str(path)) if is_url(path) else Path(path).name,
         facts=_facts(report, described),
         passed=bool(report) and (probes is None or bool(probes)),
         verdict=_verdict(report, layers, probes),
