@@ -74,7 +74,7 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     notices = [*source.notices, *notices]
     output.notices([*notices, _DEPRECATED] if file_format == "torchscript" else notices)
     try:
-        with output.working(f"Exporting to {path}: freeze, trace, write, verify"):
+        with output.working(f"Exporting to {path}"):
             report: ExportReport = getattr(nnorm_export, function)(
                 source.program or source.module,
                 args,

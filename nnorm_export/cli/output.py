@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from nnorm_export.cli.options import OutputOptions
+from nnorm_export.cli.progress import description, shown_steps
 from nnorm_export.errors import NnormExportError, ParityError
 from nnorm_export.names import without_user
 from nnorm_export.pytorch_missing import needed_by
@@ -181,19 +182,23 @@ class Output(OutputOptions):
 
     @contextlib.contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Shows what goes on and for how long, on a terminal; sends what the user's code prints to stderr."""
+        """Shows what goes on, its steps and for how long, on a terminal; --verbose prints their times at the end.
+
+        What the user's code prints goes to stderr.
+        """
         console = _Console(stderr=True)
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):  # torch's own code causes them, not the user's model
                 warnings.simplefilter("ignore", category)
             warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
-            if self.quiet or not console.is_terminal:
-                yield
-            else:
-                columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-                with Progress(*columns, console=console, transient=True) as bar:
-                    bar.add_task(what, total=None)
+            steps = None
+            try:
+                with shown_steps(shown(what), None if self.quiet or not console.is_terminal else console) as steps:
                     yield
+            finally:
+                if steps is not None and self.verbose and not self.quiet:
+                    steps.end()
+                    echo(str(steps), err=True, label="time")
 
     @contextlib.contextmanager
     def progressing(self, what: str) -> Iterator[Callable[[str, float], None] | None]:
@@ -202,8 +207,7 @@ class Output(OutputOptions):
         if self.quiet or not console.is_terminal:
             yield None
             return
-        description = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), description, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        columns = (SpinnerColumn(), description(), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=1.0)
             yield lambda phase, done: bar.update(task, description=f"{what}: {shown(phase)}", completed=done)

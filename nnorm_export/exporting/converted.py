@@ -25,6 +25,7 @@ from nnorm_export.files.staging import staged, staged_folder, writing
 from nnorm_export.models import arguments
 from nnorm_export.names import NOTE_FILE
 from nnorm_export.process import redirected
+from nnorm_export.steps import step
 
 Tensors = tuple[Tensor, ...]
 
@@ -50,8 +51,10 @@ def write(target: Target, request: Request) -> ExportReport:
         program = decomposed_for_aten(program)
     note = note_of(traced, program, target.file_format, "decomposed")
     with (staged_folder if target.is_folder else staged)(path) as staging:
+        step(f"convert to {target.title}")
         with _converting(target), exporting_state():
             save = converter(program, tensors)
+        step("write")
         with writing(path):
             save(staging)
             _add_note(staging, note)

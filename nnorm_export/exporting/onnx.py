@@ -28,6 +28,7 @@ from nnorm_export.files.staging import save, staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.models.ambient import neutral
 from nnorm_export.process import release_memory
+from nnorm_export.steps import step
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
 _LARGE = 2**24  # bytes of weights
@@ -120,6 +121,7 @@ def export(
     move_float16_transposes(onnx_model)
     stamp(onnx_model, form, row.name, layers, frozen.weights_sha256)
 
+    step("write")
     path, nodes = frozen.request.path, len(onnx_model.graph)
     with staged(path) as staging:
         final = staging
@@ -138,6 +140,7 @@ def export(
             value.const_value = None
         if weights > _LARGE:
             release_memory()
+        step("check")
         for file, its_form in {staging: comparable, final: form}.items():
             _check(file, path, its_form)
         parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")
@@ -153,6 +156,7 @@ def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, in
     with exporting_state():
         traced = trace(frozen)
         opset = opset_version or _default_opset(traced.program)
+        step("translate to ONNX")
         model = translate(traced, opset)
     fuse_epilogues(model)
     return model, opset

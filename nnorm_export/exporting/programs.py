@@ -24,6 +24,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.operators.spec import TracedOperator
+from nnorm_export.steps import step
 
 # The package uses as many threads as the process that loads it; weights are folded and packed; a batch of one passes
 # the package's own check of its inputs (AOTI_RUNTIME_CHECK_INPUTS); and a product with a sum is one instruction.
@@ -85,6 +86,7 @@ def export_program(
         drop_source_lines(program)
     note = note_of(traced, program, PT2, operators)
     path = frozen.request.path
+    step("write")
     with staged(path) as staging:
         with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
             torch.export.save(program, file, extra_files={NOTE_FILE: note.to_json()})
@@ -138,8 +140,10 @@ def export_aoti(
     note = note_of(traced, program, AOTI, notes.device_of(frozen.module).type)
     path = frozen.request.path
     with staged(path) as staging:
+        step("compile")
         with writing(path), opened_for_torch(staging) as file:
             _compile(program, file, inductor_configs or {})
+        step("write")
         with writing(path):
             _add_note(staging, note)
         parity = prove(staging, frozen, AOTI)
@@ -180,6 +184,7 @@ def _decomposed(program: torch.export.ExportedProgram, choose: Choice) -> torch.
     torch requires decompositions to be functional, and these functions work in place. Therefore the functions take the
     place of the torch ops in the graph, and torch traces them as the model's own code. ATen's operators are kept.
     """
+    step("decompose")
     try:
         with _replaced(program, choose):
             decomposed: torch.export.ExportedProgram = program.run_decompositions({})

@@ -23,6 +23,7 @@ from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
+from nnorm_export.steps import step
 
 Model = nn.Module | torch.export.ExportedProgram
 Passthrough = Iterable[str | type[nn.Module]]
@@ -111,6 +112,7 @@ def freeze_source(request: Request) -> Frozen:
         InputError: the example does not fit ``forward``, or the model does not run on it.
     """
     check_target(request.path)  # before the work, which may take minutes
+    step("freeze")
     model = request.model
     return (
         _of_program(request, model) if isinstance(model, torch.export.ExportedProgram) else _of_module(request, model)

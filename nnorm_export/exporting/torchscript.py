@@ -26,6 +26,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
 from nnorm_export.process import without_warnings
+from nnorm_export.steps import step
 
 _UNSUPPORTED_PYTHON = (3, 14)
 
@@ -97,11 +98,13 @@ def export_torchscript(
     module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
     if optimize:
+        step("optimise")
         with exporting_state():
             module = _optimized(module)
     note = notes.note(
         frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
     )
+    step("write")
     path = frozen.request.path
     with staged(path) as staging:
         with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
@@ -134,6 +137,7 @@ def _traced(frozen: Frozen) -> _Parts:
     # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
     with exporting_state():
         traced = trace(frozen)
+    step("trace as TorchScript")
     if frozen.dynamic_batch:
         example, _ = arguments.dynamic_batch(frozen.example)
     else:
@@ -162,6 +166,7 @@ def _scripted(frozen: Frozen) -> _Parts:
             f"argument {others[0]} of forward is not a tensor, and a scripted file takes tensors only. Leave it to its "
             "default, or export with method='trace', which keeps its value and takes the tensors within it"
         )
+    step("compile as TorchScript")
     with exporting_state():
         try:
             module = torch.jit.script(frozen.module)

@@ -23,6 +23,7 @@ from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention
 from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
+from nnorm_export.steps import step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ def trace(frozen: Frozen) -> Traced:
     Raises:
         ExportError: the model cannot be traced, or returns something that is not a tensor.
     """
+    step("trace")
     if frozen.program is not None:
         # A program does not keep the names of its axes. If the first axis of the first input is dynamic, it is a batch.
         program, axis_names = frozen.program, {(0, 0): arguments.BATCH}

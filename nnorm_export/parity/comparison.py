@@ -35,6 +35,7 @@ from nnorm_export.parity.weights import other_weights
 from nnorm_export.parity.yardstick import Array, yardsticks_of
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
+from nnorm_export.steps import counted, step
 
 
 @neutral()
@@ -91,11 +92,13 @@ def verify(
             raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
         signatures.check_private_key(key)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
     of_outputs = chosen.for_outputs([info.name for info in runner.outputs])
     if (bodies := run_by_bodies(path, runner)) is not None:
+        step("compare its bodies with PyTorch")
         by_bodies = [
             judge_outputs(
                 str(path), type(model).__name__, bodies.outputs, bodies(*each[0]), *each[1:], criteria=of_outputs
@@ -106,6 +109,7 @@ def verify(
     if not report:
         report = replace(report, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
     if certificate is not None and report:
+        step("write the certificate")
         certificates.write(Path(certificate), Path(path), runner, report, compared, of_outputs, key)
     return report
 
@@ -119,8 +123,9 @@ def compare_with_pytorch(
     runtime: str | None = None,
 ) -> ParityReport:
     """As :func:`verify`, on several sets of bound inputs; the report has the worst of them."""
-    # The callers have written the file themselves.
-    runner = load(path, runtime or runtime_for(path), trust_pickle=True)
+    runtime = runtime or runtime_for(path)
+    step(f"open in {runtime}")
+    runner = load(path, runtime, trust_pickle=True)  # the callers have written the file themselves
     return _compare(path.name, runner, model, examples, Criteria.of(), passthrough)[0]
 
 
@@ -152,19 +157,21 @@ def _compare(
     If the results of PyTorch are constant over the rows, changed inputs are compared too.
     """
     chosen = criteria.for_outputs([info.name for info in runner.outputs])
+    step("compare with PyTorch")
     # First: it takes a session of its own, for whose weights there is room before PyTorch's copies of the model.
     implementations = runner.implementations
     pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
     taken: list[Mapping[str, Any]] = [as_taken(runner, example) for example in examples]
-    expected = [pytorch.run(example) for example in taken]  # first: the model says in its own words what does not fit
-    actual = [_run_file(runner, example) for example in taken]
+    # First: the model says in its own words what does not fit.
+    expected = [pytorch.run(example) for example in counted("PyTorch", taken)]
+    actual = [_run_file(runner, example) for example in counted("the file", taken)]
     unsteady = pytorch.unsteadiness(taken[0], expected[0])
     changed = change_of_input(pytorch, taken[0], expected[0])
     if changed is not None and constant_over_rows(expected[0]):
         taken.append(changed[0])
         actual.append(_run_file(runner, changed[0]))
         expected.append(changed[1])
-    truths = [pytorch.run_in_float64(example) for example in taken]
+    truths = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", taken)]
     samples = samples_of(pytorch, taken, expected, truths)
     yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
     feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]

@@ -19,6 +19,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.pytorch_model import Passthrough, observe
 from nnorm_export.parity.yardstick import Array
+from nnorm_export.steps import step
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504
 LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; smaller numbers lose digits, those below 6e-8 are 0
@@ -69,6 +70,7 @@ def float16_risks(
     Raises:
         InputError: the inputs do not fit the model.
     """
+    step("look for risks of float16")
     layers = normalizations(model)
     taps = observe(model, inputs, layers, passthrough)
     risks = []

@@ -26,6 +26,7 @@ from nnorm_export.parity.isolation import opened
 from nnorm_export.parity.judgement import OutputParity, judge, worst
 from nnorm_export.parity.probes import Norm, Probe, branches_of, great_sizes, probes_of, signed_sizes
 from nnorm_export.parity.yardstick import Array, common_yardstick, is_float
+from nnorm_export.steps import step
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
     Raises:
         ModelFileError: not an ONNX file, or one without such nodes, or an optimised one.
     """
+    step("run probes")
     file = onnx_file.read(path)
     if file.form == "optimized" or not file.normalizations:
         raise ModelFileError(

@@ -21,6 +21,7 @@ from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, r
 from nnorm_export.parity.yardstick import Array, is_float, yardsticks_of
 from nnorm_export.process import release_memory
 from nnorm_export.runtimes import Runner
+from nnorm_export.steps import counted
 
 _LARGE = 2**24  # bytes of weights
 SAMPLES, SAMPLES_OF_FEW_ROWS = 3, 7  # runs with random last bits; rows of one output share their luck
@@ -194,7 +195,7 @@ class PyTorchModel:
         """As :meth:`samples`, with the input and output of each layer in ``paths``."""
         shapes = [array.shape for array in result]
         found = []
-        for seed in seeds_for(result):
+        for seed in counted("PyTorch with random last bits", seeds_for(result)):
             moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
             flip_last_bits(tensors_in(moved), seed)
             with random_last_bits(self._in_dtype, seed):

@@ -27,6 +27,7 @@ from nnorm_export.parity.report.lambdas import lambdas
 from nnorm_export.parity.report.plots import bisection_figure, import_matplotlib, lambdas_figure, to_svg
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
+from nnorm_export.steps import step
 
 if TYPE_CHECKING:
     import jinja2
@@ -67,9 +68,12 @@ def write_report(
     """
     check_page(page)
     passthrough = listed(passthrough, "passthrough", FreezeError)
+    step("compare layer by layer")
     layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough))
+    step("estimate λ")
     values, no_lambdas = _or_reason(lambda: lambdas(model, inputs, passthrough=passthrough))
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
+    step("write the report")
     described = None if is_url(path) or is_engine(path) else describe(path)
     text = _template().render(
         file=without_user(str(path)) if is_url(path) else Path(path).name,
