@@ -22,6 +22,8 @@ from torch import nn
 import nnorm_export
 from nnorm_export import export, layers
 from nnorm_export.files.inspection import LayerDescription, describe
+from nnorm_export.parity.bisection import Bisection, LayerParity
+from nnorm_export.parity.judgement import OutputParity
 from nnorm_export.parity.report import plots
 
 XTick = pytest.importorskip(
@@ -57,10 +59,6 @@ def texts_of(figure: Any) -> dict[str, Any]:
     return {f"{text.get_text()} {number}": text.get_window_extent() for number, text in enumerate(texts(figure))}
 
 
-def named(layer: LayerDescription, count: int, pattern: str = "{}") -> list[LayerDescription]:
-    return [replace(layer, path=pattern.format(index)) for index in range(count)]
-
-
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,6 +81,19 @@ def test_no_text_lies_on_another(count: int, pattern: str) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == [layer.path for layer in rows]
     assert axes.get_window_extent().width > 0.3 * figure.bbox.width  # names leave room for what they name
     assert any("identity" in text for text in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 40])
+def test_no_text_lies_on_another_where_layers_are_bisected(count: int) -> None:
+    parity = OutputParity("y", True, 1e-6, 1e-6, 0.3, None, 8, "float32")
+    rows = [
+        LayerParity(f"{LONG[:-3]}{index:03d}", 1, "LayerNormalNorm", "kernel", parity, parity) for index in range(count)
+    ]
+    figure = plots.bisection_figure(Bisection("onnxruntime", rows, [parity], []))
+    figure.suptitle("nothing differs", fontsize=8)
+    for (one, box), (other, other_box) in itertools.combinations(texts_of(figure).items(), 2):
+        assert not box.overlaps(other_box), f"{one} and {other}"
 
 
 def boxes_in(figure: Any) -> list[list[float]]:
@@ -126,8 +137,7 @@ def test_names_of_other_tools_stay_on_their_line() -> None:
 
 def trained() -> nn.Module:
     norms = layers.BatchNormalNorm2d(5), layers.LayerNormalNorm(6)
-    for module in norms[:1]:
-        module.running_lmbda.copy_(torch.tensor([0.5, 0.7, 0.9, 1.3, 1.7]))
+    norms[0].running_lmbda.copy_(torch.tensor([0.5, 0.7, 0.9, 1.3, 1.7]))
     return nn.Sequential(nn.Conv2d(3, 5, 3), norms[0], nn.ReLU(), norms[1]).eval()
 
 
@@ -156,19 +166,20 @@ def test_quartiles_that_are_none_are_refused(change: dict[str, Any]) -> None:
     assert "lambda_quartiles" in fails("inspect", "m.onnx", "--no-run")
 
 
+@pytest.mark.slow
 def test_it_is_drawn_without_pytorch() -> None:
     export(trained(), torch.randn(2, 3, 8, 8), "m.onnx", verify=False)
     code = (
-        "import sys, run_without_torch; run_without_torch.take_away_torch()\n"
-        "from nnorm_export.cli import run; sys.exit(run(['inspect', 'm.onnx', '--plot', 'l.svg']))"
+        "import sys; sys.modules['torch'] = None  # cannot be imported\n"
+        "from nnorm_export.cli import run; sys.exit(run(['inspect', 'm.onnx', '--no-run', '--plot', 'l.svg']))"
     )
-    path = os.pathsep.join([str(Path(nnorm_export.__path__[0]).parent), str(Path(__file__).parent)])
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": str(Path(nnorm_export.__path__[0]).parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["wrote l.svg"]), done.stderr
     assert Path("l.svg").read_text().count("<svg") == 1
 
 
+@pytest.mark.slow
 def test_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     export(trained(), torch.randn(2, 3, 8, 8), "m.onnx", verify=False)
     beginnings = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}

@@ -6,10 +6,9 @@ network which docs/start.md trains.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-import runpy
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-import nnorm_export
 from nnorm_export.files.inspection import LayerDescription, describe
 from nnorm_export.mathematics import power_transform, resolve_exponents
 from nnorm_export.parity.report.plots import file_lambdas_figure
@@ -106,13 +104,13 @@ def psi(colours: Colours) -> Figure:
 def trained_layers() -> list[LayerDescription]:
     """The normalizations of the network in docs/start.md, trained as the page says."""
     blocks = re.findall(r"^```\{code-block\} python\n:caption: (\S+)\n\n(.*?)^```$", START.read_text(), re.M | re.S)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    export = ("-m", "nnorm_export", "export", "-m", "nets:build", "-c", "best.pth", "-i", "data.npz", "-q")
+    with tempfile.TemporaryDirectory() as folder:
         for name, code in blocks:
-            Path(name).write_text(code)
-        sys.path.insert(0, folder)
-        names = runpy.run_path("train.py")
-        nnorm_export.export(names["model"], (names["images"],), "model.onnx")
-        return describe("model.onnx").layers
+            (Path(folder) / name).write_text(code)
+        for command in (("train.py",), export):
+            subprocess.run([sys.executable, *command], cwd=folder, check=True)
+        return describe(Path(folder) / "model.onnx").layers
 
 
 def lambdas(colours: Colours) -> Figure:
