@@ -254,7 +254,7 @@ def test_the_password_of_a_url_is_not_shown() -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="this machine has no Chromium to show the page")
 def test_browser_shows_the_page(tmp_path: Path) -> None:
     model, x = randomized(Network()), torch.randn(4, 3, 8, 6)
-    page = written(tmp_path, model, x, export(model, x, tmp_path / "m.onnx").path)
+    page = written(tmp_path, model, x, export(model, x, tmp_path / f"{'long_' * 20}.onnx").path)
     # A script of the test's own, put in on the way, asks the browser what it made of the page.
     source = (tmp_path / "page.html").read_text(encoding="utf-8")
     question = (
