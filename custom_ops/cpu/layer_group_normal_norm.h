@@ -15,7 +15,6 @@
 namespace nnorm {
 inline namespace NNORM_TARGET {
 
-constexpr size_t row_tile = 512;
 constexpr size_t kept = 4096;
 constexpr size_t rows_together = 8;
 
@@ -137,6 +136,11 @@ NNORM_INLINE Moments moments(const Real* x, size_t n, Real near) {
   return {sums[0], sums[1]};
 }
 
+NNORM_INLINE void add(Moments& total, const Moments& part) {
+  total.first += part.first;
+  total.second += part.second;
+}
+
 template <class Real>
 NNORM_INLINE void add(LmbdaSums<double>& total, const LmbdaSums<Real>& part) {
   total.signed_log += double(part.signed_log);
@@ -231,6 +235,38 @@ struct RowState {
   Branch<Real> pos, neg;
 };
 
+// The end of each pass: what the sums of a row's tiles, added in their order, become. The mean was summed in T, so `near` is
+// only near it; the sum of x − near has the difference.
+template <class Real>
+NNORM_INLINE Standardization<Real> standardization_of(const Moments& about, Real near, size_t length, double epsilon) {
+  const double shift = about.first / double(length), variance = about.second / double(length) - shift * shift;
+  const double inverse = 1 / std::sqrt((variance < 0 ? 0 : variance) + epsilon);  // this comparison keeps NaN
+  const Real rounded_mean = Real(double(near) + shift);
+  return {rounded_mean, Real(inverse), Real((double(rounded_mean) - double(near) - shift) * inverse)};
+}
+
+template <class Real>
+NNORM_INLINE void set_branches(RowState<Real>& state, const LmbdaSums<double>& sums, size_t length, double delta) {
+  const Exponents<double> eta = resolve_exponents(estimate_lmbda(sums, double(length), delta), delta);
+  state.pos = branch(Real(eta.pos), Real(1), Real(1));
+  state.neg = branch(Real(eta.neg), Real(1), Real(-1));
+}
+
+// The result of a tile x that starts at `position` of its row.
+template <class T>
+NNORM_INLINE void result_of_tile(const RowProblem<T>& work, size_t row, size_t position, const Arithmetic<T>* x, size_t n,
+                                 const RowState<Arithmetic<T>>& state, const Arithmetic<T>* integer,
+                                 const Arithmetic<T>* fraction) {
+  T* y = work.y + row * work.row_length + position;
+  if constexpr (converted_by_tiles<T>) {
+    alignas(64) Arithmetic<T> wide[row_tile];
+    powers_of_tile(work, row, position, x, wide, n, state.standardize, integer, fraction, state.pos, state.neg);
+    narrow_tile(wide, n, y);
+  } else {
+    powers_of_tile(work, row, position, x, y, n, state.standardize, integer, fraction, state.pos, state.neg);
+  }
+}
+
 // tile(at, n) are the elements at, …, at + n − 1 of a row.
 template <class Tile>
 NNORM_INLINE double mean_of(Tile tile, size_t length) {
@@ -241,18 +277,10 @@ NNORM_INLINE double mean_of(Tile tile, size_t length) {
 
 template <class Real, class Tile>
 NNORM_INLINE Standardization<Real> standardization_of(Tile tile, size_t length, double mean, double epsilon) {
-  // The mean was summed in T, so `near` is only near it; the sum of x − near has the difference.
   const Real near = Real(mean);
   Moments about{0, 0};
-  for_each_tile(length, [&](size_t at, size_t n) {
-    const Moments part = moments(tile(at, n), n, near);
-    about.first += part.first;
-    about.second += part.second;
-  });
-  const double shift = about.first / double(length), variance = about.second / double(length) - shift * shift;
-  const double inverse = 1 / std::sqrt((variance < 0 ? 0 : variance) + epsilon);  // this comparison keeps NaN
-  const Real rounded_mean = Real(double(near) + shift);
-  return {rounded_mean, Real(inverse), Real((double(rounded_mean) - double(near) - shift) * inverse)};
+  for_each_tile(length, [&](size_t at, size_t n) { add(about, moments(tile(at, n), n, near)); });
+  return standardization_of(about, near, length, epsilon);
 }
 
 // The rows first, …, first + count − 1, pass by pass. A chain of slow operations follows the sums of a row; the CPU
@@ -294,24 +322,14 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
       logarithms(tile, n, state[r].standardize, integer, fraction);
       add(sums, lmbda_sums(tile, n, state[r].standardize, integer, fraction));
     });
-    const Exponents<double> eta = resolve_exponents(estimate_lmbda(sums, double(length), work.delta), work.delta);
-    state[r].pos = branch(Real(eta.pos), Real(1), Real(1));
-    state[r].neg = branch(Real(eta.neg), Real(1), Real(-1));
+    set_branches(state[r], sums, length, work.delta);
   }
   for (size_t r = 0; r < count; ++r) {
     for_each_tile(length, [&](size_t at, size_t n) {
       Real *integer = buffers.integer + place(r, at), *fraction = buffers.fraction + place(r, at);
       const Real* tile = row(r, false)(at, n);
       if (!keep) logarithms(tile, n, state[r].standardize, integer, fraction);
-      T* y = work.y + (first + r) * length + at;
-      const RowState<Real>& s = state[r];
-      if constexpr (converted_by_tiles<T>) {
-        alignas(64) Real wide[row_tile];
-        powers_of_tile(work, first + r, at, tile, wide, n, s.standardize, integer, fraction, s.pos, s.neg);
-        narrow_tile(wide, n, y);
-      } else {
-        powers_of_tile(work, first + r, at, tile, y, n, s.standardize, integer, fraction, s.pos, s.neg);
-      }
+      result_of_tile(work, first + r, at, tile, n, state[r], integer, fraction);
     });
   }
 }

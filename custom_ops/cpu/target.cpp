@@ -2,6 +2,7 @@
 #include "batch_normal_norm.h"
 #include "layer_group_normal_norm.h"
 #include "quantized_batch_normal_norm.h"
+#include "shared_rows.h"
 #include "targets.h"
 
 #define NNORM_NAME_OF(target) #target
@@ -12,7 +13,8 @@ namespace {
 
 template <class T>
 constexpr KernelTable<T> table() {
-  return {&prepare_channels<Arithmetic<T>>, &batch_normal_norm<T>, &layer_group_normal_norm<T>};
+  return {&prepare_channels<Arithmetic<T>>, &batch_normal_norm<T>, &layer_group_normal_norm<T>, &shared_rows<T>,
+          &end_of_phase<T>};
 }
 
 }  // namespace

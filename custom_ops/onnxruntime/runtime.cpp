@@ -87,17 +87,19 @@ void* Run::output(const Shape& shape) const {
   return data;
 }
 
-void Run::over_items(size_t items, void* call, void (*item)(void*, size_t)) const {
-  // Waking a thread takes microseconds, as long as one or two items.
-  constexpr size_t too_few_to_share = 4;
-  if (items < too_few_to_share) {
+void Run::over_items(size_t items, void* call, void (*item)(void*, size_t), size_t fewest_to_share) const {
+  if (items < fewest_to_share) {
     for (size_t i = 0; i < items; ++i) item(call, i);
     return;
   }
-  // ONNX Runtime does not report how many threads the session has. Four batches for each thread of the machine balance the
-  // load if one thread is slow; on a pool of one thread ONNX Runtime runs the batches in sequence.
-  static const size_t batches = 4 * std::max(1u, std::thread::hardware_concurrency());
-  check(api_, api_->KernelContext_ParallelFor(context_, item, items, std::min(items, batches), call));
+  // Four batches for each thread balance the load if one thread is slow; on a pool of one thread ONNX Runtime runs the
+  // batches in sequence.
+  check(api_, api_->KernelContext_ParallelFor(context_, item, items, std::min(items, 4 * machine_threads()), call));
+}
+
+size_t Run::machine_threads() {
+  static const size_t threads = std::max(1u, std::thread::hardware_concurrency());
+  return threads;
 }
 
 void* Run::gpu_stream() const {

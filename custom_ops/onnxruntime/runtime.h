@@ -93,8 +93,14 @@ class Run {
   template <class Problem>
   void solve(const Problem& problem) const;
 
-  // Computes the items 0, …, items − 1 of a call; many items are distributed over the session's threads.
-  void over_items(size_t items, void* call, void (*item)(void*, size_t)) const;
+  // Waking a thread takes microseconds, as long as one or two items of elements_per_item.
+  static constexpr size_t too_few_to_share = 4;
+
+  // Computes the items 0, …, items − 1 of a call; `fewest_to_share` or more are distributed over the session's threads.
+  void over_items(size_t items, void* call, void (*item)(void*, size_t), size_t fewest_to_share = too_few_to_share) const;
+
+  // The threads of the machine. ONNX Runtime does not report how many of them the session has.
+  static size_t machine_threads();
 
   // The stream of a session on a GPU.
   void* gpu_stream() const;

@@ -10,6 +10,7 @@
 
 #include "nnorm/problems.h"
 #include "nnorm/quantized.h"
+#include "nnorm/shared_rows.h"
 
 namespace nnorm {
 
@@ -64,6 +65,8 @@ struct KernelTable {
   void (*prepare_channels)(const Arithmetic<T>* const parameters[6], size_t channels, size_t repeat, Arithmetic<T>* table);
   void (*batch_normal_norm)(const ChannelWork<T>& work, size_t begin, size_t end);
   void (*layer_group_normal_norm)(const RowProblem<T>& work, size_t begin, size_t end);
+  void (*shared_rows)(const SharedRows<T>& work, size_t begin, size_t end);  // one phase
+  void (*end_of_phase)(const SharedRows<T>& work);                           // by one thread, after all items of the phase
 };
 
 struct QuantizedKernels {

@@ -1,6 +1,8 @@
 // How the CPU execution provider solves the operators' problems: in items that are distributed over the session's threads.
 #include "solve.h"
 
+#include <algorithm>
+
 namespace nnorm::ort {
 namespace {
 
@@ -30,6 +32,23 @@ void solve_on(const Run& run, const ChannelProblem<T>& problem) {
   run_items(run, work, best_target().table<T>().batch_normal_norm);
 }
 
+// Long rows that are fewer than the threads are computed by all threads together, the others by one thread each.
+template <class T>
+void run_rows(const Run& run, const RowProblem<T>& work) {
+  const KernelTable<T>& kernels = best_target().table<T>();
+  const RowDivision division = divide_rows(work, Run::machine_threads());
+  std::vector<TileSums> sums(division.at_once * division.tiles);
+  std::vector<SharedRow<Arithmetic<T>>> rows(division.at_once);
+  RowProblem<T> alone = work;
+  alone.rows = division.alone;
+  // An item of a row that could be shared is long enough to wake a thread for it.
+  const size_t fewest = work.row_length < shortest_shared_row ? Run::too_few_to_share : 2;
+  run_items(run, alone, kernels.layer_group_normal_norm, fewest);
+  for (size_t row = division.alone; row < work.rows; row += division.at_once)
+    compute_together(work, row, std::min(row + division.at_once, work.rows), division, sums.data(), rows.data(), kernels,
+                     [&](const SharedRows<T>& shared, auto* kernel) { run_items(run, shared, kernel); });
+}
+
 template <class T>
 void solve_on(const Run& run, const RowProblem<T>& problem) {
   if (problem.empty()) return;
@@ -43,7 +62,7 @@ void solve_on(const Run& run, const RowProblem<T>& problem) {
     work.bias = biases.data();
     work.run = 1;
   }
-  run_items(run, work, best_target().table<T>().layer_group_normal_norm);
+  run_rows(run, work);
 }
 
 }  // namespace

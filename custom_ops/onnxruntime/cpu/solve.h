@@ -7,7 +7,8 @@
 namespace nnorm::ort {
 
 template <class Work>
-void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, size_t, size_t)) {
+void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, size_t, size_t),
+               size_t fewest_to_share = Run::too_few_to_share) {
   struct Call {
     const Work& work;
     void (*kernel)(const Work&, size_t, size_t);
@@ -15,7 +16,7 @@ void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, siz
   run.over_items(count_items(work), &call, [](void* data, size_t item) {
     const Call& call = *static_cast<const Call*>(data);
     call.kernel(call.work, item, item + 1);
-  });
+  }, fewest_to_share);
 }
 
 // The prepared parameters of the channels, each `repeat` times.

@@ -57,6 +57,9 @@ struct Domain {
 
 inline bool has_cuda_provider = false;
 
+// The number of items of each call that distributes items over threads.
+inline std::vector<size_t> handed_out;
+
 // The inputs of nodes that are constants.
 inline std::map<std::pair<const OrtKernelInfo*, size_t>, Tensor> constants;
 
@@ -164,6 +167,10 @@ inline OrtApi make_api() {
   api.KernelContext_ParallelFor = [](const OrtKernelContext*, void (*item)(void*, size_t), size_t items, size_t,
                                      void* call) noexcept {
     if (OrtStatus* status = injected()) return status;
+    {
+      const Outside outside;
+      handed_out.push_back(items);
+    }
     for (size_t i = items; i-- > 0;) item(call, i);  // any order must do
     return static_cast<OrtStatus*>(nullptr);
   };

@@ -1,0 +1,215 @@
+"""What a server adds to a session: ResNet18 through Triton's Python backend or Ray Serve, beside the session alone.
+
+python -m benchmarks.serving triton|ray --python PYTHON [--clients N] [--seconds S] [--write]
+
+PYTHON is the interpreter of the server's environment. Server and client share this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from namespaces import bring_up_loopback
+from numpy.typing import NDArray
+from triton_server import serving
+
+import nnorm_export
+from benchmarks.measure import describe_machine, markdown_table, with_section
+from benchmarks.networks import NETWORKS, build
+from nnorm_export import library
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+ROOT = Path(__file__).parents[2]
+TITLES = {"triton": "Triton, Python backend", "ray": "Ray Serve"}
+TEXT = """
+ResNet18 with BatchNormalNorm, the portable file with kernels, images of 3 × 32 × 32, one thread in each session.
+*Alone* is the session in the client's own process; requests to it and to the server take turns, {count} of each. *Adds*
+is the median of the differences within one turn, in brackets as a share of the session's own time. Server and client
+share the cores.
+
+{one}
+{clients} clients at once, for {seconds:g} seconds: each has one image in a request, and asks again when it has the
+answer. The server combines requests into batches; the session alone runs batches of {clients}.
+
+{many}
+"""
+
+Array = NDArray[Any]
+Ask = Callable[[Array], Array]  # images -> logits
+
+
+@contextmanager
+def triton(python: Path, model: Path, folder: Path) -> Iterator[Callable[[], Ask]]:
+    nnorm_export.write_repository(model, folder / "models", name="net", backend="python", threads=1)
+    with serving(python, folder / "models", folder, _environment()) as server:
+
+        def client() -> Ask:
+            runner = nnorm_export.load(f"{server.grpc}/net")
+            return lambda images: runner(images)[0]
+
+        yield client
+
+
+@contextmanager
+def ray(python: Path, model: Path, folder: Path) -> Iterator[Callable[[], Ask]]:
+    bring_up_loopback()
+    environment = {
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    }
+    command = [python, ROOT / "samples" / "ray" / "serve.py", model, "--replicas", "1", "--threads", "1"]
+    log = folder / "serve.log"
+    with log.open("w") as stream:
+        server = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            env={**os.environ, **_environment(), **environment},
+        )
+    try:
+        assert server.stdout
+        if "serving" not in server.stdout.readline():
+            raise SystemExit(f"Ray Serve did not start:\n{log.read_text()[-4000:]}")
+        yield lambda: _ask_ray
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+
+
+def _ask_ray(images: Array) -> Array:
+    body = io.BytesIO()
+    np.save(body, images)
+    with urllib.request.urlopen("http://127.0.0.1:8000/nnorm", data=body.getvalue(), timeout=30) as answer:
+        logits: Array = np.load(io.BytesIO(answer.read()))
+        return logits
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "NNORM_EXPORT_LIBRARY": library.get_library_path()}
+
+
+SERVERS: dict[str, Callable[[Path, Path, Path], AbstractContextManager[Callable[[], Ask]]]] = {
+    "triton": triton,
+    "ray": ray,
+}
+
+
+def one_client(server: Ask, alone: Ask, batches: Sequence[int], count: int) -> list[list[str]]:
+    """A table: one request after the other, to the session and to the server in turn."""
+    lines = [["images in a request", "alone p50", "alone p99", "server p50", "server p99", "adds"]]
+    for batch in batches:
+        images = _images(batch)
+        seconds: dict[str, list[float]] = {"alone": [], "server": []}
+        for turn in range(-10, count):
+            for name, ask in (("alone", alone), ("server", server)):
+                start = time.perf_counter()
+                ask(images)
+                if turn >= 0:
+                    seconds[name].append(time.perf_counter() - start)
+        own = statistics.median(seconds["alone"])
+        adds = statistics.median(np.subtract(seconds["server"], seconds["alone"]))
+        figures = (_milliseconds(seconds[name], share) for name in ("alone", "server") for share in (50, 99))
+        lines.append([str(batch), *figures, f"{1000 * adds:.2f} ms ({adds / own:.0%})"])
+    return lines
+
+
+def many_clients(client: Callable[[], Ask], alone: Ask, clients: int, seconds: float) -> list[list[str]]:
+    """A table: images a second, of the session before and after the server."""
+    before = _images_a_second(alone, clients, seconds / 2)
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+
+    def go_on_asking() -> None:
+        ask, images = client(), _images(1)
+        while (start := time.perf_counter()) < end:
+            ask(images)
+            taken.append(time.perf_counter() - start)
+
+    threads = [threading.Thread(target=go_on_asking) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    own = (before + _images_a_second(alone, clients, seconds / 2)) / 2
+    rate = len(taken) / seconds
+    return [
+        ["", "images a second", "p50", "p99"],
+        ["alone", f"{own:.0f}", "", ""],
+        ["server", f"{rate:.0f} ({rate / own:.2f})", _milliseconds(taken, 50), _milliseconds(taken, 99)],
+    ]
+
+
+def _images_a_second(ask: Ask, batch: int, seconds: float) -> float:
+    images, count, start = _images(batch), 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        ask(images)
+        count += batch
+    return count / (time.perf_counter() - start)
+
+
+def _images(batch: int) -> Array:
+    return np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
+
+
+def _milliseconds(seconds: Sequence[float], percentile: float) -> str:
+    return f"{1000 * np.percentile(seconds, percentile):.1f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("server", choices=SERVERS)
+    parser.add_argument("--python", type=Path, required=True, help="the interpreter of the server's environment")
+    parser.add_argument("--clients", type=int, default=8, help="that ask at the same time (default %(default)s)")
+    parser.add_argument("--requests", type=int, default=200, help="of one client, for each size (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20, help="that many clients ask (default %(default)s)")
+    parser.add_argument("--write", action="store_true", help=f"replace the server's section of serving/{RESULTS.name}")
+    options = parser.parse_args()
+    network, images = NETWORKS["resnet18"], torch.from_numpy(_images(4))
+    torch.manual_seed(1)
+    model = build(network.build, network.ours, images).eval()
+    with tempfile.TemporaryDirectory(prefix="serve", ignore_cleanup_errors=True) as folder:
+        path = nnorm_export.export(model, (images,), Path(folder) / "net.onnx").path
+        runner = nnorm_export.load(path, intra_op_num_threads=1)
+
+        def alone(images: Array) -> Array:
+            return runner(images)[0]
+
+        with SERVERS[options.server](options.python.absolute(), path, Path(folder)) as client:
+            ask = client()
+            np.testing.assert_array_equal(ask(_images(8)), alone(_images(8)))
+            one = one_client(ask, alone, (1, 8, 32), options.requests)
+            many = many_clients(client, alone, options.clients, options.seconds)
+    texts = ["\n".join(markdown_table(table)) for table in (one, many)]
+    text = TEXT.format(
+        count=options.requests, clients=options.clients, seconds=options.seconds, one=texts[0], many=texts[1]
+    )
+    section = f"Machine: {describe_machine()}.\n{text}"
+    print(section)
+    if options.write:
+        page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# What a server adds\n"
+        RESULTS.write_text(with_section(page, TITLES[options.server], section), encoding="utf-8")
+        print(f"wrote {RESULTS.name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
