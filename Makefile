@@ -17,6 +17,7 @@
 #              RTX_VERSIONS='1.4 1.7 newest' for other versions, NNORM_TENSORRT_ALL=1 for all combinations
 # make test-cuda-on-host    the tests of the operators with the kernels for GPUs compiled for the processor
 # make test-serving    parity through a real Triton Inference Server, in its own environment
+# make bench-serving    what Triton and Ray Serve add to a session; writes benchmarks/serving/RESULTS.md
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries; needs no GPU
 # make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
@@ -87,7 +88,7 @@ QUANTIZERS := modelopt nncf quark neural-compressor
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
-.PHONY: test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
+.PHONY: bench-serving test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: docs docs-links notebooks pictures coverage-cpp same-bits same-bits-neon same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -257,6 +258,12 @@ bench-gpu: $(GPU_INSTALLED)
 
 test-serving: $(VENV)/installed $(TRITON:%=.venv-triton/installed)
 	NNORM_TRITON_PYTHON=$(TRITON:%=$(CURDIR)/.venv-triton/bin/python) $(PYTEST) tests/test_serving.py
+
+# Ray listens to every interface, therefore it gets a network of its own.
+bench-serving: $(VENV)/installed .venv-triton/installed .venv-ray/installed
+	PYTHONPATH="$(CURDIR)/tests" $(BIN)/python -m benchmarks.serving triton --python .venv-triton/bin/python --write
+	PYTHONPATH="$(CURDIR)/tests" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
+		$(BIN)/python -m benchmarks.serving ray --python .venv-ray/bin/python --write
 
 test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m everywhere --jobs 2

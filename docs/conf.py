@@ -43,6 +43,7 @@ PAGES = {
     "tests/fuzz/RESULTS.md": "fuzzing.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
     "benchmarks/zoo/RESULTS.md": "zoo.md",
+    "benchmarks/serving/RESULTS.md": "serving_cost.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",

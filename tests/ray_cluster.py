@@ -8,14 +8,11 @@ Prints one JSON object.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import io
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -29,17 +26,12 @@ from typing import Any
 
 import numpy as np
 import ray
+from namespaces import bring_up_loopback
 from ray.cluster_utils import Cluster
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "ray"
 BATCH = 50
 PORT = 8123
-
-
-def bring_up_loopback() -> None:
-    siocsifflags, up_and_running = 0x8914, 0x1 | 0x40
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as interface:
-        fcntl.ioctl(interface, siocsifflags, struct.pack("16sh14x", b"lo", up_and_running))
 
 
 def sample(name: str) -> ModuleType:

@@ -9,17 +9,16 @@ import importlib
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from namespaces import isolated
 from torch.nn import functional as F
 
 from nnorm_export import export, library, load
@@ -28,19 +27,6 @@ ROOT = Path(__file__).parents[1]
 PYTHON = os.environ.get("NNORM_RAY_PYTHON", "")
 ROWS = 10_000
 SIZE = 32
-
-
-# A network of its own, for Ray listens to every interface, and processes that end when their first one does.
-NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-
-
-@lru_cache
-def isolated() -> list[str]:
-    """The command that runs a program in such namespaces; empty where there can be none."""
-    for command in (["unshare", *NAMESPACES], ["unshare", "--map-root-user", *NAMESPACES]):
-        if shutil.which("unshare") and subprocess.run([*command, "true"], check=False).returncode == 0:
-            return command
-    return []
 
 
 pytestmark = pytest.mark.skipif(

@@ -87,7 +87,8 @@ def test_the_schema_accepts_the_configuration(
     assert config.input[1].HasField("reshape")
     assert {model_config_pb2.DataType.Name(entry.data_type) for entry in (*config.input, *config.output)} == {kind}
     assert config.instance_group[0].count == 2
-    assert config.dynamic_batching.max_queue_delay_microseconds == 1000
+    assert config.dynamic_batching.max_queue_delay_microseconds == 0
+    assert config.HasField("dynamic_batching")
     assert config.parameters["intra_op_thread_count"].string_value == "1"
     wanted = library.get_library_path() if backend == "onnxruntime" else None
     assert list(config.model_operations.op_library_filename) == ([wanted] if wanted else [])

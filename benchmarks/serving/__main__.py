@@ -75,6 +75,7 @@ def ray(python: Path, model: Path, folder: Path) -> Iterator[Callable[[], Ask]]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_worker_niceness": "0",  # or the clients, which share the processor, would come first
     }
     command = [python, ROOT / "samples" / "ray" / "serve.py", model, "--replicas", "1", "--threads", "1"]
     log = folder / "serve.log"

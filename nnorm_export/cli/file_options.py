@@ -198,5 +198,5 @@ class ServerOptions:
     threads: Annotated[int, panels.server("--threads N", "Threads of an instance; 0 for all.", min=0)] = 0
     max_batch_size: Annotated[int, panels.server("--max-batch N", "The greatest batch; 0 for no batching.", min=0)] = 32
     max_queue_delay_microseconds: Annotated[
-        int, panels.server("--max-delay MICROSECONDS", "How long a request waits for others.", min=0)
-    ] = 1000
+        int, panels.server("--max-delay MICROSECONDS", "How long a request waits for others if none is running.", min=0)
+    ] = 0
