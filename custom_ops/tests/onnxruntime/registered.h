@@ -88,19 +88,42 @@ template <class RunNode>
         host::live_infos);
 }
 
-// The main() of a fuzzer: PROGRAM [CASES [SEED]]. draw(domain, cases, random) runs the cases and prints their figures.
-template <class Draw>
-[[maybe_unused]] int fuzz(int count, char** arguments, Draw draw) {
-  const long cases = count > 1 ? std::atol(arguments[1]) : 20000;
-  const unsigned seed = count > 2 ? unsigned(std::atol(arguments[2])) : 1;
+// Runs a node while the first call of the API is made to fail, then the second, and so on until none is left, and the same
+// for allocations: each must be an error, and without one there must be a result. Returns how many failed.
+template <class RunNode>
+[[maybe_unused]] long fail_in_turn(const char* node, RunNode run) {
+  long failures = 0;
+  for (long* const failing : {&host::failing_call, &failing_allocation}) {
+    bool failed = true;
+    for (long n = 1; failed && n < 1000; ++n) {
+      *failing = n;
+      const std::string reason = run();
+      failed = host::stop_failing();
+      failures += failed;
+      CHECK(failed == !reason.empty(), "%s, failure %ld: %s", node, n, reason.c_str());
+    }
+  }
+  return failures;
+}
+
+// The main() of a test: test(domain) gets the library's operators.
+template <class Test>
+[[maybe_unused]] int with_operators(Test test) {
   static const OrtApi api = host::make_api();
   std::string reason;
   const host::Domain* const domain = registered(&api, reason);
   if (!CHECK(domain != nullptr && reason.empty(), "registration: %s", reason.c_str())) return finish();
-  Random random(seed);
-  draw(*domain, cases, random);
+  test(*domain);
   check_that_nothing_is_lost();
   return finish();
+}
+
+// The main() of a fuzzer: PROGRAM [CASES [SEED]]. draw(domain, cases, random) runs the cases and prints their figures.
+template <class Draw>
+[[maybe_unused]] int fuzz(int count, char** arguments, Draw draw) {
+  const long cases = count > 1 ? std::atol(arguments[1]) : 20000;
+  Random random(count > 2 ? unsigned(std::atol(arguments[2])) : 1);
+  return with_operators([&](const host::Domain& domain) { draw(domain, cases, random); });
 }
 
 }  // namespace

@@ -45,16 +45,8 @@ void test_long_row(const OrtCustomOp* op) {
   CHECK(host::handed_out == std::vector<size_t>(has_threads ? 4 : 0, parts), "%zu calls hand out the parts of a row",
         host::handed_out.size());
 
-  for (long* const failing : {&host::failing_call, &failing_allocation}) {
-    long failures = 0;
-    for (bool failed = true; failed; ++failures) {
-      *failing = failures + 1;
-      const std::string message = run(op, rows, y);
-      failed = host::stop_failing();
-      CHECK(failed == !message.empty(), "failure %ld: %s", failures, message.c_str());
-    }
-    CHECK(failures > (has_threads ? 2 : 0), "%ld failures", failures);
-  }
+  const long failures = fail_in_turn("a shared row", [&] { return run(op, rows, y); });
+  CHECK(failures > (has_threads ? 8 : 4), "%ld failures", failures);
 }
 
 }  // namespace
@@ -62,14 +54,10 @@ void test_long_row(const OrtCustomOp* op) {
 
 int main() {
   using namespace nnorm_test;
-  static const OrtApi api = host::make_api();
-  std::string reason;
-  const host::Domain* const domain = registered(&api, reason);
-  if (!CHECK(domain != nullptr && reason.empty(), "registration: %s", reason.c_str())) return finish();
-  long found = 0;
-  for (const Operator& each : all_operators(*domain))
-    if (each.name == "LayerNormalNorm" && each.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) test_long_row(each.op), ++found;
-  CHECK(found == 1, "%ld operators LayerNormalNorm for float", found);
-  check_that_nothing_is_lost();
-  return finish();
+  return with_operators([](const host::Domain& domain) {
+    long found = 0;
+    for (const Operator& each : all_operators(domain))
+      if (each.name == "LayerNormalNorm" && each.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) test_long_row(each.op), ++found;
+    CHECK(found == 1, "%ld operators LayerNormalNorm for float", found);
+  });
 }

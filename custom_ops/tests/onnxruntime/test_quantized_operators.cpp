@@ -158,17 +158,11 @@ void check_operator(const OrtCustomOp* op) {
     empty.inputs[0].shape = {0, channels};
     if (takes_residual) empty.inputs[11].shape = {0, channels};
     CHECK(run(op, empty).empty(), "%s: an empty tensor", op->GetName(op));
-    for (long* const failing : {&host::failing_call, &failing_allocation}) {
-      bool failed = true;
-      for (long n = 1; failed && n < 1000; ++n) {
-        Case each(count);
-        if (constant) each.declare_constants();
-        *failing = n;
-        const std::string reason = run(op, each);
-        failed = host::stop_failing();
-        CHECK(failed == !reason.empty(), "%s, failure %ld: %s", op->GetName(op), n, reason.c_str());
-      }
-    }
+    fail_in_turn(op->GetName(op), [&] {
+      Case each(count);
+      if (constant) each.declare_constants();
+      return run(op, each);
+    });
   }
   check_refusals(op, count);
 }
@@ -178,17 +172,13 @@ void check_operator(const OrtCustomOp* op) {
 
 int main() {
   using namespace nnorm_test;
-  static const OrtApi api = host::make_api();
-  std::string reason;
-  const host::Domain* const domain = registered(&api, reason);
-  if (!CHECK(domain != nullptr, "registration: %s", reason.c_str())) return finish();
-  int found = 0;
-  for (const OrtCustomOp* op : domain->operators)
-    if (is_quantized(op)) {
-      check_operator(op);
-      ++found;
-    }
-  CHECK(found == 4 + 4 + 8 + 4 + 4, "%d operators", found);
-  CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses, %ld infos", host::live_statuses, host::live_infos);
-  return finish();
+  return with_operators([](const host::Domain& domain) {
+    int found = 0;
+    for (const OrtCustomOp* op : domain.operators)
+      if (is_quantized(op)) {
+        check_operator(op);
+        ++found;
+      }
+    CHECK(found == 4 + 4 + 8 + 4 + 4, "%d operators", found);
+  });
 }
