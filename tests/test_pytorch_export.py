@@ -188,21 +188,28 @@ def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("capability", "known", "chosen"),
+    ("capability", "compiler", "known", "chosen"),
     [
-        ("AVX512", {"cpp.march": None, "cpp.simdlen": None}, {"cpp.march": "x86-64-v4"}),
-        ("AVX512", {"cpp.simdlen": None}, {"cpp.simdlen": 256}),
-        ("AVX512", {"cpp.march": "native", "cpp.simdlen": None}, {}),
-        ("AVX2", {"cpp.march": None, "cpp.simdlen": None}, {}),
+        ("AVX512", "true", {"cpp.march": None, "cpp.simdlen": None}, {"cpp.march": "x86-64-v4"}),
+        ("AVX512", "false", {"cpp.march": None, "cpp.simdlen": None}, {"cpp.simdlen": 256}),
+        ("AVX512", "no-such-compiler", {"cpp.march": None, "cpp.simdlen": None}, {"cpp.simdlen": 256}),
+        ("AVX512", "true", {"cpp.simdlen": None}, {"cpp.simdlen": 256}),
+        ("AVX512", "true", {"cpp.march": "native", "cpp.simdlen": None}, {}),
+        ("AVX2", "true", {"cpp.march": None, "cpp.simdlen": None}, {}),
     ],
-    ids=["AVX-512", "an older PyTorch", "the user's own", "AVX2"],
+    ids=["AVX-512", "an older compiler", "no compiler", "an older PyTorch", "the user's own", "AVX2"],
 )
 def test_aotinductor_keeps_views_of_bits_in_registers(
-    capability: str, known: dict[str, object], chosen: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    capability: str,
+    compiler: str,
+    known: dict[str, object],
+    chosen: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With AVX-512, GCC's vectors must be as long as Inductor's, or the norm takes four times as long."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert programs._defaults({**known, "freezing": False}) == {"freezing": True, **chosen}
+    options = {**known, "freezing": False, "cpp.cxx": (None, compiler)}
+    assert programs._defaults(options) == {"freezing": True, **chosen}
 
 
 @pytest.mark.parametrize("function", ["aten_function", "inductor_function"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +38,9 @@ _INDUCTOR_CONFIGS = {
 }
 # Inductor views bits as another type by a loop over an array. Compiled for this very processor, GCC makes it vectors of
 # 32 bytes, and the processor waits for each vector of 64 bytes that was written as two: the norm takes four times as
-# long. For AVX-512 in general GCC makes vectors of 64 bytes, and the array is gone. A PyTorch without that option gets
-# the second, by which all vectors are 32 bytes long. What the user has set stays.
-_CONFIGS_FOR_AVX512 = {"cpp.march": "x86-64-v4", "cpp.simdlen": 256}
+# long. For AVX-512 in general GCC makes vectors of 64 bytes, and the array is gone. Where PyTorch or the compiler is
+# too old for that, the second option makes all vectors 32 bytes long. What the user has set stays.
+_CONFIGS_FOR_AVX512: dict[str, Any] = {"cpp.march": "x86-64-v4", "cpp.simdlen": 256}
 
 
 @neutral()
@@ -122,7 +124,8 @@ def export_aoti(
             with ``torch::inductor::AOTIModelPackageLoader``.
         inductor_configs: options of Inductor. By default ``freezing`` and ``cpp.dynamic_threads`` are on,
             ``aot_inductor.check_lowerbound`` is off, ``cpp.enable_floating_point_contract_flag`` is ``fast``, and
-            ``cpp.march`` is ``x86-64-v4`` where the processor has AVX-512.
+            ``cpp.march`` is ``x86-64-v4`` where the processor has AVX-512 and the compiler knows it (else
+            ``cpp.simdlen`` is 256).
         verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
 
     Raises:
@@ -257,11 +260,20 @@ def _defaults(known: Mapping[str, Any]) -> dict[str, Any]:
     """The options that this package sets, of those that Inductor knows; ``known`` has their values."""
     configs = {name: value for name, value in _INDUCTOR_CONFIGS.items() if name in known}
     wide = {name: value for name, value in _CONFIGS_FOR_AVX512.items() if name in known}
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if has_avx512 and wide and all(known[name] is None for name in wide):
-        first = next(iter(wide))
-        configs[first] = wide[first]
+    if torch.backends.cpu.get_cpu_capability() == "AVX512" and all(known[name] is None for name in wide):
+        if not _knows(known["cpp.cxx"][1], wide.get("cpp.march", "")):
+            wide.pop("cpp.march", None)
+        configs |= dict(list(wide.items())[:1])
     return configs
+
+
+def _knows(compiler: str, processors: str) -> bool:
+    """Whether the compiler compiles for this kind of processors; GCC does for ``x86-64-v4`` from version 11 on."""
+    try:
+        command = [compiler, f"-march={processors}", "-E", "-x", "c++", os.devnull]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:  # there is no such compiler, which Inductor says
+        return False
 
 
 def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Mapping[str, Any]) -> None:
