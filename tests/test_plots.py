@@ -190,7 +190,7 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(run("inspect", "m.onnx", "--no-run", "--json", "--plot", "l.svg").stdout)["plot"] == "l.svg"
     assert "plot" not in json.loads(run("inspect", "m.onnx", "--no-run", "--json").stdout)
     assert "lambdas.txt: a plot is written as .png, .svg, .pdf" in fails("inspect", "m.onnx", "--plot", "lambdas.txt")
-    assert "there is no folder none" in fails("inspect", "m.onnx", "--plot", "none/lambdas.png")
+    assert "cannot write plots/lambdas.png" in fails("inspect", "m.onnx", "--plot", "plots/lambdas.png")
     older = Path("lambdas.png").read_bytes()
     export(nn.Linear(3, 3).eval(), torch.randn(2, 3), "plain.onnx", verify=False)
     said = fails("inspect", "plain.onnx", "--no-run", "--plot", "lambdas.png")

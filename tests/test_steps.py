@@ -41,7 +41,7 @@ def watcher() -> Any:
         yield found
 
 
-def test_nobody_needs_to_watch() -> None:
+def test_steps_without_a_watcher() -> None:
     step("freeze")
     detail("nothing")
     outer, inner = Watcher(), Watcher()

@@ -46,23 +46,26 @@ how to report in private)."""
 _UsageError: Any = typer.BadParameter.__bases__[0]  # click's; newer versions of typer carry their own click
 
 
-class _PlainFlags:
-    """Has no ``<bool>`` beside flags in ``--help``."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # the method of typer's class, beside this one
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
+def _with_plain_flags(params: list[Any]) -> list[Any]:
+    """The parameters of a command, whose flags ``--help`` shows without ``<bool>``."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
-class Group(_PlainFlags, TyperGroup):
+class Group(TyperGroup):
     """All commands."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_plain_flags(super().get_params(ctx))
 
-class Command(_PlainFlags, TyperCommand):
+
+class Command(TyperCommand):
     """A command that prints every error as one message on stderr, and exits with the code that the error stands for."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_plain_flags(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         as_json = "--json" in args

@@ -272,7 +272,7 @@ def _knows(compiler: str, processors: str) -> bool:
     try:
         command = [compiler, f"-march={processors}", "-E", "-x", "c++", os.devnull]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:  # there is no such compiler, which Inductor says
+    except OSError:  # the compiler does not start; Inductor then raises an error that names it
         return False
 
 
