@@ -20,11 +20,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from namespaces import bring_up_loopback
 from numpy.typing import NDArray
@@ -45,6 +46,8 @@ is the median of the differences within one turn, in brackets as a share of the 
 share the cores.
 
 {one}
+Processor time of a request of one image in the server's processes: {processes}.
+
 {clients} clients at once, for {seconds:g} seconds: each has one image in a request, and asks again when it has the
 answer. The server combines requests into batches; the session alone runs batches of {clients}.
 
@@ -134,6 +137,27 @@ def one_client(server: Ask, alone: Ask, batches: Sequence[int], count: int) -> l
     return lines
 
 
+def processor_times(server: Ask, count: int) -> str:
+    """The server's processes that work for a request of one image, and their milliseconds of a processor."""
+    images, before = _images(1), _seconds_of_children()
+    for _ in range(count):
+        server(images)
+    spent = {child: seconds - before.get(child, 0) for child, seconds in _seconds_of_children().items()}
+    most = sorted(spent.items(), key=lambda item: -item[1])
+    shown = [f"{name} {1000 * seconds / count:.1f} ms" for (_, name), seconds in most if 1000 * seconds / count >= 0.5]
+    return ", ".join(shown)
+
+
+def _seconds_of_children() -> dict[tuple[int, str], float]:
+    """(process, its title) -> the seconds of a processor it has taken, of all that this process has begun."""
+    seconds = {}
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            times, (title, *_) = child.cpu_times(), [*child.cmdline(), child.name()]
+            seconds[child.pid, Path(title).name.strip()] = times.user + times.system
+    return seconds
+
+
 def many_clients(client: Callable[[], Ask], alone: Ask, clients: int, seconds: float) -> list[list[str]]:
     """A table: images a second, of the session before and after the server."""
     before = _images_a_second(alone, clients, seconds / 2)
@@ -199,10 +223,16 @@ def main() -> None:
             ask = client()
             np.testing.assert_array_equal(ask(_images(8)), alone(_images(8)))
             one = one_client(ask, alone, (1, 8, 32), options.requests)
+            processes = processor_times(ask, options.requests)
             many = many_clients(client, alone, options.clients, options.seconds)
     texts = ["\n".join(markdown_table(table)) for table in (one, many)]
     text = TEXT.format(
-        count=options.requests, clients=options.clients, seconds=options.seconds, one=texts[0], many=texts[1]
+        count=options.requests,
+        clients=options.clients,
+        seconds=options.seconds,
+        one=texts[0],
+        many=texts[1],
+        processes=processes,
     )
     section = f"Machine: {describe_machine()}.\n{text}"
     print(section)

@@ -30,13 +30,15 @@ from starlette.responses import PlainTextResponse, Response
 import nnorm_export
 
 Array = NDArray[Any]
+LARGEST_BATCH = 32  # requests, of any number of images
 
 
 class BadRequest(Exception):
     """A request that cannot be answered; its message is sent to the client."""
 
 
-@serve.deployment
+# Ray's own limit of 5 requests at a time in a replica would be a limit of its batches.
+@serve.deployment(max_ongoing_requests=2 * LARGEST_BATCH)
 class Scorer:
     """A replica: one session, which runs the images of several requests at once."""
 
@@ -47,7 +49,7 @@ class Scorer:
         if others or isinstance(batch, int) or not all(isinstance(length, int) for length in axes):
             raise ValueError(f"{model}: this program serves one input, of which the batch alone is dynamic")
 
-    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002)
+    @serve.batch(max_batch_size=LARGEST_BATCH, batch_wait_timeout_s=0)
     async def score(self, requests: list[Array]) -> list[Array]:
         images = np.concatenate(requests)
         (logits, *_) = await asyncio.to_thread(self._runner, images)  # a session computes without the GIL
