@@ -16,6 +16,7 @@ if(NOT DEFINED NNORM_KERNEL_FLAGS)
     list(APPEND NNORM_KERNEL_FLAGS -funroll-loops --param=max-unroll-times=4 -fschedule-insns -fsched-pressure)
     # It would select among intermediate results where the formulas select an operand.
     list(APPEND NNORM_KERNEL_FLAGS -fno-tree-pre)
+    list(APPEND NNORM_KERNEL_FLAGS -DNNORM_HIDE_BOUNDS) # mathematics.h says why
   endif()
 endif()
 

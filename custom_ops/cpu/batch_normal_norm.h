@@ -7,11 +7,15 @@
 #include "float16_tiles.h"
 #include "nnorm/channel.h"
 #include "nnorm/kernels.h"
+#include "prefetch.h"
 
 namespace nnorm {
 inline namespace NNORM_TARGET {
 
 constexpr size_t tile = 256;
+// How many elements before they are read. One to two tiles are best in the third-level cache and beyond, where they save
+// 10 to 25 % of the time; less than that in the second-level cache, where nothing is to be saved.
+constexpr size_t prefetched_ahead = 2 * tile;
 
 template <class Real>
 struct alignas(64) ChannelTile {
@@ -108,6 +112,11 @@ void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
     const T* x = work.x + first;
     const T* residual = takes_residual<epilogue> ? work.residual + first : nullptr;
     T* y = work.y + first;
+    if (left > prefetched_ahead) {
+      const size_t some = left - prefetched_ahead < n ? left - prefetched_ahead : n;
+      prefetch(x + prefetched_ahead, some);
+      if constexpr (takes_residual<epilogue>) prefetch(residual + prefetched_ahead, some);
+    }
     const size_t channel = sharing == Sharing::element ? position : set * lanes;
     const Arithmetic<T>* table = work.table + channel;
     if constexpr (converted_by_tiles<T>) {

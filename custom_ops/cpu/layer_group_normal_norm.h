@@ -11,6 +11,7 @@
 
 #include "float16_tiles.h"
 #include "nnorm/kernels.h"
+#include "prefetch.h"
 
 namespace nnorm {
 inline namespace NNORM_TARGET {
@@ -220,14 +221,6 @@ NNORM_INLINE void for_each_tile(size_t length, F f) {
     f(position, length - position < row_tile ? length - position : row_tile);
 }
 
-// Prefetches memory that is read soon. A CPU prefetches by itself while it reads sequentially, but not during the passes
-// that compute on a row in the cache. Not for rows too long to be kept: the next row may evict this one from the cache, which
-// cost rows of 100 000 floats 15 % on 2 threads.
-template <class T>
-NNORM_INLINE void prefetch(const T* x, size_t n) {
-  for (size_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(x + i);
-}
-
 // The state of a row between the passes.
 template <class Real>
 struct RowState {
@@ -317,6 +310,8 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
     LmbdaSums<double> sums{0, 0, 0, 0};
     for_each_tile(length, [&](size_t at, size_t n) {
       Real *integer = buffers.integer + place(r, at), *fraction = buffers.fraction + place(r, at);
+      // Not for rows too long to be kept: the next row may evict this one from the cache, which cost rows of 100 000 floats
+      // 15 % on 2 threads.
       if (keep && first + r + count < work.rows) prefetch(x + (r + count) * length + at, n);
       const Real* tile = row(r, false)(at, n);
       logarithms(tile, n, state[r].standardize, integer, fraction);

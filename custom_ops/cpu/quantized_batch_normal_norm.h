@@ -12,6 +12,7 @@
 #endif
 
 #include "nnorm/kernels.h"
+#include "prefetch.h"
 #include "processor.h"
 
 namespace nnorm {
@@ -22,7 +23,7 @@ constexpr size_t tables_ahead = 16;
 
 NNORM_INLINE void prefetch_after(const uint8_t* tables, size_t channel, size_t channels) {
   const size_t next = channel + tables_ahead < channels ? channel + tables_ahead : channels - 1;
-  for (size_t i = 0; i < entries; i += 64) __builtin_prefetch(tables + next * entries + i);
+  prefetch(tables + next * entries, entries);
 }
 
 // n elements of one channel.

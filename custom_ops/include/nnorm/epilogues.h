@@ -40,7 +40,8 @@ inline namespace NNORM_TARGET {
 // max(y, 0); NaN stays NaN.
 template <class Real>
 NNORM_INLINE Real rectified(Real y) {
-  return y < Real(0) ? Real(0) : y;
+  const Real zero = bounds(y).zero;
+  return y < zero ? zero : y;
 }
 
 // Formula<epilogue>::apply(y, residual) is the output.

@@ -50,6 +50,20 @@
 #endif
 
 namespace nnorm {
+
+// Numbers that every element is compared with.
+template <class Real>
+struct Bounds {
+  Real zero, greatest_magnitude;
+};
+
+#if defined(NNORM_HIDE_BOUNDS)
+// GCC 12 makes one instruction of a minimum or a maximum only where it does not know the bound, and up to six otherwise. It
+// does not know what cpu/bounds.cpp defines.
+extern const Bounds<float> bounds_of_float;
+extern const Bounds<double> bounds_of_double;
+#endif
+
 inline namespace NNORM_TARGET {
 
 template <class Real>
@@ -137,6 +151,16 @@ NNORM_INLINE float fused(float a, float b, float c) {
 #endif
 #endif
 
+#if defined(NNORM_HIDE_BOUNDS)
+NNORM_INLINE const Bounds<float>& bounds(float) { return bounds_of_float; }
+NNORM_INLINE const Bounds<double>& bounds(double) { return bounds_of_double; }
+#else
+template <class Real>
+NNORM_INLINE constexpr Bounds<Real> bounds(Real) {
+  return {Real(0), Format<Real>::greatest_magnitude};
+}
+#endif
+
 // min(value, bound), but NaN stays NaN, unlike with a device's fmin.
 NNORM_INLINE double at_most(double value, double bound) { return value > bound ? bound : value; }
 NNORM_INLINE float at_most(float value, float bound) {
@@ -213,7 +237,7 @@ NNORM_INLINE Real with_sign_of(Real h, Real size) {
 // |h|, limited to the greatest magnitude that the functions below accept.
 template <class Real>
 NNORM_INLINE Real magnitude(Real h) {
-  return at_most(std::fabs(h), Format<Real>::greatest_magnitude);
+  return at_most(std::fabs(h), bounds(h).greatest_magnitude);
 }
 
 // log₂(1 + a) for a = magnitude(h). Relative error of the sum 1.6e-7 (double: 3.5e-16), for tiny a as well.

@@ -1,0 +1,11 @@
+// The bounds that mathematics.h hides from the compiler.
+#include "nnorm/mathematics.h"
+
+namespace nnorm {
+
+extern const Bounds<float> bounds_of_float;
+extern const Bounds<double> bounds_of_double;
+const Bounds<float> bounds_of_float{0, Format<float>::greatest_magnitude};
+const Bounds<double> bounds_of_double{0, Format<double>::greatest_magnitude};
+
+}  // namespace nnorm
