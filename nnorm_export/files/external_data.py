@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ExportError
 from nnorm_export.files.locations import external_tensors, locations
+from nnorm_export.files.wire import field_header
 
 EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
 
@@ -80,21 +81,12 @@ def _write(proto: onnx.ModelProto, path: Path) -> None:
     proto.ClearField("graph")
     initializer = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
     sizes = [weight.ByteSize() for weight in weights]
-    size = len(graph) + sum(len(_field(initializer, size)) + size for size in sizes)
+    size = len(graph) + sum(len(field_header(initializer, size)) + size for size in sizes)
     with path.open("wb") as file:
-        file.write(proto.SerializeToString() + _field(onnx.ModelProto.GRAPH_FIELD_NUMBER, size) + graph)
+        file.write(proto.SerializeToString() + field_header(onnx.ModelProto.GRAPH_FIELD_NUMBER, size) + graph)
         for weight, size in zip(weights, sizes, strict=True):
-            file.write(_field(initializer, size))
+            file.write(field_header(initializer, size))
             file.write(weight.SerializeToString())
-
-
-def _field(number: int, size: int) -> bytes:
-    """What precedes a message of ``size`` bytes in protobuf's encoding: its field number, below 16, and its size."""
-    found = [number << 3 | 2]
-    while size > 0x7F:
-        found.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*found, size])
 
 
 def first_name(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.locations import locate, locations
 from nnorm_export.files.text import find_undecoded
+from nnorm_export.files.wire import read_without_weights
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
 from nnorm_export.reading import PROTOBUF_BYTES, parse_json, read_bytes, size_of
 
-_LARGE = 2**16  # bytes
 _REMEDY = "; nnorm_export.export writes one of a PyTorch model"
 
 
@@ -60,15 +60,6 @@ class ModelFile:
     def external_data(self) -> list[str]:
         """The files with weights that lie beside the model's, by name; :func:`.locate` has accepted each."""
         return locations(self.proto)
-
-    def without_weights(self) -> ModelFile:
-        """Returns the file without large weights; they leave this object too, because a copy would not fit."""
-        for tensor in self.proto.graph.initializer:
-            if len(tensor.raw_data) > _LARGE:
-                tensor.ClearField("raw_data")
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)  # protobuf frees the memory of a field together with that of the whole message
-        return replace(self, proto=proto)
 
     def holds(self, *dtypes: int) -> bool:
         """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""
@@ -115,8 +106,11 @@ def _makes(node: onnx.NodeProto, dtype: int) -> bool:
     )
 
 
-def read(path: str | Path) -> ModelFile:
+def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     """Reads the graph and the metadata of ``path``, without weights in other files.
+
+    Args:
+        large_weights: read those in the file that are large too. False leaves their data out of the graph.
 
     Raises:
         ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; or its weights lie where
@@ -124,7 +118,8 @@ def read(path: str | Path) -> ModelFile:
     """
     path = Path(path)
     try:
-        proto = onnx.ModelProto.FromString(read_bytes(path, PROTOBUF_BYTES, ModelFileError))
+        content = read_bytes(path, PROTOBUF_BYTES, ModelFileError) if large_weights else read_without_weights(path)
+        proto = onnx.ModelProto.FromString(content)
     except DecodeError:
         raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}") from None
     if not proto.opset_import or not proto.graph.output:

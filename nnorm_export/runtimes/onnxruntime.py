@@ -108,7 +108,7 @@ class OnnxRuntimeRunner(Runner):
         kernels: bool | None = None,
     ) -> None:
         self._ort = import_onnxruntime()
-        self._file = onnx_file.read(path)
+        self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
         refuse_invalid(self._file)
         self._providers = listed(self.default_providers if providers is None else providers, "providers")
         self._require_providers()
@@ -126,7 +126,6 @@ class OnnxRuntimeRunner(Runner):
         if session_options is None:
             self._graph_options.add_session_config_entry(_EXTERNAL_WEIGHTS, "weights")
             self._graph_options.add_session_config_entry("session.disable_prepacking", "1")
-        self._file = self._file.without_weights()  # ONNX Runtime reads them itself
         self._session = self._open(self._options)
         self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
