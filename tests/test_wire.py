@@ -61,6 +61,11 @@ def test_load_does_not_read_the_weights(large: Path) -> None:
     assert np.array_equal(result, np.full((1, WIDTH), 2, np.float32))
 
 
+def test_companions_are_found_without_reading_the_weights(large: Path) -> None:
+    assert onnx_file.companions(large) == []
+    assert _taken(lambda: onnx_file.companions(large)) < large.stat().st_size // 16
+
+
 def test_all_but_the_large_weights_is_read(large: Path) -> None:
     proto = onnx_file.read(large, large_weights=False).proto
     assert [len(weight.raw_data) for weight in proto.graph.initializer] == [0, 4 * WIDTH]

@@ -165,7 +165,7 @@ def companions(path: Path) -> list[Path]:
     if size_of(path, ModelFileError) > PROTOBUF_BYTES:
         return []
     try:
-        proto = onnx.ModelProto.FromString(read_bytes(path, PROTOBUF_BYTES, ModelFileError))
+        proto = onnx.ModelProto.FromString(read_without_weights(path))
     except DecodeError:
         return []
     return [locate(path, location) for location in locations(proto)]

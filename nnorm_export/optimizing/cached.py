@@ -60,7 +60,7 @@ def load_optimized(
     source = Path(path).expanduser()
     options = {"session_options": session_options, "intra_op_num_threads": intra_op_num_threads}
     ort = import_onnxruntime()
-    file = read(source)
+    file = read(source, large_weights=False)
     kernels = library.find_library()
     machine = this_machine(ort)
     if file.form == OPTIMIZED or not file.normalizations or kernels is None or machine.block is None:
