@@ -1,9 +1,16 @@
-"""The kernels alone, each as a model of one node in ONNX Runtime, with ONNX Runtime's own operators for comparison."""
+"""The kernels alone, each as a model of one node in ONNX Runtime, with ONNX Runtime's own operators for comparison.
+
+In service the nodes before it have woken a session's threads and the processor's clock, and the caches hold what other
+nodes have used. So a small kernel runs for some time before it is timed, while the threads of the other sessions sleep;
+and each run takes other tensors, together more than the second-level cache holds.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +27,11 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 # Elements of float32 in the input: sizes that fit the second-level cache, the third-level cache, and neither.
 SIZES = {"128 KiB": 2**15, "8 MiB": 2**21, "256 MiB": 2**26}
 WIDTH, CHANNELS, EXTENT = 768, 64, 1024
+SMALL = 2**18  # elements; a run of more takes much longer than to wake a thread
+UNTIL_ASLEEP = 0.1  # seconds; ONNX Runtime's threads spin for half of it after a run
+UNTIL_AWAKE = 0.02  # seconds of runs that are not timed; the first hundred are slower
+TIMED_RUNS = 20
+ROTATING = 2**20  # elements of the inputs that runs take in turn
 DTYPES = {
     "float32": (np.float32, TensorProto.FLOAT),
     "float16": (np.float16, TensorProto.FLOAT16),
@@ -53,9 +65,10 @@ class Kernel:
         return self.op_type if self.dtype == "float32" else f"{self.op_type}, {self.dtype}"
 
     def shape(self, elements: int) -> tuple[int, ...]:
-        return (
-            (elements // (CHANNELS * EXTENT) or 1, CHANNELS, 32, 32) if self.per_channel else (elements // WIDTH, WIDTH)
-        )
+        if not self.per_channel:
+            return elements // WIDTH, WIDTH
+        extent = min(EXTENT, elements // CHANNELS)
+        return elements // (CHANNELS * extent), CHANNELS, extent
 
 
 # ReLU, a copy with a comparison, takes the least time that an elementwise operator can take.
@@ -97,14 +110,19 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    options = session_options(threads)
+    options = session_options(threads, stop_spinning=elements > SMALL)
     nnorm_export.register(options)  # the nodes have no bodies: only kernels run them
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    for name, tensor in tensors.items():
-        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(tensor))
-    binding.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(x)))
-    return lambda: session.run_with_iobinding(binding)
+
+    def bind() -> Any:
+        binding = session.io_binding()
+        for name, tensor in tensors.items():
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(tensor.copy()))
+        binding.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(x)))
+        return binding
+
+    bindings = itertools.cycle([bind() for _ in range(max(1, ROTATING // elements))])
+    return lambda: session.run_with_iobinding(next(bindings))
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, str, int], Timing]:
@@ -113,11 +131,21 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, 
     results = {}
     task = progress.add_task("kernels", total=len(sizes) * len(options.threads))
     for size, elements in sizes.items():
-        repeats = max(options.repeats, min(200, 2**24 // elements))
+        repeats = options.repeats if elements <= SMALL else max(options.repeats, min(200, 2**24 // elements))
         for threads in options.threads:
             for base in dict.fromkeys(kernel.base for kernel in KERNELS):
                 runs = {k.name: open_kernel(k, elements, threads) for k in KERNELS if k.base == base}
-                for name, timing in time_in_turns(runs, base=base, repeats=repeats).items():
+
+                def wake(name: str, runs: Mapping[str, Callable[[], Any]] = runs, threads: int = threads) -> None:
+                    if threads > 1:
+                        time.sleep(UNTIL_ASLEEP)
+                    end = time.perf_counter() + UNTIL_AWAKE
+                    while time.perf_counter() < end:
+                        runs[name]()
+
+                small = {"prepare": wake, "runs": TIMED_RUNS} if elements <= SMALL else {}
+                timings = time_in_turns(runs, base=base, repeats=repeats, **small)
+                for name, timing in timings.items():
                     results[name, size, threads] = timing
             progress.advance(task)
     return results

@@ -2,7 +2,8 @@
 
 The sessions take turns, A B C A B C, so that a slow moment falls on all of them; a ratio is the median of the ratios
 within one turn. Within a run a session's threads spin while they wait, as they do in service; left alone they would
-go on after it and take the cores from the next session, so they are told to stop.
+go on after it and take the cores from the next session, so they are told to stop. A network wakes them once, at its
+start. A kernel alone would pay for that in every run, as it does not in service: see kernels.py.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Timing:
         return statistics.median(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
 
 
-def session_options(threads: int) -> Any:
+def session_options(threads: int, *, stop_spinning: bool = True) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.force_spinning_stop", str(int(stop_spinning)))
     return options
 
 
@@ -56,15 +57,20 @@ def time_in_turns(
     base: str,
     repeats: int,
     advance: Callable[[], None] = lambda: None,
+    prepare: Callable[[str], None] = lambda name: None,
+    runs: int = 1,
 ) -> dict[str, Timing]:
-    """Times each contestant ``repeats`` times after some turns of warm-up; ``advance`` is called every turn."""
+    """Times each contestant ``repeats`` times after some turns of warm-up.
+
+    ``advance`` is called every turn, and ``prepare`` before a contestant's, untimed. The time of a turn is the median
+    of that many ``runs``.
+    """
     warm_up = max(2, repeats // 5)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(warm_up + repeats):
         for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
+            prepare(name)
+            seconds[name].append(statistics.median(_seconds(run) for _ in range(runs)))
         advance()
     measured = {name: times[warm_up:] for name, times in seconds.items()}
     return {
@@ -75,6 +81,12 @@ def time_in_turns(
         )
         for name, times in measured.items()
     }
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def describe_machine() -> str:

@@ -63,7 +63,9 @@ def read_bytes(path: str | Path, limit: int, error: type[NnormExportError]) -> b
         raise error(f"{path}: {size} bytes, more than the {limit} that such a file may have")
     try:
         with open(path, "rb") as file:
-            content = file.read(limit + 1)  # it may have grown
+            content = file.read(size + 1)
+            if len(content) > size:  # it has grown
+                content += file.read(limit + 1 - len(content))
     except (OSError, MemoryError) as reason:
         raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or 'out of memory'})") from None
     if len(content) > limit:
