@@ -13,8 +13,8 @@ namespace nnorm {
 inline namespace NNORM_TARGET {
 
 constexpr size_t tile = 256;
-// How many elements before they are read. One to two tiles are best in the third-level cache and beyond, where they save
-// 10 to 25 % of the time; less than that in the second-level cache, where nothing is to be saved.
+// How many elements before they are read. On an Intel Xeon one tile and two are best in the third-level cache and beyond:
+// they save 6 to 10 % of the time with AVX-512 and 14 to 40 % with AVX2; in the second-level cache nothing is to be saved.
 constexpr size_t prefetched_ahead = 2 * tile;
 
 template <class Real>
