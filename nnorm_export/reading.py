@@ -63,7 +63,7 @@ def read_bytes(path: str | Path, limit: int, error: type[NnormExportError]) -> b
         raise error(f"{path}: {size} bytes, more than the {limit} that such a file may have")
     try:
         with open(path, "rb") as file:
-            content = file.read(size + 1)
+            content = file.read(size + 1)  # not limit + 1: that takes memory for as many bytes
             if len(content) > size:  # it has grown
                 content += file.read(limit + 1 - len(content))
     except (OSError, MemoryError) as reason:

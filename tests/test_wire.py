@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from nnorm_export import ModelFileError, load
+from nnorm_export import ModelFileError, load, reading
 from nnorm_export.files import onnx_file, wire
 
 WIDTH = 2048  # 17 MB of weights
@@ -88,6 +88,41 @@ def _damaged(content: bytes) -> Iterator[bytes]:
         yield content[:place] + bytes([draw.randrange(256)]) + content[place + 1 :]
 
 
+def _data(values: bytes) -> bytes:
+    return wire.field_header(TensorProto.RAW_DATA_FIELD_NUMBER, len(values)) + values
+
+
+@pytest.mark.parametrize("sizes", [(8, 2**17), (2**17, 8), (2**17, 2**17)])
+def test_data_that_is_given_twice_is_read_as_protobuf_reads_it(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    """It takes the last."""
+    model = _write(tmp_path / "net.onnx", 8)
+    tensor = model.graph.initializer.pop()
+    tensor.ClearField("raw_data")
+    twice = tensor.SerializeToString() + b"".join(_data(bytes([i + 1]) * size) for i, size in enumerate(sizes))
+    graph = model.graph.SerializeToString()
+    graph += wire.field_header(onnx.GraphProto.INITIALIZER_FIELD_NUMBER, len(twice)) + twice
+    model.ClearField("graph")
+    model.doc_string = "long " * 2**18  # a small file would be read whole
+    header = wire.field_header(onnx.ModelProto.GRAPH_FIELD_NUMBER, len(graph))
+    path = tmp_path / "twice.onnx"
+    path.write_bytes(model.SerializeToString() + header + graph)
+    assert onnx_file.read(path, large_weights=False).proto == onnx_file.read(path).proto
+
+
+def test_a_file_of_very_many_fields_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To count them off would take longer."""
+    path = tmp_path / "net.onnx"
+    model = _write(path, 8)
+    with path.open("ab") as file:
+        file.write(bytes([onnx.ModelProto.IR_VERSION_FIELD_NUMBER << 3, 10]) * 2**20)
+    counted = []
+    monkeypatch.setattr(wire, "_FIELDS", 1000)
+    varint = wire._varint
+    monkeypatch.setattr(wire, "_varint", lambda file: (counted.append(1), varint(file))[1])
+    assert onnx_file.read(path, large_weights=False).proto == model
+    assert 1000 < len(counted) < 3000
+
+
 def test_damaged_files_are_judged_by_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph, or the error, is what it is when the whole file is read."""
     large = 64
@@ -109,3 +144,12 @@ def test_damaged_files_are_judged_by_protobuf(tmp_path: Path, monkeypatch: pytes
         assert found == expected, content.hex()
         kinds.add(type(expected))
     assert kinds == {onnx.ModelProto, str}
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "grown"
+    path.write_bytes(b"0123456789")
+    monkeypatch.setattr(reading, "size_of", lambda path, error: 4)
+    assert reading.read_bytes(path, 10, ModelFileError) == b"0123456789"
+    with pytest.raises(ModelFileError, match="it grew beyond 9 bytes"):
+        reading.read_bytes(path, 9, ModelFileError)

@@ -4,11 +4,14 @@ protobuf cannot leave a field out: it takes the whole file into memory, and copi
 of 436 MB that takes 0.3 seconds and 0.9 GB, and :func:`nnorm_export.load` does not need them: ONNX Runtime reads them.
 
 Here the fields are counted off, down to the data of the graph's weights, and protobuf parses what lies between those.
-Nothing is judged here: a file that cannot be followed is read as a whole, and protobuf says what is wrong with it.
+Weights that are stored otherwise than as ``raw_data`` of initializers are read. Nothing is judged here: a file that
+cannot be followed is read as a whole, and protobuf says what is wrong with it.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +24,7 @@ from nnorm_export.reading import PROTOBUF_BYTES, read_bytes, size_of
 
 LARGE = 2**16  # bytes of a weight
 _WHOLE = 2**20  # a file of fewer bytes is read faster than its fields are counted off
+_FIELDS = 2**18  # a file with more is read as a whole: to count off a field takes about a microsecond
 # The way to the data of a weight: each field lies in the message before.
 _DATA = (
     onnx.ModelProto.GRAPH_FIELD_NUMBER,
@@ -55,34 +59,43 @@ def read_without_weights(path: Path) -> bytes:
     """
     size = size_of(path, ModelFileError)
     if _WHOLE < size <= PROTOBUF_BYTES:
-        # What fails here fails below too, where it gets its message.
+        # A file that cannot be followed is read as a whole below. Any other error occurs there again, and gets its
+        # message.
         with suppress(OSError, MemoryError, _UnclearError), open(path, "rb") as file:
-            return _without(file, 0, size, _DATA)
+            return _without(file, 0, os.fstat(file.fileno()).st_size, _DATA, itertools.count(1))
     return read_bytes(path, PROTOBUF_BYTES, ModelFileError)
 
 
-def _without(file: BinaryIO, start: int, end: int, way: tuple[int, ...]) -> bytes:
+def _without(file: BinaryIO, start: int, end: int, way: tuple[int, ...], counted: Iterator[int]) -> bytes:
     """The message in ``file`` from ``start`` to ``end``, without the large fields at the end of ``way``."""
     wanted, *rest = way
     parts = []
     copied = start
-    for number, position, content, after in _fields(file, start, end):
-        if number != wanted or after - content <= LARGE:
+    found = False
+    for number, position, content, after in _fields(file, start, end, counted):
+        if number != wanted:
+            continue
+        if found and not rest:
+            raise _UnclearError  # protobuf takes the last one
+        found = True
+        if after - content <= LARGE:
             continue
         if content - position != len(field_header(number, after - content)):
             raise _UnclearError  # encoded in more bytes than it takes, which protobuf may refuse
         parts.append(_span(file, copied, position))
         if rest:
-            inner = _without(file, content, after, tuple(rest))
+            inner = _without(file, content, after, tuple(rest), counted)
             parts += [field_header(number, len(inner)), inner]
         copied = after
     return b"".join([*parts, _span(file, copied, end)])
 
 
-def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(file: BinaryIO, start: int, end: int, counted: Iterator[int]) -> Iterator[tuple[int, int, int, int]]:
     """Each field of the message: its number, 0 for one without a size, and where it, its content and the next begin."""
     position = start
     while position < end:
+        if next(counted) > _FIELDS:
+            raise _UnclearError
         file.seek(position)
         key = _varint(file)
         number, kind = key >> 3, key & 7
