@@ -24,7 +24,7 @@ from benchmarks.measure import Timing, session_options, time_in_turns
 from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
-# Elements of float32 in the input: sizes that fit the second-level cache, the third-level cache, and neither.
+# Elements of float32 in the input. Small ones rotate, see ROTATING; 8 MiB fit the third-level cache, 256 MiB do not.
 SIZES = {"128 KiB": 2**15, "8 MiB": 2**21, "256 MiB": 2**26}
 WIDTH, CHANNELS, EXTENT = 768, 64, 1024
 SMALL = 2**18  # elements; a run of more takes much longer than to wake a thread
@@ -131,7 +131,6 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, 
     results = {}
     task = progress.add_task("kernels", total=len(sizes) * len(options.threads))
     for size, elements in sizes.items():
-        repeats = options.repeats if elements <= SMALL else max(options.repeats, min(200, 2**24 // elements))
         for threads in options.threads:
             for base in dict.fromkeys(kernel.base for kernel in KERNELS):
                 runs = {k.name: open_kernel(k, elements, threads) for k in KERNELS if k.base == base}
@@ -144,7 +143,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, 
                         runs[name]()
 
                 small = {"prepare": wake, "runs": TIMED_RUNS} if elements <= SMALL else {}
-                timings = time_in_turns(runs, base=base, repeats=repeats, **small)
+                timings = time_in_turns(runs, base=base, repeats=options.repeats, **small)
                 for name, timing in timings.items():
                     results[name, size, threads] = timing
             progress.advance(task)

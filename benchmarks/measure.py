@@ -3,7 +3,7 @@
 The sessions take turns, A B C A B C, so that a slow moment falls on all of them; a ratio is the median of the ratios
 within one turn. Within a run a session's threads spin while they wait, as they do in service; left alone they would
 go on after it and take the cores from the next session, so they are told to stop. A network wakes them once, at its
-start. A kernel alone would pay for that in every run, as it does not in service: see kernels.py.
+start. A kernel timed alone would wake them in every run, which it does not in service: kernels.py keeps them awake.
 """
 
 from __future__ import annotations
