@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,15 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
     return lambda: session.run_with_iobinding(next(bindings))
 
 
+def _wake(runs: Mapping[str, Callable[[], Any]], threads: int, name: str) -> None:
+    """Runs the kernel until its threads and the processor's clock are awake, and those of the others asleep."""
+    if threads > 1:
+        time.sleep(UNTIL_ASLEEP)
+    end = time.perf_counter() + UNTIL_AWAKE
+    while time.perf_counter() < end:
+        runs[name]()
+
+
 def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, str, int], Timing]:
     """(kernel, size, threads) -> its timing, relative to what it is compared with."""
     sizes = dict(list(SIZES.items())[:1]) if options.quick else SIZES
@@ -134,16 +144,8 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, 
         for threads in options.threads:
             for base in dict.fromkeys(kernel.base for kernel in KERNELS):
                 runs = {k.name: open_kernel(k, elements, threads) for k in KERNELS if k.base == base}
-
-                def wake(name: str, runs: Mapping[str, Callable[[], Any]] = runs, threads: int = threads) -> None:
-                    if threads > 1:
-                        time.sleep(UNTIL_ASLEEP)
-                    end = time.perf_counter() + UNTIL_AWAKE
-                    while time.perf_counter() < end:
-                        runs[name]()
-
-                small = {"prepare": wake, "runs": TIMED_RUNS} if elements <= SMALL else {}
-                timings = time_in_turns(runs, base=base, repeats=options.repeats, **small)
+                prepare, timed = (partial(_wake, runs, threads), TIMED_RUNS) if elements <= SMALL else (None, 1)
+                timings = time_in_turns(runs, base=base, repeats=options.repeats, prepare=prepare, runs=timed)
                 for name, timing in timings.items():
                     results[name, size, threads] = timing
             progress.advance(task)

@@ -57,7 +57,7 @@ def time_in_turns(
     base: str,
     repeats: int,
     advance: Callable[[], None] = lambda: None,
-    prepare: Callable[[str], None] = lambda name: None,
+    prepare: Callable[[str], None] | None = None,
     runs: int = 1,
 ) -> dict[str, Timing]:
     """Times each contestant ``repeats`` times after some turns of warm-up.
@@ -69,7 +69,8 @@ def time_in_turns(
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(warm_up + repeats):
         for name, run in contestants.items():
-            prepare(name)
+            if prepare:
+                prepare(name)
             seconds[name].append(statistics.median(_seconds(run) for _ in range(runs)))
         advance()
     measured = {name: times[warm_up:] for name, times in seconds.items()}

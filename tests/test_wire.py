@@ -69,7 +69,7 @@ def test_companions_are_found_without_reading_the_weights(large: Path) -> None:
 def test_all_but_the_large_weights_is_read(large: Path) -> None:
     proto = onnx_file.read(large, large_weights=False).proto
     assert [len(weight.raw_data) for weight in proto.graph.initializer] == [0, 4 * WIDTH]
-    assert proto == _cleared(onnx_file.read(large).proto, wire.LARGE)
+    assert proto == _cleared(onnx_file.read(large).proto, wire._LARGE)
 
 
 def _cleared(proto: onnx.ModelProto, large: int) -> onnx.ModelProto:
@@ -126,7 +126,7 @@ def test_a_file_of_very_many_fields_is_read_whole(tmp_path: Path, monkeypatch: p
 def test_damaged_files_are_judged_by_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph, or the error, is what it is when the whole file is read."""
     large = 64
-    monkeypatch.setattr(wire, "LARGE", large)
+    monkeypatch.setattr(wire, "_LARGE", large)
     monkeypatch.setattr(wire, "_WHOLE", 0)
     path = tmp_path / "net.onnx"
     _write(path, 8)

@@ -3,8 +3,6 @@
 
 namespace nnorm {
 
-extern const Bounds<float> bounds_of_float;
-extern const Bounds<double> bounds_of_double;
 const Bounds<float> bounds_of_float{0, Format<float>::greatest_magnitude};
 const Bounds<double> bounds_of_double{0, Format<double>::greatest_magnitude};
 

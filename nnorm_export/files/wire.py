@@ -22,7 +22,7 @@ import onnx
 from nnorm_export.errors import ModelFileError
 from nnorm_export.reading import PROTOBUF_BYTES, read_bytes, size_of
 
-LARGE = 2**16  # bytes of a weight
+_LARGE = 2**16  # bytes of a weight
 _WHOLE = 2**20  # a file of fewer bytes is read faster than its fields are counted off
 _FIELDS = 2**18  # a file with more is read as a whole: to count off a field takes about a microsecond
 # The way to the data of a weight: each field lies in the message before.
@@ -50,7 +50,7 @@ def field_header(number: int, size: int) -> bytes:
 
 
 def read_without_weights(path: Path) -> bytes:
-    """Returns the model ``path`` as protobuf encodes it, without the data of the graph's weights over ``LARGE``.
+    """Returns the model ``path`` as protobuf encodes it, without the data of the graph's weights of more than 64 KiB.
 
     A small file, and one that cannot be followed, is returned as it is.
 
@@ -78,7 +78,7 @@ def _without(file: BinaryIO, start: int, end: int, way: tuple[int, ...], counted
         if found and not rest:
             raise _UnclearError  # protobuf takes the last one
         found = True
-        if after - content <= LARGE:
+        if after - content <= _LARGE:
             continue
         if content - position != len(field_header(number, after - content)):
             raise _UnclearError  # encoded in more bytes than it takes, which protobuf may refuse

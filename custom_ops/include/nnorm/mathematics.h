@@ -51,18 +51,16 @@
 
 namespace nnorm {
 
-// Numbers that every element is compared with.
+// Numbers that every element is compared with; bounds() returns them.
 template <class Real>
 struct Bounds {
   Real zero, greatest_magnitude;
 };
 
-#if defined(NNORM_HIDE_BOUNDS)
-// GCC 12 makes one instruction of a minimum or a maximum only where it does not know the bound, and up to six otherwise. It
-// does not know what cpu/bounds.cpp defines.
+// With NNORM_HIDE_BOUNDS these are what it returns. GCC 12 makes one instruction of a minimum or a maximum only where it does
+// not know the bound, and up to six otherwise; it does not know what cpu/bounds.cpp defines.
 extern const Bounds<float> bounds_of_float;
 extern const Bounds<double> bounds_of_double;
-#endif
 
 inline namespace NNORM_TARGET {
 
