@@ -52,7 +52,7 @@ def check_pytorch() -> None:
     Raises:
         PyTorchMissingError: it is too old. It would fail later, with errors that blame the model.
     """
-    import torch  # noqa: PLC0415 - at the top, the package could not be imported without PyTorch
+    import torch  # noqa: PLC0415 - servers have no PyTorch: at the top, commands that need none would fail there
 
     if fault := fault_of(torch.__version__):
         raise PyTorchMissingError(f"torch {torch.__version__} is installed; {fault}", name="torch")

@@ -80,7 +80,7 @@ def check(path: Path, folder: Path, key: Path) -> None:
             copy.write_bytes(content)
             verifier.set_hashing_config(_hashing()).set_ignore_unsigned_files(True).verify(root, copy)
         signed = _signed_names(content)
-    except Exception as error:  # a check that fails for any reason is a failed check; the error shows the reason
+    except Exception as error:  # whatever went wrong, the signature was not confirmed: the user is told so, and why
         raise ParityError(
             f"{folder}: its signature does not hold for {path}, the certificate's files and the key {key}: "
             f"{first_line(error)}",
@@ -129,7 +129,7 @@ def _signer(key: Path) -> Any:
 def _with_key(key: Path, kind: str, configure: Callable[[], Any]) -> Any:
     try:
         return configure()
-    except Exception as error:  # a key that fails to load for any reason is refused; the error shows the reason
+    except Exception as error:  # missing, damaged, with a password: the user is told why it cannot be read
         raise InputError(
             f"{key}: it cannot be read as a {kind} key ({getattr(error, 'strerror', None) or first_line(error)}); give "
             "one of an elliptic curve, as PEM without a password: openssl ecparam -name prime256v1 -genkey -noout "
