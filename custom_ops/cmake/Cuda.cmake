@@ -67,7 +67,8 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
   target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
   target_compile_features(${name} PRIVATE cuda_std_17)
-  target_compile_options(${name} PRIVATE $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
+  # -fmad=false: as in Compiler.cmake, nothing is fused but what the formulas fuse.
+  target_compile_options(${name} PRIVATE -fmad=false $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # 12.8 has it, but its result needs a newer driver than 12
     target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth of the size
   endif()

@@ -8,13 +8,14 @@ namespace nnorm {
 inline namespace NNORM_TARGET {
 
 template <class Real>
-NNORM_INLINE Standardization<Real> standardization_of(const SharedRow<Real>& row) {
-  return {row.mean, row.inverse, row.correction};
+NNORM_INLINE RowState<Real> state_of(const SharedRow<Real>& row) {
+  return {{row.mean, row.inverse, row.correction}, {{row.eta_pos, row.gain_pos}, {row.eta_neg, row.gain_neg}}};
 }
 
-template <class Real>
-NNORM_INLINE RowState<Real> state_of(const SharedRow<Real>& row) {
-  return {standardization_of(row), {row.eta_pos, row.gain_pos}, {row.eta_neg, row.gain_neg}};
+// The first `count` numbers of an array, as one.
+template <size_t count, class Real>
+NNORM_INLINE Real (&first_of(Real (&all)[4]))[count] {
+  return *reinterpret_cast<Real(*)[count]>(&all);
 }
 
 // The buffers of one tile.
@@ -38,23 +39,20 @@ template <class T>
 void compute_tile(const SharedRows<T>& work, size_t row, size_t tile, TileBuffers<T>& buffers) {
   using Real = Arithmetic<T>;
   const RowProblem<T>& problem = work.problem;
-  const size_t position = tile * row_tile, left = problem.row_length - position, n = left < row_tile ? left : row_tile;
-  const SharedRow<Real>& state = work.rows[row - work.begin];
-  TileSums& found = work.sums[(row - work.begin) * work.tiles + tile];
+  const size_t position = tile * row_tile, n = elements_of_tile(problem.row_length, position);
+  const RowState<Real> state = state_of(work.rows[row - work.begin]);
+  Real(&sums)[4] = work.sums[(row - work.begin) * work.tiles + tile].sums;
   const Real* x = buffers.widened(problem.x + row * problem.row_length + position, n);
   if (work.phase == RowPhase::sum) {
-    found.sums[0] = sum(x, n);
+    sum(x, n, first_of<1>(sums));
   } else if (work.phase == RowPhase::moments) {
-    const Moments about = moments(x, n, state.mean);
-    found = {about.first, about.second, 0, 0};
+    moments(x, n, state.standardize.mean, first_of<2>(sums));
   } else {
-    logarithms(x, n, standardization_of(state), buffers.integer, buffers.fraction);
-    if (work.phase == RowPhase::lmbda_sums) {
-      const LmbdaSums<Real> sums = lmbda_sums(x, n, standardization_of(state), buffers.integer, buffers.fraction);
-      found = {double(sums.signed_log), double(sums.h_d), double(sums.d), double(sums.curvature)};
-    } else {
-      result_of_tile(problem, row, position, x, n, state_of(state), buffers.integer, buffers.fraction);
-    }
+    logarithms(x, n, state.standardize, buffers.integer, buffers.fraction);
+    if (work.phase == RowPhase::lmbda_sums)
+      lmbda_sums(x, n, state.standardize, buffers.integer, buffers.fraction, sums);
+    else
+      result_of_tile(problem, row, position, x, n, state, buffers.integer, buffers.fraction);
   }
 }
 
@@ -69,34 +67,26 @@ void shared_rows(const SharedRows<T>& work, size_t begin, size_t end) {
   }
 }
 
+template <size_t count, class T>
+void end_of_row(const SharedRows<T>& work, size_t row) {
+  using Real = Arithmetic<T>;
+  RowSums<Real, count> sums;
+  for (size_t tile = 0; tile < work.tiles; ++tile) sums.add(first_of<count>(work.sums[row * work.tiles + tile].sums));
+  SharedRow<Real>& shared = work.rows[row];
+  RowState<Real> state = state_of(shared);
+  set_state(state, sums, work.problem);
+  shared = {state.standardize.mean, state.standardize.inverse, state.standardize.correction,
+            state.psi.pos.eta,      state.psi.pos.gain,        state.psi.neg.eta,
+            state.psi.neg.gain};
+}
+
 // Adds the sums of a row's tiles in their order, and hands on what they become.
 template <class T>
 void end_of_phase(const SharedRows<T>& work) {
-  using Real = Arithmetic<T>;
-  const size_t length = work.problem.row_length;
-  for (size_t r = 0; r < work.end - work.begin; ++r) {
-    const TileSums* const tiles = work.sums + r * work.tiles;
-    SharedRow<Real>& row = work.rows[r];
-    if (work.phase == RowPhase::sum) {
-      double total = 0;
-      for (size_t t = 0; t < work.tiles; ++t) total += tiles[t].sums[0];
-      row.mean = Real(total / double(length));
-    } else if (work.phase == RowPhase::moments) {
-      Moments about{0, 0};
-      for (size_t t = 0; t < work.tiles; ++t) add(about, Moments{tiles[t].sums[0], tiles[t].sums[1]});
-      const Standardization<Real> found = standardization_of(about, row.mean, length, work.problem.epsilon);
-      row.mean = found.mean, row.inverse = found.inverse, row.correction = found.correction;
-    } else if (work.phase == RowPhase::lmbda_sums) {
-      LmbdaSums<double> sums{0, 0, 0, 0};
-      for (size_t t = 0; t < work.tiles; ++t) {
-        const double(&of_tile)[4] = tiles[t].sums;
-        add(sums, LmbdaSums<double>{of_tile[0], of_tile[1], of_tile[2], of_tile[3]});
-      }
-      RowState<Real> state = state_of(row);
-      set_branches(state, sums, length, work.problem.delta);
-      row.eta_pos = state.pos.eta, row.gain_pos = state.pos.gain;
-      row.eta_neg = state.neg.eta, row.gain_neg = state.neg.gain;
-    }
+  for (size_t row = 0; row < work.end - work.begin; ++row) {
+    if (work.phase == RowPhase::sum) end_of_row<1>(work, row);
+    if (work.phase == RowPhase::moments) end_of_row<2>(work, row);
+    if (work.phase == RowPhase::lmbda_sums) end_of_row<4>(work, row);
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "nnorm/half_mathematics.h"
 #include "nnorm/problems.h"
+#include "nnorm/row_statistics.h"
 
 namespace nnorm::cuda {
 
@@ -52,11 +53,16 @@ NNORM_DEVICE void store(T* to, const Access<T, width>& access) {
 template <int width, class T>
 NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof access == access_bytes) {
-    uint32_t words[access_bytes / sizeof(uint32_t)];
+  if constexpr (sizeof access == 16) {
+    uint32_t words[4];
     memcpy(words, &access, sizeof words);
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (sizeof access == 8) {
+    uint32_t words[2];
+    memcpy(words, &access, sizeof words);
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1])
                  : "memory");
   } else
 #endif
@@ -110,18 +116,13 @@ class Divisor {
   unsigned multiplier_ = 0, shift_ = 0;
 };
 
-NNORM_DEVICE double inverse_root(double x) { return 1 / std::sqrt(x); }
-NNORM_DEVICE float inverse_root(float x) {
-#if defined(__CUDA_ARCH__)
-  return __frsqrt_rn(x);
-#else
-  return 1 / std::sqrt(x);
-#endif
-}
+// The neighbouring lanes that have the same sum after sum_over_warp().
+template <int count>
+constexpr unsigned lanes_of_sum = warp_size / unsigned(count);
 
-// Sums each of `count` values over a warp. The j-th sum is then in values[0] of the warp_size/count lanes that start at
-// lane_of_sum<count>(j). In each round one half of the lanes continues with one half of the values and the other half with
-// the rest, so that four sums take 6 exchanges instead of 20.
+// Sums each of `count` values over a warp, the lanes in halves. Lanes j·lanes_of_sum and following then have the j-th sum in
+// values[0]. In each round one half of the lanes continues with one half of the values and the other half with the rest, so
+// that four sums take 6 exchanges instead of 20.
 template <int count, class Real>
 NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   static_assert((count & (count - 1)) == 0 && count <= int(warp_size), "a power of two");
@@ -139,32 +140,54 @@ NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   for (; distance > 0; distance /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], distance);
 }
 
-template <int count>
-NNORM_DEVICE unsigned lane_of_sum(int j) {
-  return unsigned(j) * (warp_size / count);
+// The sums of a block's chains, in halves, in all its threads. Each call of a kernel has its own `turn` and with it its own
+// memory, which is written again only after the barriers of the other turns.
+//
+// `own` is chain `chain`'s part of sum `sum`, of a thread that `has_one`.
+template <int turn, int chains, int count, class Real>
+NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count]) {
+  static_assert(turn >= 0 && (chains & (chains - 1)) == 0 && chains <= int(warp_size));
+  __shared__ Real parts[count][chains];
+  if (has_one) parts[sum][chain] = own;
+  __syncthreads();
+  constexpr int at_once = int(warp_size) / chains;
+  const unsigned lane = threadIdx.x % warp_size;
+#pragma unroll
+  for (int first = 0; first < count; first += at_once) {
+    const unsigned mine = unsigned(first) + lane / unsigned(chains);
+    Real total = parts[mine < unsigned(count) ? mine : 0][lane % unsigned(chains)];
+#pragma unroll
+    for (unsigned distance = unsigned(chains) / 2; distance > 0; distance /= 2)
+      total += __shfl_xor_sync(0xffffffffu, total, distance);
+#pragma unroll
+    for (int i = first; i < first + at_once && i < count; ++i)
+      sums[i] = __shfl_sync(0xffffffffu, total, unsigned(i - first) * unsigned(chains));
+  }
 }
 
-// Replaces each of `count` values by its sum over the `threads` threads that share a row: a warp, or the whole block.
-// All threads get the same bits. Each sum of a row has its own `turn` and with it its own scratch memory, which is written
-// again only after the barriers of the other turns.
-template <int threads, int turn, int count, class Real>
-NNORM_DEVICE void sum_of_team(Real (&values)[count]) {
-  static_assert(threads % warp_size == 0 && turn >= 0);
+// The sums over a tile in all lanes of a warp that have them: lanes s·apart and following have sum s. `values` are the sums of
+// a lane, which has `places` of each, place by place.
+template <int places, int all, class Real>
+NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
+  static_assert(places == 1 || places == 2);
   sum_over_warp(values);
-  if constexpr (threads == int(warp_size) && count > 1) {
-    const Real own = values[0];
-#pragma unroll
-    for (int j = 0; j < count; ++j) values[j] = __shfl_sync(0xffffffffu, own, lane_of_sum<count>(j));
-  } else if constexpr (threads > int(warp_size)) {
-    constexpr int warps = threads / int(warp_size);
-    __shared__ Real scratch[count][warps];  // one for each turn
+  return places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], warp_size / 2) : values[0];
+}
+
+// The sums over a row of which each warp of `threads` threads has one tile: tile w belongs to warp w.
+template <int threads, int turn, int places, int count, class Real>
+NNORM_DEVICE void sums_of_team(Real (&values)[places * count], Real (&sums)[count]) {
+  constexpr int warps = threads / int(warp_size);
+  constexpr unsigned apart = lanes_of_sum<places * count>;
+  const Real own = sum_of_tile<places>(values);
+  if constexpr (warps > 1) {
     const unsigned lane = threadIdx.x % warp_size;
-    if (lane % lane_of_sum<count>(1) == 0) scratch[lane / lane_of_sum<count>(1)][threadIdx.x / warp_size] = values[0];
-    __syncthreads();
-    for (int i = 0; i < count; ++i) {
-      values[i] = 0;
-      for (int warp = 0; warp < warps; ++warp) values[i] += scratch[i][warp];
-    }
+    sums_of_chains<turn, warps>(own, lane / apart, threadIdx.x / warp_size, lane % apart == 0 && lane < count * apart, sums);
+  } else if constexpr (places * count > 1) {
+#pragma unroll
+    for (int s = 0; s < count; ++s) sums[s] = __shfl_sync(0xffffffffu, own, unsigned(s) * apart);
+  } else {
+    sums[0] = own;
   }
 }
 

@@ -2,13 +2,14 @@
 // of each row (NN eq. 3, 5–15).
 //
 // A row is read from memory once if it fits into the registers of a warp or of a block, or into a block's shared memory.
-// Longer rows are read four times. Sums are of float32 (float64 for float64), over a thread's elements, then over its warp,
-// then over its block. Their order depends only on the row's length and alignment, so that results are reproducible.
+// Longer rows are read four times. Each warp has whole tiles of a row, so that sums are in the order of
+// nnorm/row_statistics.h, and float32 and float64 have the bits of the CPU kernels.
 //
 // As on CPUs, a row of equal elements with ε = 0 is NaN, as 0/0 is.
 #pragma once
 
 #include "launch.cuh"
+#include "nnorm/row_statistics.h"
 
 namespace nnorm::cuda {
 
@@ -24,9 +25,9 @@ struct Rows {
   unsigned row_length;
   unsigned run;         // neighbouring elements that share one weight
   Divisor run_divisor;  // by `run`
-  bool whole_weights;   // run is 1, and weight and bias can be read in the same accesses as x
+  bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x
   Real epsilon, delta;
-  Real inverse_length;  // a division takes as long as ten multiplications
+  Real length, inverse_length;
   Real bounded_exponent;  // see the function bounded_exponent()
 };
 
@@ -41,21 +42,22 @@ NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   }
 }
 
-// Weight and bias of the elements that start at `position` of a row. `whole` means that w.whole_weights is true.
+// Weight and bias of `count` elements, `offset` after element `start` of a row. `whole` means that w.whole_weights is true.
 template <bool whole, int width, class T>
-NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned position, Arithmetic<T> (&weight)[width],
-                              Arithmetic<T> (&bias)[width]) {
+NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned start, unsigned offset, unsigned count,
+                              Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
   const auto each = [&] {
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      const size_t i = weights_of_row + w.run_divisor.divide(position + unsigned(j));
+      if (unsigned(j) >= count) continue;
+      const size_t i = weights_of_row + w.run_divisor.divide(start + offset + unsigned(j));
       weight[j] = w.weight[i];
       bias[j] = w.bias[i];
     }
   };
   const auto all = [&] {
-    load_all(w.weight + weights_of_row + position, weight);
-    load_all(w.bias + weights_of_row + position, bias);
+    load_all(w.weight + (weights_of_row + start) + offset, weight);
+    load_all(w.bias + (weights_of_row + start) + offset, bias);
   };
   if constexpr (whole)
     all();
@@ -65,128 +67,153 @@ NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned 
     each();
 }
 
-// h = (x − mean)·inverse + correction, called with x − mean.
-template <class Real>
-struct Standardization {
-  Real inverse, correction;
+template <class T>
+using Psi = RowBranches<Evaluation<T>, Arithmetic<T>>;
 
-  NNORM_DEVICE Real operator()(Real centred) const { return centred * inverse + correction; }
-};
-
-// From Σ(x − near) and Σ(x − near)², where `near` is the rounded mean.
-template <class Real>
-NNORM_DEVICE Standardization<Real> standardization_of(const Real (&moments)[2], Real inverse_length, Real epsilon) {
-  const Real shift = moments[0] * inverse_length, variance = moments[1] * inverse_length - shift * shift;
-  const Real inverse = inverse_root((variance < 0 ? Real(0) : variance) + epsilon);  // this comparison keeps NaN
-  return {inverse, -shift * inverse};
+// Tested once for each row, so that its elements need no clamp.
+template <class T>
+NNORM_DEVICE bool is_bounded(const Psi<T>& psi, Arithmetic<T> bounded_exponent) {
+  return std::fabs(psi.pos.eta) <= bounded_exponent && std::fabs(psi.neg.eta) <= bounded_exponent;
 }
 
+template <bool bounded, class T>
+NNORM_DEVICE Arithmetic<T> result_of(const Psi<T>& psi, Arithmetic<T> h, Log2<Arithmetic<T>> log, Arithmetic<T> weight,
+                                     Arithmetic<T> bias) {
+  const bool negative = h < 0;
+  const Arithmetic<T> eta = negative ? psi.neg.eta : psi.pos.eta, gain = negative ? psi.neg.gain : psi.pos.gain;
+  return fused(gain * Evaluation<T>::template exp2_m1<bounded>(log, eta), weight, bias);
+}
+
+// What a thread has of a tile: it reads `accesses` times `width` neighbours. Neighbour j belongs to sum j mod `places`. The
+// order is that of nnorm/row_statistics.h, but for types of 16 bits, where a thread has one sum and reads 16 bytes at a time:
+// that takes fewer instructions, and ForHalf gives other bits than a CPU's arithmetic anyway.
 template <class T>
-struct RowBranches {
-  using Real = Arithmetic<T>;
-  Branch<Real> pos, neg;
+struct Tile {
+  static constexpr bool narrow_type = sizeof(T) == 2;
+  static constexpr int places = narrow_type ? 1 : int(lane_sums), width = narrow_type ? widest<T> : places;
+  static constexpr int accesses = int(row_tile / tile_lanes) / width;
 
-  NNORM_DEVICE RowBranches(const Real (&sums)[4], Real inverse_length, Real delta) {
-    const LmbdaSums<Real> means{sums[0] * inverse_length, sums[1] * inverse_length, sums[2] * inverse_length,
-                                sums[3] * inverse_length};
-    const Exponents<Real> eta = resolve_exponents(estimate_lmbda(means, Real(1), delta), delta);
-    pos = branch<Evaluation<T>>(eta.pos, Real(1), Real(1));
-    neg = branch<Evaluation<T>>(eta.neg, Real(1), Real(-1));
-  }
 
-  // Tested once for each row, so that its elements need no clamp.
-  NNORM_DEVICE bool bounded(Real bounded_exponent) const {
-    return std::fabs(pos.eta) <= bounded_exponent && std::fabs(neg.eta) <= bounded_exponent;
+  // Where in a row a thread's first access to a tile starts, and how far from there access k does: addresses with constant
+  // offsets share their registers.
+  static NNORM_DEVICE unsigned start(unsigned tile) {
+    return tile * unsigned(row_tile) + threadIdx.x % warp_size * unsigned(width);
   }
+  static constexpr NNORM_DEVICE unsigned offset(int k) { return unsigned(k) * warp_size * unsigned(width); }
+};
+static_assert(tile_lanes == warp_size);
 
-  template <bool bounded>
-  NNORM_DEVICE Real of(Real h, Log2<Real> log, Real weight, Real bias) const {
-    const bool negative = h < Real(0);
-    const Real eta = negative ? neg.eta : pos.eta, gain = negative ? neg.gain : pos.gain;
-    return gain * Evaluation<T>::template exp2_m1<bounded>(log, eta) * weight + bias;
-  }
+// The sums that a thread has of a tile of its warp.
+template <class T, int count>
+struct Sums {
+  static constexpr int places = Tile<T>::places;
+  Arithmetic<T> values[places * count] = {};
+
+  // The sums that the element of an access belongs to.
+  NNORM_DEVICE Arithmetic<T>* of(int element) { return values + element % Tile<T>::width % places * count; }
 };
 
-// log₂(1 + |h|); adds its terms to the sums that λ̂ is computed from.
-template <class T>
-NNORM_DEVICE Log2<Arithmetic<T>> summed_logarithm(Arithmetic<T> h, Arithmetic<T> (&sums)[4]) {
-  const Arithmetic<T> a = magnitude(h);
-  const Log2<Arithmetic<T>> log = Evaluation<T>::log2_1p(a);
-  add_lmbda_terms(h, a, log, sums[0], sums[1], sums[2], sums[3]);
-  return log;
+// Reads an access of a row of which `count` elements are left, the others as 0. `whole` rows can be read in whole accesses.
+template <bool whole, class T>
+NNORM_DEVICE Access<T, Tile<T>::width> load_part(const T* from, unsigned count) {
+  constexpr int width = Tile<T>::width;
+  if constexpr (whole) return load<width>(from);
+  Access<T, width> access{};
+#pragma unroll
+  for (int j = 0; j < width; ++j)
+    if (unsigned(j) < count) access.values[j] = from[j];
+  return access;
+}
+
+template <bool whole, class T>
+NNORM_DEVICE void store_part(T* to, const Access<T, Tile<T>::width>& access, unsigned count) {
+  if constexpr (whole) {
+    store_global(to, access);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Tile<T>::width; ++j)
+      if (unsigned(j) < count) to[j] = access.values[j];
+  }
 }
 
 constexpr int smallest_block = 128;
 template <int threads>
 constexpr int block_of = threads < smallest_block ? smallest_block : threads;
 
-// Rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for rows of exactly
+template <int number>
+using Turn = std::integral_constant<int, number>;
+
+// Rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for whole rows of exactly
 // threads·values elements, each with its own weight: it saves a fifth of the instructions.
-template <int threads, int values, int width, bool exact, class T>
+template <int threads, int values, bool whole, bool exact, class T>
 __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
-  constexpr int accesses = values / width;
+  constexpr int width = Tile<T>::width;
+  static_assert(values <= Tile<T>::accesses * width, "a warp has one tile");
   constexpr unsigned teams_of_block = unsigned(block_of<threads> / threads);
-  const unsigned member = threadIdx.x % unsigned(threads);
-  const auto position = [&](int k) { return (unsigned(k * threads) + member) * unsigned(width); };
+  const unsigned warp = threadIdx.x / warp_size % (unsigned(threads) / warp_size);
+  const unsigned start = Tile<T>::start(warp);
+  const auto position = [&](int k) { return start + Tile<T>::offset(k); };
+  // The elements of access k that the row has. Where it has none, nothing is computed.
+  const auto count = [&](int k) { return exact ? unsigned(width) : w.row_length - position(k); };
   const auto beyond = [&](int k) { return !exact && position(k) >= w.row_length; };
+  // Whether the row has element i of a thread. Of a whole row it has all elements of an access or none.
+  const auto exists = [&](int i) { return exact || position(i / width) + unsigned(whole ? 0 : i % width) < w.row_length; };
+  const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
+    constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
+    Sums<T, terms> own;
+#pragma unroll
+    for (int i = 0; i < values; ++i)
+      if (exists(i)) add(i, own.of(i));
+    sums_of_team<threads, turn.value, Tile<T>::places>(own.values, sums);
+  };
 
   for (size_t row = size_t(blockIdx.x) * teams_of_block + threadIdx.x / unsigned(threads); row < w.rows;
        row += size_t(gridDim.x) * teams_of_block) {
-    const T* x = w.x + row * w.row_length;
-    Real h[values], sum[1] = {0};
+    const T* const x = w.x + row * w.row_length + start;
+    T* const y = w.y + row * w.row_length + start;
+    Real h[values] = {}, sum[1];
 #pragma unroll
-    for (int k = 0; k < accesses; ++k) {
+    for (int k = 0; k < values / width; ++k) {
       if (beyond(k)) continue;
-      const Access<T, width> access = load<width>(x + position(k));
+      const Access<T, width> access = load_part<whole>(x + Tile<T>::offset(k), count(k));
 #pragma unroll
-      for (int j = 0; j < width; ++j) sum[0] += h[k * width + j] = widened(access.values[j]);
+      for (int j = 0; j < width; ++j) h[k * width + j] = widened(access.values[j]);
     }
-    sum_of_team<threads, 0>(sum);
+    sums_of_row(Turn<0>(), sum, [&](int i, Real* part) { part[0] += h[i]; });
 
-    const Real mean = sum[0] * w.inverse_length;
-    Real moments[2] = {0, 0};
-#pragma unroll
-    for (int k = 0; k < accesses; ++k) {
-      if (beyond(k)) continue;
-#pragma unroll
-      for (int i = k * width; i < (k + 1) * width; ++i) {
-        h[i] -= mean;
-        moments[0] += h[i];
-        moments[1] += h[i] * h[i];
-      }
-    }
-    sum_of_team<threads, 1>(moments);
+    const Real mean = sum[0] / w.length;
+    Real moments[2];
+    sums_of_row(Turn<1>(), moments, [&](int i, Real* part) {
+      h[i] -= mean;
+      part[0] += h[i];
+      part[1] = fused(h[i], h[i], part[1]);
+    });
 
-    const Standardization<Real> standardize = standardization_of(moments, w.inverse_length, w.epsilon);
+    const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
     Log2<Real> log[values];
-    Real sums[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int k = 0; k < accesses; ++k) {
-      if (beyond(k)) continue;
-#pragma unroll
-      for (int i = k * width; i < (k + 1) * width; ++i) {
-        h[i] = standardize(h[i]);
-        log[i] = summed_logarithm<T>(h[i], sums);
-      }
-    }
-    sum_of_team<threads, 2>(sums);
+    Real sums[4];
+    sums_of_row(Turn<2>(), sums, [&](int i, Real* part) {
+      h[i] = standardize.of_centred(h[i]);
+      log[i] = Evaluation<T>::log2_1p(magnitude(h[i]));
+      add_lmbda_terms(h[i], std::fabs(h[i]), log[i], part[0], part[1], part[2], part[3]);
+    });
 
-    const RowBranches<T> psi(sums, w.inverse_length, w.delta);
+    const Psi<T> psi = Psi<T>::from(sums, w.inverse_length, w.delta);
     const size_t weights_of_row = row % w.period * (w.row_length / w.run);
     const auto transform = [&](auto bounded) {
 #pragma unroll
-      for (int k = 0; k < accesses; ++k) {
+      for (int k = 0; k < values / width; ++k) {
         if (beyond(k)) continue;
         Real weight[width], bias[width], results[width];
-        load_affine<exact>(w, weights_of_row, position(k), weight, bias);
+        load_affine<exact>(w, weights_of_row, start, Tile<T>::offset(k), count(k), weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j)
-          results[j] = psi.template of<bounded.value>(h[k * width + j], log[k * width + j], weight[j], bias[j]);
-        store_global(w.y + row * w.row_length + position(k), narrowed<T>(results));
+          results[j] = result_of<bounded.value, T>(psi, h[k * width + j], log[k * width + j], weight[j], bias[j]);
+        store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count(k));
       }
     };
-    if (psi.bounded(w.bounded_exponent))
+    if (is_bounded<T>(psi, w.bounded_exponent))
       transform(std::true_type());
     else
       transform(std::false_type());
@@ -194,120 +221,144 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
 }
 
 constexpr int long_row_threads = 512;
+static_assert(long_row_threads / int(warp_size) == int(row_chains), "a warp for each chain");
 
-// A thread's accesses to a long row, several in flight at once. Calls use(position, access) for each in order, and
-// part_done() after each part of them: a sum in parts loses less to rounding than one long chain of additions.
-template <int width, class T, class Use, class Done>
-NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, Done part_done) {
-  constexpr int together = 4, batches_of_part = 16;
-  constexpr unsigned step = unsigned(long_row_threads * width);
-  for (unsigned first = threadIdx.x * unsigned(width); first < length;) {
-    for (int batch = 0; batch < batches_of_part && first < length; ++batch, first += together * step) {
-      Access<T, width> accesses[together] = {};
+// The accesses of a thread to a long row that are in flight together: 32 bytes, so that two blocks fit in a multiprocessor.
+template <class T>
+constexpr int together = 32 / int(Tile<T>::width * sizeof(T));
+
+// Calls use(start, accesses) for all accesses of a thread, several at once, and end_of_tile() after those to each tile.
+template <bool whole, class T, class Use, class End>
+NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, End end_of_tile) {
+  static_assert(Tile<T>::accesses % together<T> == 0);
+  for (unsigned tile = threadIdx.x / warp_size; size_t(tile) * row_tile < length; tile += unsigned(row_chains)) {
+#pragma unroll 1
+    for (int first = 0; first < Tile<T>::accesses; first += together<T>) {
+      const unsigned start = Tile<T>::start(tile) + Tile<T>::offset(first);
+      const T* const from = row + start;
+      Access<T, Tile<T>::width> accesses[together<T>] = {};
 #pragma unroll
-      for (int k = 0; k < together; ++k)
-        if (first + unsigned(k) * step < length) accesses[k] = load<width>(row + (first + unsigned(k) * step));
-#pragma unroll
-      for (int k = 0; k < together; ++k)
-        if (first + unsigned(k) * step < length) use(first + unsigned(k) * step, accesses[k]);
+      for (int k = 0; k < together<T>; ++k) {
+        const unsigned position = start + Tile<T>::offset(k);
+        if (position < length) accesses[k] = load_part<whole>(from + Tile<T>::offset(k), length - position);
+      }
+      use(start, accesses);
     }
-    part_done();
+    end_of_tile();
   }
 }
 
-// Adds to `total` what add(position, access, part) adds to `part` for all accesses of a thread.
-template <int width, int count, class T, class Real, class Add>
-NNORM_DEVICE void sum_of_row(const T* row, unsigned length, Real (&total)[count], Add add) {
-  Real part[count] = {};
-  for_each_access<width>(
-      row, length, [&](unsigned position, const Access<T, width>& access) { add(position, access, part); },
+// Adds over a row what add(element, sums) adds for each; see(start, accesses) is called before.
+template <int turn, bool whole, int count, class T, class Add, class See>
+NNORM_DEVICE void sums_of_long_row(const T* row, unsigned length, Arithmetic<T> (&sums)[count], Add add, See see) {
+  constexpr int width = Tile<T>::width;
+  Sums<T, count> of_tile;
+  ChainSum<Arithmetic<T>> chain{0, 0};  // of the sum that this lane has
+  for_each_access<whole>(
+      row, length,
+      [&](unsigned start, const auto& accesses) {
+        see(start, accesses);
+#pragma unroll
+        for (int i = 0; i < together<T> * width; ++i)
+          if (start + Tile<T>::offset(i / width) + unsigned(whole ? 0 : i % width) < length)
+            add(widened(accesses[i / width].values[i % width]), of_tile.of(i));
+      },
       [&] {
-        for (int i = 0; i < count; ++i) {
-          total[i] += part[i];
-          part[i] = 0;
-        }
+        chain.add(sum_of_tile<Tile<T>::places>(of_tile.values));
+        of_tile = {};
       });
+  constexpr unsigned apart = lanes_of_sum<Tile<T>::places * count>;
+  const unsigned lane = threadIdx.x % warp_size;
+  sums_of_chains<turn, int(row_chains)>(chain.total(), lane / apart, threadIdx.x / warp_size,
+                                        lane % apart == 0 && lane < count * apart, sums);
 }
 
 // Rows of any length, a block for each. If `staged`, the row is kept in shared memory, else every pass reads it again.
-template <bool staged, int width, class T>
+template <bool staged, bool whole, class T>
 __global__ void __launch_bounds__(long_row_threads) layer_group_normal_norm_long_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
-  using Elements = Access<T, width>;
+  constexpr int width = Tile<T>::width;
   NNORM_DYNAMIC_SHARED(stage);
 
   for (size_t row = blockIdx.x; row < w.rows; row += gridDim.x) {
     const T* x = w.x + row * w.row_length;
     T* const kept = reinterpret_cast<T*>(stage);  // each thread reads only what it wrote, so no barrier is needed
     const T* const again = staged ? kept : x;
-    Real sum[1] = {0};
-    sum_of_row<width>(x, w.row_length, sum, [&](unsigned position, const Elements& access, Real(&part)[1]) {
-      if (staged) store(kept + position, access);
+    const auto keep = [&](unsigned start, const auto& accesses) {
+      if constexpr (staged) {
 #pragma unroll
-      for (int j = 0; j < width; ++j) part[0] += widened(access.values[j]);
-    });
-    sum_of_team<long_row_threads, 0>(sum);
-
-    const Real mean = sum[0] * w.inverse_length;
-    Real moments[2] = {0, 0};
-    sum_of_row<width>(again, w.row_length, moments, [&](unsigned, const Elements& access, Real(&part)[2]) {
-#pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const Real centred = widened(access.values[j]) - mean;
-        part[0] += centred;
-        part[1] += centred * centred;
+        for (int k = 0; k < together<T>; ++k)
+          if (start + Tile<T>::offset(k) < w.row_length) store(kept + start + Tile<T>::offset(k), accesses[k]);
       }
-    });
-    sum_of_team<long_row_threads, 1>(moments);
-
-    const Standardization<Real> standardize = standardization_of(moments, w.inverse_length, w.epsilon);
-    Real sums[4] = {0, 0, 0, 0};
-    sum_of_row<width>(again, w.row_length, sums, [&](unsigned, const Elements& access, Real(&part)[4]) {
-#pragma unroll
-      for (int j = 0; j < width; ++j) summed_logarithm<T>(standardize(widened(access.values[j]) - mean), part);
-    });
-    sum_of_team<long_row_threads, 2>(sums);
-
-    const RowBranches<T> psi(sums, w.inverse_length, w.delta);
-    const size_t weights_of_row = row % w.period * (w.row_length / w.run);
-    const auto transform = [&](unsigned position, const Elements& access) {  // not for `bounded` rows: that would be another copy of the loop
-      Real weight[width], bias[width], results[width];
-      load_affine<false>(w, weights_of_row, position, weight, bias);
-#pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const Real h = standardize(widened(access.values[j]) - mean);
-        results[j] = psi.template of<false>(h, Evaluation<T>::log2_1p(magnitude(h)), weight[j], bias[j]);
-      }
-      store_global(w.y + row * w.row_length + position, narrowed<T>(results));
     };
-    for_each_access<width>(again, w.row_length, transform, [] {});
+    const auto nothing = [](unsigned, const auto&) {};
+    Real sum[1];
+    sums_of_long_row<0, whole>(x, w.row_length, sum, [](Real value, Real* part) { part[0] += value; }, keep);
+
+    const Real mean = sum[0] / w.length;
+    Real moments[2];
+    sums_of_long_row<1, whole>(again, w.row_length, moments, [&](Real value, Real* part) {
+      const Real centred = value - mean;
+      part[0] += centred;
+      part[1] = fused(centred, centred, part[1]);
+    }, nothing);
+
+    const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
+    Real sums[4];
+    sums_of_long_row<2, whole>(again, w.row_length, sums, [&](Real value, Real* part) {
+      const Real h = standardize(value);
+      add_lmbda_terms(h, std::fabs(h), Evaluation<T>::log2_1p(magnitude(h)), part[0], part[1], part[2], part[3]);
+    }, nothing);
+
+    const Psi<T> psi = Psi<T>::from(sums, w.inverse_length, w.delta);
+    const size_t weights_of_row = row % w.period * (w.row_length / w.run);
+    const auto transform = [&](unsigned start, const auto& accesses) {
+      T* const y = w.y + row * w.row_length + start;
+#pragma unroll
+      for (int k = 0; k < together<T>; ++k) {
+        const unsigned position = start + Tile<T>::offset(k);
+        if (position >= w.row_length) continue;
+        const unsigned count = w.row_length - position;
+        Real weight[width], bias[width], results[width];
+        load_affine<false>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+#pragma unroll
+        for (int j = 0; j < width; ++j) {  // not for bounded rows: that would be another copy of the loop
+          const Real h = standardize(widened(accesses[k].values[j]));
+          results[j] = result_of<false, T>(psi, h, Evaluation<T>::log2_1p(magnitude(h)), weight[j], bias[j]);
+        }
+        store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count);
+      }
+    };
+    for_each_access<whole>(again, w.row_length, transform, [] {});
   }
 }
 
 // Rows that fit into the registers of `threads` threads with `values` each.
-template <int threads, int values, int width, class T>
+template <int threads, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
   constexpr unsigned block = unsigned(block_of<threads>), teams = block / unsigned(threads);
   const unsigned blocks = device.blocks(divided_up(work.rows, teams), 64);
-  if constexpr (width > 1)
+  if constexpr (whole)
     if (work.row_length == unsigned(threads * values) && work.whole_weights)
-      return launch(&layer_group_normal_norm_rows<threads, values, width, true, T>, blocks, block, stream, work);
-  return launch(&layer_group_normal_norm_rows<threads, values, width, false, T>, blocks, block, stream, work);
+      return launch(&layer_group_normal_norm_rows<threads, values, true, true, T>, blocks, block, stream, work);
+  return launch(&layer_group_normal_norm_rows<threads, values, whole, false, T>, blocks, block, stream, work);
 }
 
-template <int width, class T>
+template <bool whole, class T>
 cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  if (work.row_length <= 32 * 8) return run_in_registers<32, 8, width>(work, device, stream);
-  if (work.row_length <= 32 * 16) return run_in_registers<32, 16, width>(work, device, stream);
-  if (work.row_length <= 32 * 24) return run_in_registers<32, 24, width>(work, device, stream);
-  if (work.row_length <= 32 * 32) return run_in_registers<32, 32, width>(work, device, stream);
-  if (work.row_length <= 128 * 32) return run_in_registers<128, 32, width>(work, device, stream);
+  if (work.row_length <= 32 * 8) return run_in_registers<32, 8, whole>(work, device, stream);
+  if (work.row_length <= 32 * 16) return run_in_registers<32, 16, whole>(work, device, stream);
+  if (work.row_length <= 32 * 24) return run_in_registers<32, 24, whole>(work, device, stream);
+  if (work.row_length <= 32 * 32) return run_in_registers<32, 32, whole>(work, device, stream);
+  if (work.row_length <= 128 * 32) return run_in_registers<128, 32, whole>(work, device, stream);
   constexpr size_t scratch = 1 << 10;  // more than the kernel's own variables in shared memory
-  const size_t bytes = work.row_length * sizeof(T), room = size_t(device.shared_memory) - scratch;
+  // An access beyond the end of a row that is not whole is kept too.
+  const size_t bytes = divided_up(work.row_length * sizeof(T), access_bytes) * access_bytes;
+  const size_t room = size_t(device.shared_memory) - scratch;
   const unsigned blocks = device.blocks(work.rows, 16);
   if (bytes <= room)
-    return launch(&layer_group_normal_norm_long_rows<true, width, T>, blocks, long_row_threads, stream, work, bytes, room);
-  return launch(&layer_group_normal_norm_long_rows<false, width, T>, blocks, long_row_threads, stream, work);
+    return launch(&layer_group_normal_norm_long_rows<true, whole, T>, blocks, long_row_threads, stream, work, bytes, room);
+  return launch(&layer_group_normal_norm_long_rows<false, whole, T>, blocks, long_row_threads, stream, work);
 }
 
 // The greatest exponent with which no value of a row of this length brings 2^z to its limits. A standardised value is at
@@ -325,9 +376,12 @@ cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = Device::current(device)) return error;
   using Real = Arithmetic<T>;
-  constexpr size_t width = widest<T>;
-  const bool whole = misalignment(problem.x) == 0 && misalignment(problem.y) == 0 && problem.row_length % width == 0;
-  const bool aligned_weights = misalignment(problem.weight) == 0 && misalignment(problem.bias) == 0;
+  constexpr size_t width = size_t(Tile<T>::width);
+  const auto aligned = [](const auto* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % std::min(width * sizeof(*pointer), access_bytes) == 0;
+  };
+  const bool whole = aligned(problem.x) && aligned(problem.y) && problem.row_length % width == 0;
+  const bool aligned_weights = aligned(problem.weight) && aligned(problem.bias);
   const Rows<T> work{problem.x,
                      problem.y,
                      problem.weight,
@@ -337,12 +391,13 @@ cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
                      unsigned(problem.row_length),
                      unsigned(problem.run),
                      Divisor(unsigned(problem.run)),
-                     problem.run == 1 && (!whole || aligned_weights),
+                     problem.run == 1 && whole && aligned_weights,
                      Real(problem.epsilon),
                      Real(problem.delta),
+                     Real(problem.row_length),
                      Real(1) / Real(problem.row_length),
                      bounded_exponent<Real>(problem.row_length)};
-  return whole ? run_rows<int(width)>(work, device, stream) : run_rows<1>(work, device, stream);
+  return whole ? run_rows<true>(work, device, stream) : run_rows<false>(work, device, stream);
 }
 
 }  // namespace nnorm::cuda

@@ -1,20 +1,27 @@
 // See mathematics_target.h. CMake compiles this once for each instruction set, with another NNORM_TARGET than the library's:
 // it includes a kernel that must not be linked in place of the library's.
-#include "mathematics_target.h"
 
 // λ̂ is not an output of the kernel, and a test of a copied computation would only test the copy. So the kernel is compiled
 // with an estimate_lmbda() that records its result.
+#include "nnorm/mathematics.h"
+
 namespace nnorm {
 inline namespace NNORM_TARGET {
 static double heard_lmbda;
-NNORM_INLINE double listening_estimate_lmbda(LmbdaSums<double> sums, double n, double delta) {
-  return heard_lmbda = estimate_lmbda(sums, n, delta);
+template <class Real>
+NNORM_INLINE Real listening_estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
+  const Real lmbda = estimate_lmbda(mean, delta);
+  heard_lmbda = double(lmbda);
+  return lmbda;
 }
 }  // namespace NNORM_TARGET
 }  // namespace nnorm
 #define estimate_lmbda listening_estimate_lmbda
-#include "layer_group_normal_norm.h"
+#include "nnorm/row_statistics.h"
 #undef estimate_lmbda
+
+#include "layer_group_normal_norm.h"
+#include "mathematics_target.h"
 
 #define NNORM_MATHEMATICS_OF(target) mathematics_for_##target
 #define NNORM_MATHEMATICS(target) NNORM_MATHEMATICS_OF(target)
@@ -88,7 +95,7 @@ double lmbda_of_row(const RowProblem<T>& work, size_t row) {
 }
 
 double estimate(double signed_log, double h_d, double d, double curvature, double n, double delta) {
-  return estimate_lmbda(LmbdaSums<double>{signed_log, h_d, d, curvature}, n, delta);
+  return estimate_lmbda(LmbdaSums<double>{signed_log / n, h_d / n, d / n, curvature / n}, delta);
 }
 
 void resolve(double lmbda, double delta, double* pos, double* neg) {

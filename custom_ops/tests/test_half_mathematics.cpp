@@ -58,7 +58,7 @@ void test_lmbda(ErrorTable& errors) {
     }
     for (const double value : h) variance += (value - mean) * (value - mean) / double(n);
     for (double& value : h) value = double(float((value - mean) / std::sqrt(variance)));
-    nnorm::LmbdaSums<double> sums{0, 0, 0, 0};
+    nnorm::LmbdaSums<double> means{0, 0, 0, 0};
     for (const double value : h) {
       const double direction = i % 5 == 0 ? random.sign() : (i % 2 ? 1 : -1) * (i % 5 < 3 ? std::copysign(1, value) : 1);
       nnorm::quick_log2_error = float(direction) * stated_error;
@@ -66,13 +66,13 @@ void test_lmbda(ErrorTable& errors) {
       const Log2<float> log = ForHalf::log2_1p(a);
       nnorm::LmbdaSums<float> terms{0, 0, 0, 0};
       nnorm::add_lmbda_terms(float(value), a, log, terms.signed_log, terms.h_d, terms.d, terms.curvature);
-      sums.signed_log += double(terms.signed_log);
-      sums.h_d += double(terms.h_d);
-      sums.d += double(terms.d);
-      sums.curvature += double(terms.curvature);
+      means.signed_log += double(terms.signed_log) / double(n);
+      means.h_d += double(terms.h_d) / double(n);
+      means.d += double(terms.d) / double(n);
+      means.curvature += double(terms.curvature) / double(n);
     }
     const double delta = i % 2 ? std::sqrt(1e-5) : 0;
-    worst.see(std::fabs(nnorm::estimate_lmbda(sums, double(n), delta) - true_lmbda(h, delta).lmbda), double(n), double(i));
+    worst.see(std::fabs(nnorm::estimate_lmbda(means, delta) - true_lmbda(h, delta).lmbda), double(n), double(i));
   }
   nnorm::quick_log2_error = 0;
   errors.add("lambda for 16 bits", 3e-6, "", worst);

@@ -72,7 +72,7 @@ void compare(const Available& target, const Rows<T>& problem, size_t threads, bo
   const RowProblem<T> work = problem.work(in_place ? y.data() : problem.x.data(), y.data());
   const size_t parts = (length + nnorm::elements_per_part - 1) / nnorm::elements_per_part;
   const RowDivision all{0, rows, parts, (length + nnorm::row_tile - 1) / nnorm::row_tile};
-  std::vector<TileSums> sums(rows * all.tiles);
+  std::vector<TileSums<Arithmetic<T>>> sums(rows * all.tiles);
   std::vector<SharedRow<Arithmetic<T>>> states(rows);
   Threads executor(threads);
   compute_together(work, 0, rows, all, sums.data(), states.data(), kernels,

@@ -342,11 +342,11 @@ struct Exponents {
   Real pos, neg;
 };
 
+// From the means of LmbdaSums' terms.
 template <class Real>
-NNORM_INLINE Real estimate_lmbda(LmbdaSums<Real> sums, Real n, Real delta) {
-  const Real h_d = sums.h_d / n, d = sums.d / n;
-  const Real slope = h_d - sums.signed_log / n;
-  const Real curvature = sums.curvature / n - d * d - Real(2) * h_d * h_d;
+NNORM_INLINE Real estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
+  const Real slope = mean.h_d - mean.signed_log;
+  const Real curvature = fused(Real(-2) * mean.h_d, mean.h_d, fused(-mean.d, mean.d, mean.curvature));
   const Real damped = curvature + delta;
   return damped == 0 ? Real(1) : Real(1) - slope / damped;  // 0 only for equal elements with δ = 0: λ̂ = 1
 }

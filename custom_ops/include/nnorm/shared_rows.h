@@ -10,11 +10,10 @@
 #include <cstddef>
 
 #include "nnorm/problems.h"
+#include "nnorm/row_statistics.h"
 
 namespace nnorm {
 
-// The elements of a tile, the sums over which a processor forms in lanes.
-constexpr size_t row_tile = 512;
 // The elements of a part: as many as an item of other kernels has.
 constexpr size_t elements_per_part = 8 * row_tile;
 // The shortest row that is shared. Between its phases threads wait for each other, which takes longer where they do not spin:
@@ -26,8 +25,9 @@ enum class RowPhase { sum, moments, lmbda_sums, powers };
 constexpr RowPhase row_phases[] = {RowPhase::sum, RowPhase::moments, RowPhase::lmbda_sums, RowPhase::powers};
 
 // The sums of a tile: one, two or four of them in the phases that have sums.
+template <class Real>
 struct TileSums {
-  double sums[4];
+  Real sums[4];
 };
 
 // What the phases of a row need from those before them.
@@ -44,7 +44,7 @@ struct SharedRows {
   RowPhase phase;
   size_t parts;                    // of a row
   size_t tiles;                    // of a row
-  TileSums* sums;                  // [end − begin][tiles]
+  TileSums<Arithmetic<T>>* sums;   // [end − begin][tiles]
   SharedRow<Arithmetic<T>>* rows;  // [end − begin]
 };
 
@@ -75,8 +75,9 @@ RowDivision divide_rows(const RowProblem<T>& problem, size_t threads) {
 // Computes the rows begin, …, end − 1 of a problem together. `sums` has room for the tiles of all of them, `rows` for as many
 // rows. over_items(work, kernel) calls the kernel for all items of the work and returns when they are done.
 template <class T, class Kernels, class OverItems>
-void compute_together(const RowProblem<T>& problem, size_t begin, size_t end, const RowDivision& division, TileSums* sums,
-                      SharedRow<Arithmetic<T>>* rows, const Kernels& kernels, OverItems over_items) {
+void compute_together(const RowProblem<T>& problem, size_t begin, size_t end, const RowDivision& division,
+                      TileSums<Arithmetic<T>>* sums, SharedRow<Arithmetic<T>>* rows, const Kernels& kernels,
+                      OverItems over_items) {
   SharedRows<T> work{problem, begin, end, RowPhase::sum, division.parts, division.tiles, sums, rows};
   for (const RowPhase phase : row_phases) {
     work.phase = phase;

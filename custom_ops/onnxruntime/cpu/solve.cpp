@@ -37,7 +37,7 @@ template <class T>
 void run_rows(const Run& run, const RowProblem<T>& work) {
   const KernelTable<T>& kernels = best_target().table<T>();
   const RowDivision division = divide_rows(work, Run::machine_threads());
-  std::vector<TileSums> sums(division.at_once * division.tiles);
+  std::vector<TileSums<Arithmetic<T>>> sums(division.at_once * division.tiles);
   std::vector<SharedRow<Arithmetic<T>>> rows(division.at_once);
   RowProblem<T> alone = work;
   alone.rows = division.alone;
