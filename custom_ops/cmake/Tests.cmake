@@ -174,7 +174,7 @@ if(TARGET nnorm_cuda_kernels)
     target_compile_features(${name} PRIVATE cuda_std_17)
     target_compile_definitions(${name} PRIVATE NNORM_TARGET=cuda)
     target_include_directories(${name} PRIVATE tests)
-    target_link_libraries(${name} PRIVATE nnorm_cuda_kernels ${CMAKE_DL_LIBS})
+    target_link_libraries(${name} PRIVATE nnorm_cuda_kernels nnorm_kernels ${CMAKE_DL_LIBS})
     if(TARGET nnorm_trt)
       target_compile_definitions(${name} PRIVATE "NNORM_PLUGINS=\"$<TARGET_FILE:nnorm_trt>\""
         "NNORM_MOCKS=\"${CMAKE_CURRENT_BINARY_DIR}/mock/\"")

@@ -223,7 +223,8 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
 constexpr int long_row_threads = 512;
 static_assert(long_row_threads / int(warp_size) == int(row_chains), "a warp for each chain");
 
-// The accesses of a thread to a long row that are in flight together: 32 bytes, so that two blocks fit in a multiprocessor.
+// The accesses of a thread to a long row that are in flight together: 32 bytes. More would take so many registers that a
+// multiprocessor has no room for two blocks.
 template <class T>
 constexpr int together = 32 / int(Tile<T>::width * sizeof(T));
 
@@ -275,7 +276,7 @@ NNORM_DEVICE void sums_of_long_row(const T* row, unsigned length, Arithmetic<T> 
 
 // Rows of any length, a block for each. If `staged`, the row is kept in shared memory, else every pass reads it again.
 template <bool staged, bool whole, class T>
-__global__ void __launch_bounds__(long_row_threads) layer_group_normal_norm_long_rows(Rows<T> w) {
+__global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_normal_norm_long_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = Tile<T>::width;
   NNORM_DYNAMIC_SHARED(stage);

@@ -1,15 +1,17 @@
-// One answer on processors and GPUs: the GPU's sources, compiled for the processor, give the bits of the CPU kernels in
-// float32 and float64, for any bits of x, in any layout, for rows of any length at any address.
+// One answer on processors and GPUs: the CUDA kernels give the bits of the CPU kernels in float32 and float64, for any bits
+// of x, in any layout, for rows of any length at any address. CMake builds this twice: for the CPU (cuda_on_host.h), and with
+// CUDA.
 //
 //   test_cuda_same_bits [VALUES]    of each type and operator (default 400000); a long run takes 1000000000
 //
-// In 16 bits a GPU uses its instructions for logarithms and powers (here the C library's functions): there the values that
-// differ are counted.
+// In 16 bits a GPU uses its instructions for logarithms and powers (on the CPU functions of the C library): there the values
+// that differ are counted.
 #include <cstdlib>
+#include <memory>
 
 #include "bits.h"
 #include "check.h"
-#include "nnorm/cuda_kernels.h"
+#include "cuda_memory.h"
 
 namespace nnorm_test {
 namespace {
@@ -61,33 +63,54 @@ Difference of_channels(size_t values) {
     const bool is_last = round % 2;
     const Layout& layout = is_last ? last : rows;
     const std::vector<T> x_there = layout.from_rows(x), residual_there = layout.from_rows(residual);
+    std::vector<Input<Arithmetic<T>>> parameters;
+    for (const auto* each : {&p.scale, &p.shift, &p.pos, &p.neg, &p.weight, &p.bias}) parameters.emplace_back(*each, 0);
+    std::vector<std::unique_ptr<OnDevice<Arithmetic<T>>>> parameters_on;
+    for (auto& each : parameters) parameters_on.push_back(std::make_unique<OnDevice<Arithmetic<T>>>(each));
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       // Off a boundary the kernels read the elements one by one.
       const size_t offset = random.below(4);
       const Input<T> from(x_there, offset), added(residual_there, offset);
       Output<T> y(size, offset);
+      const OnDevice<T> x_on(from), added_on(added), y_on(y);
       ChannelProblem<T> problem{};
-      problem.x = from.data();
-      problem.residual = facts.takes_residual ? added.data() : nullptr;
-      problem.y = y.data();
-      std::copy_n(p.pointers().begin(), ChannelProblem<T>::parameter_count, problem.parameters);
+      problem.x = x_on.data();
+      problem.residual = facts.takes_residual ? added_on.data() : nullptr;
+      problem.y = y_on.data();
+      for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i] = parameters_on[i]->data();
       problem.samples = is_last ? samples * extent : samples, problem.channels = channels, problem.extent = is_last ? 1 : extent;
       problem.epilogue = facts.epilogue;
-      const cudaError_t error = is_last ? nnorm::cuda::run_channels_last(problem, channels, nullptr)
-                                        : nnorm::cuda::run(problem, nullptr);
+      const cudaError_t error = is_last ? nnorm::cuda::run_channels_last(problem, channels, stream())
+                                        : nnorm::cuda::run(problem, stream());
       CHECK(error == cudaSuccess, "%s %s", NameOf<T>::value, facts.operator_name);
+      y_on.fetch(y);
       difference.add(batch_normal_norm<T>(nnorm::best_target(), rows, facts.epilogue, p, x, residual), layout.to_rows(y.values()));
     }
   }
   return difference;
 }
 
+// Little shared memory, where the GPU is the tests' own: a long row has no room in it.
+class Room {
+ public:
+#if defined(NNORM_CUDA_ON_HOST)
+  explicit Room(bool little) {
+    if (little) cuda_on_host::shared_memory = 16 << 10;
+  }
+  ~Room() { cuda_on_host::shared_memory = before_; }
+
+ private:
+  const int before_ = cuda_on_host::shared_memory;
+#else
+  explicit Room(bool) {}
+#endif
+};
+
 // Lengths about those of the warp's, the block's and the long rows' kernels; of the latter some have no room in shared memory.
 template <class T>
 Difference of_rows(size_t values) {
   Random random(32);
   Difference difference;
-  const int room = cuda_on_host::shared_memory;
   constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 3072, 4096, 4097, 5000, 17000, 70000};
   for (size_t round = 0; difference.values < values; ++round) {
     const size_t length = round % 2 ? special[random.below(std::size(special))] : 1 + random.below(1200);
@@ -99,11 +122,16 @@ Difference of_rows(size_t values) {
     if (round % 7 == 0) problem.delta = 0;
     const Input<T> x(problem.x, offset);
     Output<T> y(problem.x.size(), offset);
-    cuda_on_host::shared_memory = random.below(2) ? room : 16 << 10;
-    CHECK(nnorm::cuda::run(problem.work(x.data(), y.data()), nullptr) == cudaSuccess, "%s", NameOf<T>::value);
+    const OnDevice<T> x_on(x), y_on(y);
+    const Input<Arithmetic<T>> weight(problem.weight, 0), bias(problem.bias, 0);
+    const OnDevice<Arithmetic<T>> weight_on(weight), bias_on(bias);
+    nnorm::RowProblem<T> work = problem.work(x_on.data(), y_on.data());
+    work.weight = weight_on.data(), work.bias = bias_on.data();
+    const Room room(random.below(2));
+    CHECK(nnorm::cuda::run(work, stream()) == cudaSuccess, "%s", NameOf<T>::value);
+    y_on.fetch(y);
     difference.add(layer_group_normal_norm(nnorm::best_target(), problem, problem.x), y.values());
   }
-  cuda_on_host::shared_memory = room;
   return difference;
 }
 
@@ -125,6 +153,10 @@ void test(size_t values, double most_different) {
 
 int main(int count, char** arguments) {
   using namespace nnorm_test;
+  if (!have_device()) {
+    std::printf("skipped: no GPU that CUDA can use\n");
+    return skipped;
+  }
   const size_t values = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 400000;
   std::printf("| operators | type | values that differ | share | greatest difference, units in the last place at max(1, abs(y)) |\n");
   std::printf("| --- | --- | ---: | ---: | ---: |\n");

@@ -43,8 +43,8 @@ The same inputs through the body of BatchNormalNorm in ONNX Runtime, without ker
 ## The GPU's sources
 
 The sources of the kernels for GPUs, compiled for the processor, against the CPU kernels: how many values have other
-bits. LayerNormalNorm differs by the order of its sums, 16 bits by functions in the place of the hardware's logarithm
-and power. On a GPU, whose own functions these are, 16 bits may differ more.
+bits. x has any bits in float32 and float64, and numbers as networks have them in 16 bits, which differ by functions in
+the place of the hardware's logarithm and power. On a GPU, whose own functions these are, 16 bits may differ more.
 
 {gpu}
 """
