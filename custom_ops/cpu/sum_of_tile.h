@@ -49,21 +49,21 @@ class TileSum {
   template <class Add>
   NNORM_INLINE TileSum(size_t n, const Add& add) : used_(n <= few ? few : all) {
     if (n == row_tile) {
-      for (size_t first = 0; first < all; first += width) add_vectors(first, row_tile, add);
+      for (size_t first = 0; first < all; first += width) add_vectors<width>(first, row_tile, add);
       return;
     }
     const size_t whole = n / width * width;
-    size_t first = 0;
-    for (; first < used_ && first < whole; first += width) add_vectors(first, whole, add);
+    size_t first = 0, i = whole;
+    for (; first < used_ && first < whole; first += width) add_vectors<width>(first, whole, add);
+    for (; first < used_ && first + in_register <= n; first += in_register, i = first) add_vectors<in_register>(first, n, add);
     // A zero that compilers do not know: they write the others in two parts, for which the vector read from there waits.
     const Real zero = bounds(Real(0)).zero;
-    for (; first < used_; first += width)
+    for (; first < used_; first += in_register)
       for (size_t s = 0; s < count; ++s) {
 #pragma omp simd
-        for (size_t l = 0; l < width; ++l) sums_[s][first + l] = zero;
+        for (size_t l = 0; l < in_register; ++l) sums_[s][first + l] = zero;
       }
-    // The rest, vector by vector: the last accesses of their lanes.
-    size_t i = whole;
+    // The rest, the last accesses of their lanes.
     for (; i + in_register <= n; i += in_register) {
       const Part part{sums_, i % all};
 #pragma omp simd
@@ -94,21 +94,21 @@ class TileSum {
     NNORM_INLINE Real* operator[](size_t s) const { return numbers[s] + first; }
   };
 
-  // The elements `first`, … of all accesses up to element `whole`.
-  template <class Add>
-  NNORM_INLINE void add_vectors(size_t first, size_t whole, const Add& add) {
-    Real lane[count][width];
+  // The elements `first` to first + size − 1 of each access that starts before element `end`.
+  template <size_t size, class Add>
+  NNORM_INLINE void add_vectors(size_t first, size_t end, const Add& add) {
+    Real lane[count][size];
 #pragma omp simd
-    for (size_t l = 0; l < width; ++l) {
+    for (size_t l = 0; l < size; ++l) {
       for (size_t s = 0; s < count; ++s) lane[s][l] = 0;
       add(first + l, true, l, lane);
     }
-    for (size_t i = first + all; i < whole; i += all) {
+    for (size_t i = first + all; i < end; i += all) {
 #pragma omp simd
-      for (size_t l = 0; l < width; ++l) add(i + l, true, l, lane);
+      for (size_t l = 0; l < size; ++l) add(i + l, true, l, lane);
     }
     for (size_t s = 0; s < count; ++s) {
-      NNORM_UNROLL for (size_t l = 0; l < width; l += in_register) {
+      NNORM_UNROLL for (size_t l = 0; l < size; l += in_register) {
         const auto sums = vector_at<Real, in_register>(lane[s] + l);  // compilers would copy the numbers in two parts
         std::memcpy(sums_[s] + first + l, &sums, sizeof sums);
       }
