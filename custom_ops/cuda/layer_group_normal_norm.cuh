@@ -93,7 +93,6 @@ struct Tile {
   static constexpr int places = narrow_type ? 1 : int(lane_sums), width = narrow_type ? widest<T> : places;
   static constexpr int accesses = int(row_tile / tile_lanes) / width;
 
-
   // Where in a row a thread's first access to a tile starts, and how far from there access k does: addresses with constant
   // offsets share their registers.
   static NNORM_DEVICE unsigned start(unsigned tile) {
