@@ -105,8 +105,8 @@ def test_nothing_of_a_row_is_kept_in_memory(kernels: dict[str, Counter[str]]) ->
 
 
 def test_the_compiler_fuses_nothing_by_itself() -> None:
-    # What `.rn` rounds is not fused with what comes next. By default nvcc leaves it out, and results have other bits
-    # than those of processors.
+    # What `.rn` rounds is not fused with what comes next. By default nvcc leaves it out, and where it fuses,
+    # results have other bits than those of processors.
     operations = Counter(re.findall(r"\b(?:add|sub|mul)\.[a-z.]*f(?:32|64)\b", dump("ptx")))
     assert operations.total() > 10000
     assert {name: count for name, count in operations.items() if ".rn." not in name} == {}
