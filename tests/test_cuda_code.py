@@ -33,7 +33,10 @@ def dump(what: str, *arguments: str) -> str:
     if cuda_library is None:
         pytest.skip("nnorm_export is installed without its CUDA library, which takes nvcc to build")
     if cuobjdump is None:
-        pytest.skip("there is no cuobjdump (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
+        pytest.skip(
+            "NVIDIA's program cuobjdump, which shows the code in the CUDA library, is not installed: "
+            "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+        )
     paths = {**os.environ, "PATH": os.pathsep.join([str(Path(cuobjdump).parent), os.environ["PATH"]])}
     command = [cuobjdump, f"--dump-{what}", *arguments, cuda_library]
     return subprocess.run(command, env=paths, capture_output=True, text=True, check=True).stdout
@@ -50,7 +53,7 @@ def reads_whole_accesses(kernel: str, arguments: list[str], dtype: str) -> bool:
 def kernels() -> dict[str, Counter[str]]:
     """The instructions of each kernel that reads and writes whole accesses: how often each occurs."""
     if shutil.which("c++filt") is None:
-        pytest.skip("there is no c++filt")
+        pytest.skip("the program c++filt, which reads the names of the kernels, is not installed: it is in binutils")
     code = dump("sass", "--gpu-architecture", ARCHITECTURE)
     plain = subprocess.run(["c++filt"], input=code, capture_output=True, text=True, check=True).stdout
     found: dict[str, Counter[str]] = {}

@@ -1,4 +1,4 @@
-// What the kernels share: accesses of 16 bytes, sums over the threads that share a row, division by a constant.
+// What the kernels share: accesses of 16 bytes, rounding in pairs, division by a constant.
 //
 // The code is CUDA C++. For tests without a GPU it is also compiled as C++, with tests/cuda_on_host/ in place of CUDA.
 #pragma once
@@ -16,7 +16,6 @@
 
 #include "nnorm/half_mathematics.h"
 #include "nnorm/problems.h"
-#include "nnorm/row_statistics.h"
 
 namespace nnorm::cuda {
 
@@ -115,80 +114,5 @@ class Divisor {
  private:
   unsigned multiplier_ = 0, shift_ = 0;
 };
-
-// The neighbouring lanes that have the same sum after sum_over_warp().
-template <int count>
-constexpr unsigned lanes_of_sum = warp_size / unsigned(count);
-
-// Sums each of `count` values over a warp, the lanes in halves. Lanes j·lanes_of_sum and following then have the j-th sum in
-// values[0]. In each round one half of the lanes continues with one half of the values and the other half with the rest, so
-// that four sums take 6 exchanges instead of 20.
-template <int count, class Real>
-NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
-  static_assert((count & (count - 1)) == 0 && count <= int(warp_size), "a power of two");
-  unsigned distance = warp_size / 2;
-#pragma unroll
-  for (int left = count / 2; left > 0; left /= 2, distance /= 2) {
-    const bool upper = threadIdx.x & distance;
-#pragma unroll
-    for (int i = 0; i < left; ++i) {
-      const Real given = upper ? values[i] : values[i + left], own = upper ? values[i + left] : values[i];
-      values[i] = own + __shfl_xor_sync(0xffffffffu, given, distance);
-    }
-  }
-#pragma unroll
-  for (; distance > 0; distance /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], distance);
-}
-
-// The sums of a block's chains, in halves, in all its threads. Each call of a kernel has its own `turn` and with it its own
-// memory, which is written again only after the barriers of the other turns.
-//
-// `own` is chain `chain`'s part of sum `sum`, of a thread that `has_one`.
-template <int turn, int chains, int count, class Real>
-NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count]) {
-  static_assert(turn >= 0 && (chains & (chains - 1)) == 0 && chains <= int(warp_size));
-  __shared__ Real parts[count][chains];
-  if (has_one) parts[sum][chain] = own;
-  __syncthreads();
-  constexpr int at_once = int(warp_size) / chains;
-  const unsigned lane = threadIdx.x % warp_size;
-#pragma unroll
-  for (int first = 0; first < count; first += at_once) {
-    const unsigned mine = unsigned(first) + lane / unsigned(chains);
-    Real total = parts[mine < unsigned(count) ? mine : 0][lane % unsigned(chains)];
-#pragma unroll
-    for (unsigned distance = unsigned(chains) / 2; distance > 0; distance /= 2)
-      total += __shfl_xor_sync(0xffffffffu, total, distance);
-#pragma unroll
-    for (int i = first; i < first + at_once && i < count; ++i)
-      sums[i] = __shfl_sync(0xffffffffu, total, unsigned(i - first) * unsigned(chains));
-  }
-}
-
-// The sums over a tile in all lanes of a warp that have them: lanes s·apart and following have sum s. `values` are the sums of
-// a lane, which has `places` of each, place by place.
-template <int places, int all, class Real>
-NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
-  static_assert(places == 1 || places == 2);
-  sum_over_warp(values);
-  return places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], warp_size / 2) : values[0];
-}
-
-// The sums over a row of which each warp of `threads` threads has one tile: tile w belongs to warp w.
-template <int threads, int turn, int places, int count, class Real>
-NNORM_DEVICE void sums_of_team(Real (&values)[places * count], Real (&sums)[count]) {
-  constexpr int warps = threads / int(warp_size);
-  constexpr unsigned apart = lanes_of_sum<places * count>;
-  const Real own = sum_of_tile<places>(values);
-  if constexpr (warps > 1) {
-    const unsigned lane = threadIdx.x % warp_size;
-    sums_of_chains<turn, warps>(own, lane / apart, threadIdx.x / warp_size, lane % apart == 0 && lane < count * apart, sums);
-  } else if constexpr (places * count > 1) {
-#pragma unroll
-    for (int s = 0; s < count; ++s) sums[s] = __shfl_sync(0xffffffffu, own, unsigned(s) * apart);
-  } else {
-    sums[0] = own;
-  }
-}
 
 }  // namespace nnorm::cuda

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "launch.cuh"
-#include "nnorm/row_statistics.h"
+#include "tiles.cuh"
 
 namespace nnorm::cuda {
 
@@ -76,65 +76,6 @@ NNORM_DEVICE bool is_bounded(const Psi<T>& psi, Arithmetic<T> bounded_exponent) 
   return std::fabs(psi.pos.eta) <= bounded_exponent && std::fabs(psi.neg.eta) <= bounded_exponent;
 }
 
-template <bool bounded, class T>
-NNORM_DEVICE Arithmetic<T> result_of(const Psi<T>& psi, Arithmetic<T> h, Log2<Arithmetic<T>> log, Arithmetic<T> weight,
-                                     Arithmetic<T> bias) {
-  const bool negative = h < 0;
-  const Arithmetic<T> eta = negative ? psi.neg.eta : psi.pos.eta, gain = negative ? psi.neg.gain : psi.pos.gain;
-  return fused(gain * Evaluation<T>::template exp2_m1<bounded>(log, eta), weight, bias);
-}
-
-// What a thread has of a tile: it reads `accesses` times `width` neighbours. Neighbour j belongs to sum j mod `places`. The
-// order is that of nnorm/row_statistics.h, but for types of 16 bits, where a thread has one sum and reads 16 bytes at a time:
-// that takes fewer instructions, and ForHalf gives other bits than a CPU's arithmetic anyway.
-template <class T>
-struct Tile {
-  static constexpr bool narrow_type = sizeof(T) == 2;
-  static constexpr int places = narrow_type ? 1 : int(lane_sums), width = narrow_type ? widest<T> : places;
-  static constexpr int accesses = int(row_tile / tile_lanes) / width;
-
-  // Where in a row a thread's first access to a tile starts, and how far from there access k does: addresses with constant
-  // offsets share their registers.
-  static NNORM_DEVICE unsigned start(unsigned tile) {
-    return tile * unsigned(row_tile) + threadIdx.x % warp_size * unsigned(width);
-  }
-  static constexpr NNORM_DEVICE unsigned offset(int k) { return unsigned(k) * warp_size * unsigned(width); }
-};
-static_assert(tile_lanes == warp_size);
-
-// The sums that a thread has of a tile of its warp.
-template <class T, int count>
-struct Sums {
-  static constexpr int places = Tile<T>::places;
-  Arithmetic<T> values[places * count] = {};
-
-  // The sums that the element of an access belongs to.
-  NNORM_DEVICE Arithmetic<T>* of(int element) { return values + element % Tile<T>::width % places * count; }
-};
-
-// Reads an access of a row of which `count` elements are left, the others as 0. `whole` rows can be read in whole accesses.
-template <bool whole, class T>
-NNORM_DEVICE Access<T, Tile<T>::width> load_part(const T* from, unsigned count) {
-  constexpr int width = Tile<T>::width;
-  if constexpr (whole) return load<width>(from);
-  Access<T, width> access{};
-#pragma unroll
-  for (int j = 0; j < width; ++j)
-    if (unsigned(j) < count) access.values[j] = from[j];
-  return access;
-}
-
-template <bool whole, class T>
-NNORM_DEVICE void store_part(T* to, const Access<T, Tile<T>::width>& access, unsigned count) {
-  if constexpr (whole) {
-    store_global(to, access);
-  } else {
-#pragma unroll
-    for (int j = 0; j < Tile<T>::width; ++j)
-      if (unsigned(j) < count) to[j] = access.values[j];
-  }
-}
-
 constexpr int smallest_block = 128;
 template <int threads>
 constexpr int block_of = threads < smallest_block ? smallest_block : threads;
@@ -185,8 +126,7 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
     Real moments[2];
     sums_of_row(Turn<1>(), moments, [&](int i, Real* part) {
       h[i] -= mean;
-      part[0] += h[i];
-      part[1] = fused(h[i], h[i], part[1]);
+      add_moments(h[i], part[0], part[1]);
     });
 
     const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
@@ -208,7 +148,7 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
         load_affine<exact>(w, weights_of_row, start, Tile<T>::offset(k), count(k), weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j)
-          results[j] = result_of<bounded.value, T>(psi, h[k * width + j], log[k * width + j], weight[j], bias[j]);
+          results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg, weight[j], bias[j]);
         store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count(k));
       }
     };
@@ -297,11 +237,7 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
 
     const Real mean = sum[0] / w.length;
     Real moments[2];
-    sums_of_long_row<1, whole>(again, w.row_length, moments, [&](Real value, Real* part) {
-      const Real centred = value - mean;
-      part[0] += centred;
-      part[1] = fused(centred, centred, part[1]);
-    }, nothing);
+    sums_of_long_row<1, whole>(again, w.row_length, moments, [&](Real value, Real* part) { add_moments(value - mean, part[0], part[1]); }, nothing);
 
     const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
     Real sums[4];
@@ -324,7 +260,7 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
 #pragma unroll
         for (int j = 0; j < width; ++j) {  // not for bounded rows: that would be another copy of the loop
           const Real h = standardize(widened(accesses[k].values[j]));
-          results[j] = result_of<false, T>(psi, h, Evaluation<T>::log2_1p(magnitude(h)), weight[j], bias[j]);
+          results[j] = result_of<Evaluation<T>, false>(h, Evaluation<T>::log2_1p(magnitude(h)), psi.pos, psi.neg, weight[j], bias[j]);
         }
         store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count);
       }

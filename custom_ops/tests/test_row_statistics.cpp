@@ -1,7 +1,5 @@
 // What nnorm/row_statistics.h states of its own functions: 1/√x is rounded correctly for every float, as the GPU's
 // instruction does it; a chain of sums loses nothing that matters, and overflows as a sum does.
-#include <cstdlib>
-
 #include "check.h"
 #include "nnorm/row_statistics.h"
 #include "oracle.h"

@@ -57,6 +57,13 @@ struct Standardization {
   NNORM_INLINE Real operator()(Real x) const { return of_centred(x - mean); }
 };
 
+// Adds the terms of x − mean to Σ(x − mean) and Σ(x − mean)².
+template <class Real>
+NNORM_INLINE void add_moments(Real centred, Real& first, Real& second) {
+  first += centred;
+  second = fused(centred, centred, second);
+}
+
 // From Σ(x − mean) and Σ(x − mean)², where `mean` is rounded; inverse_length is 1/n.
 template <class Real>
 NNORM_INLINE Standardization<Real> standardization_of(Real mean, const Real (&moments)[2], Real inverse_length, Real epsilon) {
@@ -65,7 +72,15 @@ NNORM_INLINE Standardization<Real> standardization_of(Real mean, const Real (&mo
   return {mean, inverse, -shift * inverse};
 }
 
-// ψ of a row with its λ̂. `Evaluation` as in channel.h.
+// y = weight·ψ(h) + bias, from log = log₂(1 + |h|). `Evaluation` as in channel.h; `bounded` as in exp2_m1().
+template <class Evaluation, bool bounded, class Real>
+NNORM_INLINE Real result_of(Real h, Log2<Real> log, Branch<Real> pos, Branch<Real> neg, Real weight, Real bias) {
+  const bool negative = h < Real(0);
+  const Real eta = negative ? neg.eta : pos.eta, gain = negative ? neg.gain : pos.gain;
+  return fused(gain * Evaluation::template exp2_m1<bounded>(log, eta), weight, bias);
+}
+
+// ψ of a row with its λ̂.
 template <class Evaluation, class Real>
 struct RowBranches {
   Branch<Real> pos, neg;
