@@ -99,6 +99,9 @@ void test_type(const std::vector<Available>& targets) {
     }
 }
 
+// The sizes that nnorm/shared_rows.h and the documentation state.
+static_assert(nnorm::elements_per_part == nnorm::elements_per_item && shortest == 131072);
+
 // Which rows are shared.
 void test_division() {
   Random random(2);

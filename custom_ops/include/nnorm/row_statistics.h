@@ -11,7 +11,7 @@
 //   are added in halves.
 //
 // Elements that a tile lacks count as 0. Tensors of 16 bits are added in this order on CPUs; for GPUs see Tile in
-// cuda/layer_group_normal_norm.cuh.
+// cuda/tiles.cuh.
 #pragma once
 
 #include "nnorm/mathematics.h"

@@ -15,7 +15,7 @@
 namespace nnorm {
 
 // The elements of a part: as many as an item of other kernels has.
-constexpr size_t elements_per_part = 8 * row_tile;
+constexpr size_t elements_per_part = 4 * row_tile;
 // The shortest row that is shared. Between its phases threads wait for each other, which takes longer where they do not spin:
 // on 2 threads of an Intel Xeon with AVX-512 a row of 32768 floats took 0.76 times as long as alone if they spin, and 1.08 if
 // not; one of 200704 floats at most 0.58 and 0.79 (the least of 300 runs).
