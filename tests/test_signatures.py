@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -68,7 +70,9 @@ def relax(release: Path) -> None:
     file = release / "c" / "certificate.json"
     certificate = json.loads(file.read_text())
     certificate["criteria"] = [{"kind": "allclose", "rtol": 9.0, "atol": 9.0, "statistic": "max"}]
-    file.write_text(json.dumps(certificate))
+    # Its digest has both quotation marks: the package's message quotes what it found.
+    texts = (json.dumps(certificate) + " " * spaces for spaces in itertools.count())
+    file.write_text(next(text for text in texts if set(b"\"'") <= set(hashlib.sha256(text.encode()).digest())))
     assert replay(release / "m.onnx", release / "c").criterion == "allclose, rtol 9, atol 9"
 
 

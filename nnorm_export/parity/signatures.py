@@ -7,6 +7,7 @@ verify key FOLDER`` of the standard's own package, the extra ``sign``, checks it
 
 from __future__ import annotations
 
+import ast
 import base64
 import importlib
 import os
@@ -83,12 +84,27 @@ def check(path: Path, folder: Path, key: Path) -> None:
     except Exception as error:  # whatever went wrong, the signature was not confirmed: the user is told so, and why
         raise ParityError(
             f"{folder}: its signature does not hold for {path}, the certificate's files and the key {key}: "
-            f"{first_line(error)}",
+            f"{_reason(error)}",
             _REMEDY,
         ) from error
     present = {os.path.relpath(file, root) for file in (*_files_of_model(path), *_files_in(folder.absolute()))}
     if unsigned := sorted(present - signed):
         raise ParityError(f"{folder}: its signature does not cover {', '.join(unsigned)}", _REMEDY)
+
+
+def _reason(error: Exception) -> str:
+    """What the package says, with the differences between files that it lists as Python does.
+
+    It quotes two digests in each, as text in text, in marks that depend on the digests' bytes: they are left out.
+    """
+    message, mark, differences = str(error).partition(": [")
+    try:
+        listed = ast.literal_eval(f"[{differences}") if mark else []
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        listed = []
+    if not listed:
+        return first_line(error)
+    return f"{message}: {'; '.join(str(each).partition(': Expected ')[0] for each in listed)}"
 
 
 _REMEDY = (
