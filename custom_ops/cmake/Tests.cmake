@@ -68,8 +68,10 @@ foreach(source IN LISTS test_sources)
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\"")
   add_dependencies(${name} nnorm_ort)
   set(arguments)
-  if(name STREQUAL "test_cuda_same_bits" AND NNORM_INSTRUMENTED)
+  if(NNORM_INSTRUMENTED AND name STREQUAL "test_cuda_same_bits")
     set(arguments 40000)
+  elseif(NNORM_INSTRUMENTED AND name STREQUAL "test_cuda_kernels")
+    set(arguments 131072)
   endif()
   add_test(NAME ${name} COMMAND ${name} ${arguments})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
@@ -91,6 +93,14 @@ foreach(name fuzz_operators fuzz_quantized_operators)
   add_test(NAME ${name} COMMAND ${name} $<IF:$<BOOL:${NNORM_INSTRUMENTED}>,4000,20000> 1)
 endforeach()
 
+# Runs a program twice: tensors of 16 bits are computed by the device's instructions, and with the bits of the CPU kernels.
+function(nnorm_add_test_of_both_arithmetics name)
+  add_test(NAME ${name} COMMAND ${name})
+  add_test(NAME ${name}_same_bits COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${ARGN}")
+  set_tests_properties(${name}_same_bits PROPERTIES ENVIRONMENT "${ARGN};NNORM_EXPORT_SAME_BITS=1")
+endfunction()
+
 # nnorm_ort and the CUDA library that it loads, whose kernels are compiled for the CPU.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cuda/*.cpp")
 add_library(nnorm_cuda_library_on_host MODULE ${provider_sources})
@@ -101,9 +111,8 @@ target_link_libraries(test_cuda_library PRIVATE nnorm_options nnorm_kernels onnx
 target_compile_definitions(test_cuda_library PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
   "NNORM_CUDA_ON_HOST_LIBRARY=\"$<TARGET_FILE:nnorm_cuda_library_on_host>\"")
 add_dependencies(test_cuda_library nnorm_ort nnorm_cuda_library_on_host)
-add_test(NAME test_cuda_library COMMAND test_cuda_library)
 # It loads copies of one library.
-set_tests_properties(test_cuda_library PROPERTIES ENVIRONMENT "ASAN_OPTIONS=detect_odr_violation=0")
+nnorm_add_test_of_both_arithmetics(test_cuda_library "ASAN_OPTIONS=detect_odr_violation=0")
 
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
@@ -148,7 +157,7 @@ if(TARGET tensorrt_headers)
   endforeach()
   add_dependencies(test_tensorrt_plugin nnorm_trt_on_host ${mocks})
   target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_MOCKS=\"${CMAKE_CURRENT_BINARY_DIR}/mock/\"")
-  add_test(NAME test_tensorrt_plugin COMMAND test_tensorrt_plugin)
+  nnorm_add_test_of_both_arithmetics(test_tensorrt_plugin)
   add_test(NAME test_plugin_failures COMMAND test_plugin_failures)
   if(TARGET nnorm_trt)
     target_compile_definitions(test_tensorrt_plugin PRIVATE "NNORM_PLUGINS_FOR_GPU=\"$<TARGET_FILE:nnorm_trt>\"")

@@ -256,14 +256,14 @@ cudaError_t run_any(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t
 }
 
 template <class T>
-cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream) {
-  return run_any(problem, 0, stream);
+cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same_bits) {
+  return with_elements(problem, same_bits, [=](const auto& of_elements) { return run_any(of_elements, 0, stream); });
 }
 
 template <class T>
-cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
+cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream, bool same_bits) {
   if (problem.extent != 1 || lanes < problem.channels) return cudaErrorInvalidValue;
-  return run_any(problem, lanes, stream);
+  return with_elements(problem, same_bits, [=](const auto& of_elements) { return run_any(of_elements, lanes, stream); });
 }
 
 }  // namespace nnorm::cuda

@@ -22,9 +22,17 @@ namespace nnorm::cuda {
 constexpr unsigned warp_size = 32;
 constexpr size_t access_bytes = 16;  // the greatest single access of a thread
 
+// An element of 16 bits that is computed as on CPUs, with the same bits.
+template <class T>
+struct SameBits : T {};
+
+// Whether the device's own instructions compute ψ of tensors of T.
+template <class T>
+constexpr bool computed_by_device = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
+
 // The arithmetic of ψ for tensors of T.
 template <class T>
-using Evaluation = std::conditional_t<sizeof(T) == 2, ForHalf, Accurate>;
+using Evaluation = std::conditional_t<computed_by_device<T>, ForHalf, Accurate>;
 
 // Neighbouring elements that one instruction reads or writes.
 template <class T, int width>
@@ -83,7 +91,7 @@ NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
 #pragma unroll
     for (int j = 0; j < width; j += 2) {
       uint32_t pair;
-      if constexpr (std::is_same_v<T, Float16>)
+      if constexpr (std::is_base_of_v<Float16, T>)
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[j + 1]), "f"(values[j]));
       else
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[j + 1]), "f"(values[j]));

@@ -4,9 +4,9 @@
 
 namespace nnorm::cuda {
 
-#define NNORM_INSTANTIATE(Problem) template cudaError_t run(const Problem&, cudaStream_t);
+#define NNORM_INSTANTIATE(Problem) template cudaError_t run(const Problem&, cudaStream_t, bool);
 NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE, NNORM_TYPE)
 #undef NNORM_INSTANTIATE
-template cudaError_t run_channels_last(const ChannelProblem<NNORM_TYPE>&, size_t, cudaStream_t);
+template cudaError_t run_channels_last(const ChannelProblem<NNORM_TYPE>&, size_t, cudaStream_t, bool);
 
 }  // namespace nnorm::cuda

@@ -43,6 +43,20 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
 }
 #endif
 
+// Calls run(problem), the problem's elements being SameBits if they have 16 bits and `same_bits` is true.
+template <template <class> class Problem, class T, class Run>
+cudaError_t with_elements(const Problem<T>& problem, bool same_bits, Run run) {
+  if constexpr (computed_by_device<T>) {
+    if (same_bits) {
+      Problem<SameBits<T>> of_elements;  // the same but for what its pointers point to
+      static_assert(sizeof of_elements == sizeof problem && std::is_trivially_copyable_v<Problem<T>>);
+      std::memcpy(&of_elements, &problem, sizeof problem);
+      return run(of_elements);
+    }
+  }
+  return run(problem);
+}
+
 constexpr size_t divided_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
 }  // namespace nnorm::cuda

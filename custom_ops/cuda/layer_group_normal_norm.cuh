@@ -3,7 +3,7 @@
 //
 // A row is read from memory once if it fits into the registers of a warp or of a block, or into a block's shared memory.
 // Longer rows are read four times. Each warp has whole tiles of a row, so that sums are in the order of
-// nnorm/row_statistics.h, and float32 and float64 have the bits of the CPU kernels.
+// nnorm/row_statistics.h.
 //
 // As on CPUs, a row of equal elements with ε = 0 is NaN, as 0/0 is.
 #pragma once
@@ -306,7 +306,7 @@ Real bounded_exponent(size_t row_length) {
 }
 
 template <class T>
-cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
+cudaError_t run_any(const RowProblem<T>& problem, cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   if (problem.row_length >> 31 != 0) return cudaErrorInvalidValue;
   Device device;
@@ -334,6 +334,11 @@ cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream) {
                      Real(1) / Real(problem.row_length),
                      bounded_exponent<Real>(problem.row_length)};
   return whole ? run_rows<true>(work, device, stream) : run_rows<false>(work, device, stream);
+}
+
+template <class T>
+cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream, bool same_bits) {
+  return with_elements(problem, same_bits, [=](const auto& of_elements) { return run_any(of_elements, stream); });
 }
 
 }  // namespace nnorm::cuda

@@ -6,13 +6,12 @@
 
 namespace nnorm::cuda {
 
-// What a thread has of a tile: it reads `accesses` times `width` neighbours. Neighbour j belongs to sum j mod `places`. Types
-// of 32 and 64 bits are added in the order of nnorm/row_statistics.h. A thread that adds a type of 16 bits has one sum and reads
-// 16 bytes at a time: this takes fewer instructions, and ForHalf gives other bits than the arithmetic of a CPU in any order.
+// What a thread has of a tile: it reads `accesses` times `width` neighbours. Neighbour j belongs to sum j mod `places`, in the
+// order of nnorm/row_statistics.h. Only where the device's instructions compute ψ a thread has one sum and reads 16 bytes at a
+// time: this takes fewer instructions, and ForHalf gives other bits than the arithmetic of a CPU in any order.
 template <class T>
 struct Tile {
-  static constexpr bool narrow_type = sizeof(T) == 2;
-  static constexpr int places = narrow_type ? 1 : int(lane_sums), width = narrow_type ? widest<T> : places;
+  static constexpr int places = computed_by_device<T> ? 1 : int(lane_sums), width = computed_by_device<T> ? widest<T> : places;
   static constexpr int accesses = int(row_tile / tile_lanes) / width;
 
   // Where in a row a thread's first access to a tile starts, and how far from there access k does: addresses with constant

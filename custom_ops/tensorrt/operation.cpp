@@ -1,22 +1,25 @@
 #include "operation.h"
 
+#include "nnorm/same_bits.h"
+
 namespace nnorm::trt {
 namespace {
 
 template <class T>
 cudaError_t launch(ChannelProblem<T> problem, Layout layout, cudaStream_t stream) {
-  if (layout == Layout::contiguous) return cuda::run(problem, stream);
+  if (layout == Layout::contiguous) return cuda::run(problem, stream, same_bits_wanted());
   problem.samples *= problem.extent;
   problem.extent = 1;
   constexpr size_t block = 8;
   const size_t padded = (problem.channels + block - 1) / block * block;
-  return cuda::run_channels_last(problem, layout == Layout::channels_last ? problem.channels : padded, stream);
+  const size_t lanes = layout == Layout::channels_last ? problem.channels : padded;
+  return cuda::run_channels_last(problem, lanes, stream, same_bits_wanted());
 }
 
 // The others take the contiguous layout only.
 template <class Problem>
 cudaError_t launch(const Problem& problem, Layout, cudaStream_t stream) {
-  return cuda::run(problem, stream);
+  return cuda::run(problem, stream, same_bits_wanted());
 }
 
 template <class Operator>

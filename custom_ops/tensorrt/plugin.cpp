@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "nnorm/same_bits.h"
 #include "runtimes.h"
 
 namespace nnorm::trt {
@@ -281,8 +282,8 @@ IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* field
         const std::string reason = read(field, attribute);
         if (!reason.empty()) return fail(operation_, reason);
       }
-    const std::string reason = operation->attribute_refusal();
-    if (!reason.empty()) return fail(operation_, reason);
+    for (const std::string& reason : {operation->attribute_refusal(), same_bits_refusal()})
+      if (!reason.empty()) return fail(operation_, reason);
     plugin = new Plugin(std::move(operation), namespace_);
     return fine;
   });

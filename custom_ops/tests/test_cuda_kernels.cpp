@@ -1,5 +1,8 @@
 // The CUDA kernels against loops over the formulas: every type, epilogue, kernel and width of access, awkward sizes and
 // addresses, results in place. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
+//
+//   test_cuda_kernels [LENGTH]    of the longest row (default 2^20)
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -13,9 +16,8 @@ namespace {
 
 using nnorm::ChannelProblem;
 
-// Narrow types are computed less exactly.
-template <class T>
-constexpr bool narrow_type = sizeof(T) == 2;
+size_t longest_row = 1 << 20;
+bool same_bits_in_16 = false;  // how types of 16 bits are computed
 
 // The place of the tensors: how many elements after a boundary each starts, and whether y overwrites an input. `other` is
 // the residual, or weight and bias of rows.
@@ -49,6 +51,11 @@ std::vector<ChannelGeometry> channel_geometries() {
 }
 
 template <class T>
+std::string name_of() {
+  return std::string(NameOf<T>::value) + (same_bits_in_16 ? ", same bits" : "");
+}
+
+template <class T>
 std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const ChannelParameters<Arithmetic<T>>& p,
                    const std::vector<T>& x, const std::vector<T>& residual, Place place) {
   Input<T> x_apart(x, place.x), residual_apart(residual, place.other);
@@ -72,8 +79,8 @@ std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const C
   problem.channels = g.channels;
   problem.extent = g.extent;
   problem.epilogue = facts.epilogue;
-  const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream())
-                                    : nnorm::cuda::run(problem, stream());
+  const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream(), same_bits_in_16)
+                                    : nnorm::cuda::run(problem, stream(), same_bits_in_16);
   CHECK(error == cudaSuccess, "%s %s: %s", NameOf<T>::value, g.name().c_str(), cudaGetErrorString(error));
   y_there.fetch(y);
   CHECK(y.guards_hold(), "%s %s: written outside y", NameOf<T>::value, g.name().c_str());
@@ -115,7 +122,7 @@ void test_batch_normal_norm(ErrorTable& errors, double bound) {
                     double(nnorm::widened(x[i])), value);
       }
     }
-  errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
+  errors.add("batch_normal_norm, " + name_of<T>(), bound, on_gpu ? "gpu" : "host", worst);
 }
 
 // Lengths around the limits of each kernel: 256, 512, 768 and 1024 for a warp, 4096 for a block, then shared memory, of which
@@ -123,7 +130,7 @@ void test_batch_normal_norm(ErrorTable& errors, double bound) {
 std::vector<RowGeometry> row_geometries() {
   std::vector<RowGeometry> all{{0, 5, 1, 1},     {3, 0, 1, 1},     {1, 6144, 1, 1},
                                {1, 12288, 1, 1}, {1, 24576, 1, 1}, {1, 30001, 1, 1},
-                               {2, 60000, 2, 60000}, {1, 1 << 20, 1, 1 << 18}};
+                               {2, 60000, 2, 60000}, {1, longest_row, 1, longest_row / 4}};
   for (const size_t length : {1, 2, 31, 33, 49, 255, 256, 257, 512, 513, 768, 1023, 1024, 1025, 4096, 4097, 5000}) {
     all.push_back({length < 300 ? 37u : 2u, length, 1, 1});
     all.push_back({5, length, 3, 1});
@@ -143,7 +150,7 @@ std::vector<T> run(const Rows<T>& rows, Place place) {
   nnorm::RowProblem<T> problem = rows.work(place.result == Place::over_x ? y_there.data() : x_there.data(), y_there.data());
   problem.weight = weight_there.data();
   problem.bias = bias_there.data();
-  const cudaError_t error = nnorm::cuda::run(problem, stream());
+  const cudaError_t error = nnorm::cuda::run(problem, stream(), same_bits_in_16);
   const RowGeometry& g = rows.geometry;
   CHECK(error == cudaSuccess, "%s %zux%zu: %s", NameOf<T>::value, g.rows, g.row_length, cudaGetErrorString(error));
   y_there.fetch(y);
@@ -172,7 +179,7 @@ void test_layer_group_normal_norm(ErrorTable& errors, double bound) {
         }
     }
   }
-  errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, on_gpu ? "gpu" : "host", worst);
+  errors.add("layer_group_normal_norm, " + name_of<T>(), bound, on_gpu ? "gpu" : "host", worst);
 }
 
 // Rows with a spread far below √ε have exponents so great that 2^z reaches its limits, which the kernels test once for a row.
@@ -239,17 +246,21 @@ void test_type(ErrorTable& errors, double bound_of_channels, double bound_of_row
 }  // namespace
 }  // namespace nnorm_test
 
-int main() {
+int main(int count, char** arguments) {
   using namespace nnorm_test;
   if (!have_device()) {
     std::printf("skipped: no GPU that CUDA can use\n");
     return skipped;
   }
+  if (count > 1) longest_row = size_t(std::strtoull(arguments[1], nullptr, 10));
   ErrorTable errors(0);
   test_type<float>(errors, 3e-7, 1e-6);
   test_type<nnorm::Float16>(errors, 0x1p-15, 0x1p-15);
   test_type<nnorm::BFloat16>(errors, 0x1p-15, 0x1p-15);
   if (have_truth_for_double) test_type<double>(errors, 5e-16, 3e-15);
+  same_bits_in_16 = true;
+  test_type<nnorm::Float16>(errors, 3e-7, 1e-6);
+  test_type<nnorm::BFloat16>(errors, 3e-7, 1e-6);
   errors.print_and_check();
   return finish();
 }

@@ -1,13 +1,14 @@
-// One answer on processors and GPUs: the CUDA kernels give the bits of the CPU kernels in float32 and float64, for any bits
-// of x, in any layout, for rows of any length at any address. CMake builds this twice: for the CPU (cuda_on_host.h), and with
-// CUDA.
+// One answer on processors and GPUs: the CUDA kernels give the bits of the CPU kernels, for any bits of x, in any layout, for
+// rows of any length at any address. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
 //
-//   test_cuda_same_bits [VALUES]    of each type and operator (default 400000); a long run takes 1000000000
+//   test_cuda_same_bits [VALUES] [TYPE]    of each operator (default 400000), of all types if none is named; a long run takes
+//                                          1000000000 values
 //
-// In 16 bits a GPU uses its instructions for logarithms and powers (on the CPU functions of the C library): there the values
-// that differ are counted.
+// In 16 bits that holds for `same_bits`. Without it a GPU uses its instructions for logarithms and powers (on the CPU functions
+// of the C library), and the values that differ are counted.
 #include <cstdlib>
 #include <memory>
+#include <string>
 
 #include "bits.h"
 #include "check.h"
@@ -17,9 +18,6 @@ namespace nnorm_test {
 namespace {
 
 using nnorm::ChannelProblem;
-
-template <class T>
-constexpr bool narrow_type = sizeof(T) == 2;
 
 // Units in the last place of T at 1.
 template <class T>
@@ -44,21 +42,25 @@ struct Difference {
   }
 };
 
-// 16 bits saturate elsewhere on a GPU, so they are compared where networks have them.
-template <class T>
-Kind kind_of(size_t round) {
-  return narrow_type<T> ? Kind::normal : Kind(round % 3);
-}
+// How the GPU computes tensors of 16 bits; other types are computed in one way.
+enum class Halves { same_bits, quick };
+
+// The values that are counted with the device's instructions at most; a share takes no more.
+constexpr size_t enough_for_a_share = 20000000;
+
+// The device's instructions saturate elsewhere, so they are compared where networks have their numbers.
+Kind kind_of(Halves halves, size_t round) { return halves == Halves::quick ? Kind::normal : Kind(round % 3); }
 
 template <class T>
-Difference of_channels(size_t values) {
+Difference of_channels(size_t values, Halves halves) {
+  const bool same_bits = halves == Halves::same_bits;
   Random random(31);
   Difference difference;
   for (size_t round = 0; difference.values < values; ++round) {
     const size_t channels = 1 + random.below(40), extent = 1 + random.below(300), samples = 1 + random.below(3);
     const ChannelParameters<Arithmetic<T>> p(channels, random);
     const size_t size = samples * channels * extent;
-    const std::vector<T> x = numbers<T>(size, kind_of<T>(round), random), residual = numbers<T>(size, kind_of<T>(round / 3), random);
+    const std::vector<T> x = numbers<T>(size, kind_of(halves, round), random), residual = numbers<T>(size, kind_of(halves, round / 3), random);
     const Layout rows{Sharing::row, samples, channels, extent, 0}, last{Sharing::element, samples, channels, extent, 0};
     const bool is_last = round % 2;
     const Layout& layout = is_last ? last : rows;
@@ -80,8 +82,8 @@ Difference of_channels(size_t values) {
       for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i] = parameters_on[i]->data();
       problem.samples = is_last ? samples * extent : samples, problem.channels = channels, problem.extent = is_last ? 1 : extent;
       problem.epilogue = facts.epilogue;
-      const cudaError_t error = is_last ? nnorm::cuda::run_channels_last(problem, channels, stream())
-                                        : nnorm::cuda::run(problem, stream());
+      const cudaError_t error = is_last ? nnorm::cuda::run_channels_last(problem, channels, stream(), same_bits)
+                                        : nnorm::cuda::run(problem, stream(), same_bits);
       CHECK(error == cudaSuccess, "%s %s", NameOf<T>::value, facts.operator_name);
       y_on.fetch(y);
       difference.add(batch_normal_norm<T>(nnorm::best_target(), rows, facts.epilogue, p, x, residual), layout.to_rows(y.values()));
@@ -108,7 +110,7 @@ class Room {
 
 // Lengths about those of the warp's, the block's and the long rows' kernels; of the latter some have no room in shared memory.
 template <class T>
-Difference of_rows(size_t values) {
+Difference of_rows(size_t values, Halves halves) {
   Random random(32);
   Difference difference;
   constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 3072, 4096, 4097, 5000, 17000, 70000};
@@ -117,7 +119,7 @@ Difference of_rows(size_t values) {
     const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3), offset = random.below(4) ? 0 : random.below(4);
     const size_t run = length % 3 == 0 && random.below(2) ? length / 3 : 1;
     Rows<T> problem({rows, length, period, run}, std::vector<double>(rows * length), random);
-    problem.x = numbers<T>(rows * length, kind_of<T>(round), random);
+    problem.x = numbers<T>(rows * length, kind_of(halves, round), random);
     if (round % 5 == 0) problem.epsilon = random.below(2) ? 0 : 1e-3;
     if (round % 7 == 0) problem.delta = 0;
     const Input<T> x(problem.x, offset);
@@ -128,7 +130,7 @@ Difference of_rows(size_t values) {
     nnorm::RowProblem<T> work = problem.work(x_on.data(), y_on.data());
     work.weight = weight_on.data(), work.bias = bias_on.data();
     const Room room(random.below(2));
-    CHECK(nnorm::cuda::run(work, stream()) == cudaSuccess, "%s", NameOf<T>::value);
+    CHECK(nnorm::cuda::run(work, stream(), halves == Halves::same_bits) == cudaSuccess, "%s", NameOf<T>::value);
     y_on.fetch(y);
     difference.add(layer_group_normal_norm(nnorm::best_target(), problem, problem.x), y.values());
   }
@@ -143,9 +145,12 @@ void judge(const char* operators, const char* type, const Difference& d, double 
 }
 
 template <class T>
-void test(size_t values, double most_different) {
-  judge("BatchNormalNorm, …Relu, …AddRelu", NameOf<T>::value, of_channels<T>(values), most_different);
-  judge("LayerNormalNorm, GroupNormalNorm", NameOf<T>::value, of_rows<T>(values), most_different);
+void test(size_t values, const std::string& only, Halves halves = Halves::same_bits, double most_different = 0) {
+  if (halves == Halves::quick) values = std::min(values, enough_for_a_share);
+  const std::string type = NameOf<T>::value, name = type + (halves == Halves::quick ? ", the device's instructions" : "");
+  if (!only.empty() && only != type) return;
+  judge("BatchNormalNorm, …Relu, …AddRelu", name.c_str(), of_channels<T>(values, halves), most_different);
+  judge("LayerNormalNorm, GroupNormalNorm", name.c_str(), of_rows<T>(values, halves), most_different);
 }
 
 }  // namespace
@@ -158,11 +163,14 @@ int main(int count, char** arguments) {
     return skipped;
   }
   const size_t values = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 400000;
+  const std::string type = count > 2 ? arguments[2] : "";
   std::printf("| operators | type | values that differ | share | greatest difference, units in the last place at max(1, abs(y)) |\n");
   std::printf("| --- | --- | ---: | ---: | ---: |\n");
-  test<float>(values, 0);
-  test<double>(values, 0);
-  test<nnorm::Float16>(values, 1e-3);
-  test<nnorm::BFloat16>(values, 5e-4);
+  test<float>(values, type);
+  test<double>(values, type);
+  test<nnorm::Float16>(values, type);
+  test<nnorm::BFloat16>(values, type);
+  test<nnorm::Float16>(values, type, Halves::quick, 1e-3);
+  test<nnorm::BFloat16>(values, type, Halves::quick, 5e-4);
   return finish();
 }

@@ -1,6 +1,7 @@
 // How the CUDA execution provider solves the operators' problems: one launch on the session's stream, without waiting.
 #include "../runtime.h"
 #include "nnorm/cuda_kernels.h"
+#include "nnorm/same_bits.h"
 
 namespace nnorm::ort {
 
@@ -11,7 +12,7 @@ const char* const execution_provider = NNORM_EXECUTION_PROVIDER;
 
 template <class Problem>
 void Run::solve(const Problem& problem) const {
-  const cudaError_t error = cuda::run(problem, static_cast<cudaStream_t>(gpu_stream()));
+  const cudaError_t error = cuda::run(problem, static_cast<cudaStream_t>(gpu_stream()), same_bits_wanted());
   if (error != cudaSuccess) throw Error{ORT_EP_FAIL, std::string("CUDA: ") + cudaGetErrorString(error)};
 }
 

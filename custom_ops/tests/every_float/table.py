@@ -43,8 +43,9 @@ The same inputs through the body of BatchNormalNorm in ONNX Runtime, without ker
 ## The GPU's sources
 
 The sources of the kernels for GPUs, compiled for the processor, against the CPU kernels: how many values have other
-bits. x has any bits in float32 and float64, and numbers as networks have them in 16 bits, which differ by functions in
-the place of the hardware's logarithm and power. On a GPU, whose own functions these are, 16 bits may differ more.
+bits. x has any bits. Types of 16 bits have a line for `NNORM_EXPORT_SAME_BITS=1`, and one for the device's
+instructions, which compute them otherwise: there x has numbers as networks have them, and functions of the C library
+stand in the place of the hardware's logarithm and power. On a GPU, whose own functions these are, more may differ.
 
 {gpu}
 """

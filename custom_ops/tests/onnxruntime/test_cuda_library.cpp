@@ -1,5 +1,6 @@
 // libnnorm_ort.so with and without a CUDA library beside it: none, one that cannot be used, and the CUDA library with its
-// kernels compiled for the CPU. Each case loads a copy of libnnorm_ort.so from a folder of its own.
+// kernels compiled for the CPU. Each case loads a copy of libnnorm_ort.so from a folder of its own. ctest runs the program
+// twice, once with NNORM_EXPORT_SAME_BITS=1.
 #include <dlfcn.h>
 #include <stdlib.h>
 
@@ -9,8 +10,10 @@
 
 #include "../buffers.h"
 #include "../check.h"
+#include "../environment.h"
 #include "cuda_interface.h"
 #include "host.h"
+#include "nnorm/same_bits.h"
 
 namespace nnorm_test {
 namespace {
@@ -103,15 +106,15 @@ void test_unusable_library(const OrtApi& api) {
   }
 }
 
-// One node with the default attributes, of X [2, 16, 5].
+// One node with the default attributes, of X [2, 16, extent].
 template <class T>
 struct Node {
-  const Shape shape{2, 16, 5};
+  const Shape shape;
   std::vector<T> x, residual;
   std::vector<std::vector<Arithmetic<T>>> parameters;
   const OrtCustomOp* op;
 
-  explicit Node(const OrtCustomOp* called) : op(called) {
+  explicit Node(const OrtCustomOp* called, int64_t extent = 5) : shape{2, 16, extent}, op(called) {
     Random random(7);
     std::vector<double> numbers(nnorm::count(shape)), others(numbers.size());
     for (double& number : numbers) number = random.normal();
@@ -120,7 +123,7 @@ struct Node {
     residual = to_type<T>(others);
     const bool frozen = op->GetInputTypeCount(op) > 3, layer = std::string(op->GetName(op)) == "LayerNormalNorm";
     for (size_t i = 0; i < (frozen ? 6 : 2); ++i) {
-      std::vector<Arithmetic<T>>& values = parameters.emplace_back(layer ? 5 : 16);
+      std::vector<Arithmetic<T>>& values = parameters.emplace_back(layer ? size_t(extent) : 16);
       for (Arithmetic<T>& value : values) value = Arithmetic<T>(random.uniform(0.5, 1.5));
     }
   }
@@ -136,7 +139,7 @@ struct Node {
       context.refused_from = SIZE_MAX;
       context.inputs.push_back({x_shape, x.data()});
       for (auto& values : parameters)
-        context.inputs.push_back({values.size() == 5 ? Shape{5} : Shape{x_shape[1]}, values.data()});
+        context.inputs.push_back({values.size() == size_t(shape[2]) ? Shape{shape[2]} : Shape{x_shape[1]}, values.data()});
       if (op->GetInputTypeCount(op) == 8) context.inputs.push_back({x_shape, residual.data()});
       y.resize(x.size());
       context.output.data = y.data();
@@ -150,6 +153,18 @@ struct Node {
   }
   std::string run(std::vector<T>& y) { return run(y, shape); }
 };
+
+// How many values of a large tensor have other bits than those of the CPU library.
+template <class T>
+size_t count_different(const OrtCustomOp* on_gpu, const OrtCustomOp* on_cpu) {
+  constexpr int64_t extent = 9001;
+  std::vector<T> y, expected;
+  const std::string reason = Node<T>(on_gpu, extent).run(y) + Node<T>(on_cpu, extent).run(expected);
+  CHECK(reason.empty(), "%s", reason.c_str());
+  size_t different = 0;
+  for (size_t i = 0; i < y.size(); ++i) different += std::memcmp(&y[i], &expected[i], sizeof(T)) != 0;
+  return different;
+}
 
 // The kernels of the CUDA library against those of the CPU library.
 template <class T>
@@ -172,6 +187,11 @@ void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double to
     }
     CHECK(worst <= tolerance, "%s of %s: the kernels differ by %.3g", op->GetName(op), NameOf<T>::value, worst);
     ++compared;
+    const size_t different = count_different<T>(op, same);
+    if (sizeof(T) > 2 || nnorm::same_bits_wanted())
+      CHECK(different == 0, "%s of %s: %zu values have other bits", op->GetName(op), NameOf<T>::value, different);
+    else
+      CHECK(different > 0, "%s of %s: not computed by the device's instructions", op->GetName(op), NameOf<T>::value);
     // Every call of the API fails in turn; then the kernel's launch, for a size that it does not take.
     long calls = 0;
     for (bool failed = true; failed && calls < 1000;) {
@@ -195,6 +215,11 @@ void test_usable_library(const OrtApi& api) {
   Register* const register_operators = folder.load();
   if (!CHECK(register_operators != nullptr, "not loaded")) return;
   host::has_cuda_provider = true;
+  {
+    const Environment environment(nnorm::same_bits_variable, "maybe");
+    const std::string reason = outcome_of(register_operators, api).reason;
+    CHECK(reason.find("NNORM_EXPORT_SAME_BITS is \"maybe\"; it must be 0 or 1") != std::string::npos, "%s", reason.c_str());
+  }
   static std::vector<std::unique_ptr<OrtApi>> apis;  // the library may remember an API
   bool failed = true;
   for (long n = 1; failed && n < 1000; ++n) {

@@ -1,4 +1,5 @@
-// enqueue() of every plugin against a direct call of the kernel, to the bit, in every layout.
+// enqueue() of every plugin against a direct call of the kernel, to the bit, in every layout, with the arithmetic in 16 bits that
+// the environment asks for.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 
 #include "channels.h"
 #include "cuda_memory.h"
+#include "nnorm/same_bits.h"
 #include "plugin_host.h"
 #include "rows.h"
 
@@ -107,7 +109,7 @@ void test_batch_normal_norm(const Library& library, const std::vector<int64_t>& 
         problem.channels = channels;
         problem.extent = extent;
         problem.epilogue = facts.epilogue;
-        CHECK(nnorm::cuda::run(problem, stream()) == cudaSuccess, "%s", name.c_str());
+        CHECK(nnorm::cuda::run(problem, stream(), nnorm::same_bits_wanted()) == cudaSuccess, "%s", name.c_str());
         direct_there.fetch(direct);
         expected = direct.values();
       }
@@ -155,7 +157,7 @@ void test_layer_group_normal_norm(const Library& library, const std::string& nam
   nnorm::RowProblem<T> problem = rows.work(x_there.data(), direct_there.data());
   problem.weight = weight_there.data();
   problem.bias = bias_there.data();
-  CHECK(nnorm::cuda::run(problem, stream()) == cudaSuccess, "%s", name.c_str());
+  CHECK(nnorm::cuda::run(problem, stream(), nnorm::same_bits_wanted()) == cudaSuccess, "%s", name.c_str());
   y_there.fetch(y);
   direct_there.fetch(direct);
   CHECK(y.guards_hold() && same_bits(y.values(), direct.values()), "%s of %s", name.c_str(), NameOf<T>::value);
@@ -176,6 +178,10 @@ void test_enqueue(const Library& library) {
   fields.delta = 0;
   fields.num_groups = 6;
   test_layer_group_normal_norm<T>(library, "GroupNormalNorm", {3, 6, 64}, fields);
+  if constexpr (std::is_same_v<T, nnorm::Float16>) {  // large enough that the other arithmetic gives other bits
+    test_batch_normal_norm<T>(library, {2, 16, 48, 48});
+    test_layer_group_normal_norm<T>(library, "GroupNormalNorm", {20, 6, 640}, fields);
+  }
 }
 
 }  // namespace

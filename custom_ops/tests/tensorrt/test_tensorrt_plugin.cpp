@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "environment.h"
 #include "plugin_enqueue.h"
 #include "plugin_host.h"
 
@@ -248,6 +249,13 @@ void test_shapes(const Library& library) {
     }
 }
 
+void test_environment(const Library& library) {
+  const Environment environment(nnorm::same_bits_variable, "maybe");
+  Fields fields;
+  for (const char* name : {"BatchNormalNorm", "LayerNormalNorm"})
+    CHECK(make(library.creator(name), fields.collection) == nullptr, "%s: %s is maybe", name, nnorm::same_bits_variable);
+}
+
 #if defined(NNORM_PLUGINS_FOR_GPU)
 // Without a GPU, enqueue() of the library that users get returns an error. Machines with a driver skip this test.
 void test_without_gpu(const char* path) {
@@ -282,6 +290,7 @@ int main() {
   test_build(library);
   test_formats_by_runtime(library);
   test_shapes(library);
+  test_environment(library);
   test_enqueue<float>(library);
   test_enqueue<nnorm::Float16>(library);
   test_enqueue<nnorm::BFloat16>(library);
