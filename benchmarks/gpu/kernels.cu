@@ -158,10 +158,17 @@ class Group {
     variants_.push_back({name, double(tensors) * double(bytes_), std::move(launch)});
   }
 
+  // Calls each(same_bits, suffix of the name): tensors of 16 bits can be computed in two ways.
+  template <class Each>
+  static void each_arithmetic(Each each) {
+    each(false, "");
+    if (sizeof(T) == 2) each(true, ", same bits");
+  }
+
   // Rows with channels in the middle, [samples, channels, extent], or last, [samples, lanes].
   void add_channels(size_t samples, size_t channels, size_t extent, size_t lanes) {
-    for (const nnorm::EpilogueFacts& facts : nnorm::epilogues)
-      add(facts.operator_name, facts.takes_residual ? 3 : 2, [=](size_t slot) {
+    const auto add_one = [&](const nnorm::EpilogueFacts& facts, bool same_bits, const char* suffix) {
+      add(std::string(facts.operator_name) + suffix, facts.takes_residual ? 3 : 2, [=](size_t slot) {
         nnorm::ChannelProblem<T> problem{};
         problem.x = x(slot);
         problem.residual = facts.takes_residual ? residual(slot) : nullptr;
@@ -171,25 +178,30 @@ class Group {
         problem.channels = channels;
         problem.extent = extent;
         problem.epilogue = facts.epilogue;
-        return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream)
-                     : nnorm::cuda::run(problem, device_.stream);
+        return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream, same_bits)
+                     : nnorm::cuda::run(problem, device_.stream, same_bits);
       });
+    };
+    for (const nnorm::EpilogueFacts& facts : nnorm::epilogues)
+      each_arithmetic([&](bool same_bits, const char* suffix) { add_one(facts, same_bits, suffix); });
   }
 
-  void add_rows(const char* name, size_t rows, size_t row_length, size_t period, size_t run) {
-    add(name, 2, [=](size_t slot) {
-      nnorm::RowProblem<T> problem{};
-      problem.x = x(slot);
-      problem.y = y(slot);
-      problem.weight = pools_.parameters[4];
-      problem.bias = pools_.parameters[5];
-      problem.rows = rows;
-      problem.row_length = row_length;
-      problem.period = period;
-      problem.run = run;
-      problem.epsilon = 1e-5;
-      problem.delta = 0.0031622776601683794;
-      return nnorm::cuda::run(problem, device_.stream);
+  void add_rows(const std::string& name, size_t rows, size_t row_length, size_t period, size_t run) {
+    each_arithmetic([&](bool same_bits, const char* suffix) {
+      add(name + suffix, 2, [=](size_t slot) {
+        nnorm::RowProblem<T> problem{};
+        problem.x = x(slot);
+        problem.y = y(slot);
+        problem.weight = pools_.parameters[4];
+        problem.bias = pools_.parameters[5];
+        problem.rows = rows;
+        problem.row_length = row_length;
+        problem.period = period;
+        problem.run = run;
+        problem.epsilon = 1e-5;
+        problem.delta = 0.0031622776601683794;
+        return nnorm::cuda::run(problem, device_.stream, same_bits);
+      });
     });
   }
 

@@ -104,7 +104,8 @@ def _reason(error: Exception) -> str:
         listed = []
     if not listed:
         return first_line(error)
-    return f"{message}: {'; '.join(str(each).partition(': Expected ')[0] for each in listed)}"
+    files = "; ".join(str(each).partition(": Expected ")[0] for each in listed)
+    return first_line(ValueError(f"{message}: {files}"))
 
 
 _REMEDY = (
