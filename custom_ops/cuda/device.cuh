@@ -71,6 +71,10 @@ NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
     memcpy(words, &access, sizeof words);
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1])
                  : "memory");
+  } else if constexpr (sizeof access == 4) {
+    uint32_t word;
+    memcpy(&word, &access, sizeof word);
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(word) : "memory");
   } else
 #endif
   {
