@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 OVERRIDE = "NNORM_EXPORT_LIBRARY"
 WITHOUT = "none"
+# How GPUs compute tensors of 16 bits: what the kernels take it for is in custom_ops/include/nnorm/same_bits.h.
+SAME_BITS = "NNORM_EXPORT_SAME_BITS"
 
 # What custom_ops/cmake/ installs, all in one folder.
 FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"

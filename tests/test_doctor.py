@@ -58,6 +58,17 @@ def test_without_the_library(model_file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert diagnosis.missing is None  # the file carries its bodies
 
 
+def test_what_asks_for_the_bits_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NNORM_EXPORT_SAME_BITS", raising=False)
+    assert "NNORM_EXPORT_SAME_BITS" not in {component.name for component in diagnose().components}
+    monkeypatch.setenv("NNORM_EXPORT_SAME_BITS", "1")
+    asked = part(diagnose(), "NNORM_EXPORT_SAME_BITS")
+    assert asked.found == "1: GPUs compute float16 and bfloat16 with the bits of processors"
+    assert asked.remedy == ""
+    monkeypatch.setenv("NNORM_EXPORT_SAME_BITS", "yes")
+    assert "it must be 0 or 1" in part(diagnose(), "NNORM_EXPORT_SAME_BITS").remedy
+
+
 @pytest.mark.slow
 def test_the_custom_form_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export(randomized(Network()).eval(), torch.randn(4, 3, 8, 6), tmp_path / "m.onnx", form="custom").path

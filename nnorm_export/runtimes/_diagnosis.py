@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
+from nnorm_export.library import SAME_BITS
 from nnorm_export.reading import size_of
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes._runtime import installed_version
@@ -102,6 +104,16 @@ def _self_tested() -> Component:
         return Component("bits of the kernels", "not tried", str(error))
 
 
+def _same_bits(value: str) -> Component:
+    meanings = {
+        "0": "GPUs compute float16 and bfloat16 with the hardware's logarithm and power",
+        "1": "GPUs compute float16 and bfloat16 with the bits of processors",
+    }
+    if value in meanings:
+        return Component(SAME_BITS, f"{value}: {meanings[value]}")
+    return Component(SAME_BITS, value, "the kernels for GPUs refuse it: it must be 0 or 1")
+
+
 def _changes(path: str | Path) -> list[str]:
     try:
         return [] if is_url(path) else describe(path).changes
@@ -143,6 +155,8 @@ def _components() -> Iterator[Component]:
             if component.name not in listed:
                 listed.add(component.name)
                 yield component
+    if os.environ.get(SAME_BITS):
+        yield _same_bits(os.environ[SAME_BITS])
     for package, remedy in _OTHER_PACKAGES.items():
         if package not in listed:
             yield Component.optional(package, installed_version(package), remedy)
