@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,15 +19,23 @@ from nnorm_export import library
 pytestmark = pytest.mark.slow
 
 ARCHITECTURE = "sm_90"
+
+
+class Expected(NamedTuple):
+    """What the code for tensors of one type has."""
+
+    widest: int  # elements in 16 bytes, the widest access
+    row_access: str  # the width of an access to a row of LayerNormalNorm: two elements, or all that 16 bytes have
+    spilled: int  # numbers at most that a kernel writes to local memory for want of registers
+
+
 HALVES = ("nnorm::Float16", "nnorm::BFloat16")
-SAME_BITS = tuple(f"nnorm::cuda::SameBits<{half}>" for half in HALVES)
-WIDEST = {"float": 4, "double": 2, **dict.fromkeys((*HALVES, *SAME_BITS), 8)}
-# The lanes of a warp read two neighbours of a row each, and more of the halves that the device's instructions compute.
-READ_IN_ROWS = {
-    "float": "LDG.E.64",
-    "double": "LDG.E.128",
-    **dict.fromkeys(HALVES, "LDG.E.128"),
-    **dict.fromkeys(SAME_BITS, "LDG.E"),
+EXPECTED = {
+    "float": Expected(4, "E.64", 0),
+    "double": Expected(2, "E.128", 30),  # a lane keeps 32 numbers of a row, in 64 registers
+    **{half: Expected(8, "E.128", 0) for half in HALVES},
+    # With the bits of processors the kernel for padded channels that are last spills one number.
+    **{f"nnorm::cuda::SameBits<{half}>": Expected(8, "E", 1) for half in HALVES},
 }
 ENTRY = re.compile(r"nnorm::cuda::(?P<kernel>\w+)<(?P<arguments>.*)>\(")
 
@@ -51,72 +61,67 @@ def dump(what: str, *arguments: str) -> str:
     return subprocess.run(command, env=paths, capture_output=True, text=True, check=True).stdout
 
 
-def reads_whole_accesses(kernel: str, arguments: list[str], dtype: str) -> bool:
-    """Whether this is a kernel for tensors whose accesses are whole; see the kernels' templates for the arguments."""
-    if kernel.startswith("batch_normal_norm"):
-        return arguments[-1] == str(WIDEST[dtype])
-    return arguments[1 if kernel.endswith("long_rows") else 2] == "true"
+class Kernel(NamedTuple):
+    """A kernel, and the arguments of its template but the last, the type of the tensors."""
+
+    name: str
+    arguments: tuple[str, ...]
+    dtype: str
+
+    @property
+    def has_whole_accesses(self) -> bool:
+        """Whether it is for tensors whose accesses are whole."""
+        if self.name.startswith("batch_normal_norm"):
+            return self.arguments[-1] == str(EXPECTED[self.dtype].widest)
+        return self.arguments[1 if self.name.endswith("long_rows") else 2] == "true"
 
 
 @pytest.fixture(scope="module")
-def kernels() -> dict[str, Counter[str]]:
+def kernels() -> dict[Kernel, Counter[str]]:
     """The instructions of each kernel that reads and writes whole accesses: how often each occurs."""
     if shutil.which("c++filt") is None:
         pytest.skip("the program c++filt, which reads the names of the kernels, is not installed: it is in binutils")
     code = dump("sass", "--gpu-architecture", ARCHITECTURE)
     plain = subprocess.run(["c++filt"], input=code, capture_output=True, text=True, check=True).stdout
-    found: dict[str, Counter[str]] = {}
+    found: dict[Kernel, Counter[str]] = {}
     for section in re.split(r"\n\s*Function : ", plain)[1:]:
         name, _, code = section.partition("\n")
         entry = ENTRY.search(name)
         assert entry is not None, name
-        arguments = entry["arguments"].rstrip()  # c++filt separates the last two of ">>"
-        *numbers, dtype = arguments.split(", ")
-        if reads_whole_accesses(entry["kernel"], numbers, dtype):
-            found[f"{entry['kernel']}<{arguments}>"] = Counter(
-                re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?\w+ )?([\w.]+)", code, re.MULTILINE)
-            )
+        *numbers, dtype = entry["arguments"].rstrip().split(", ")  # c++filt separates the last two of ">>"
+        kernel = Kernel(entry["kernel"], tuple(numbers), dtype)
+        if kernel.has_whole_accesses:
+            found[kernel] = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?\w+ )?([\w.]+)", code, re.MULTILINE))
     return found
 
 
-def test_there_is_code_for_every_kernel_and_type(kernels: dict[str, Counter[str]]) -> None:
+def test_there_is_code_for_every_kernel_and_type(kernels: dict[Kernel, Counter[str]]) -> None:
     names = (
         "batch_normal_norm_rows",
         "batch_normal_norm_columns",
         "layer_group_normal_norm_rows",
         "layer_group_normal_norm_long_rows",
     )
-    missing = [
-        f"{name} of {dtype}"
-        for name in names
-        for dtype in WIDEST
-        if not any(kernel.startswith(f"{name}<") and kernel.endswith(f", {dtype}>") for kernel in kernels)
-    ]
-    assert missing == []
+    assert {(kernel.name, kernel.dtype) for kernel in kernels} == set(itertools.product(names, EXPECTED))
 
 
-def test_tensors_are_read_and_written_in_whole_accesses(kernels: dict[str, Counter[str]]) -> None:
+def test_tensors_are_read_and_written_in_whole_accesses(kernels: dict[Kernel, Counter[str]]) -> None:
     # nvcc 13 made eight stores out of one in some of them, until store_global() said it in assembly.
     narrow = []
-    for name, code in kernels.items():
-        dtype = name.removesuffix(">").rpartition(", ")[2]
-        read = READ_IN_ROWS[dtype] if name.startswith("layer_group") else "LDG.E.128"
-        if not (code[read] and code[read.replace("LDG", "STG")]):
-            narrow.append(name)
-    assert kernels
+    for kernel, code in kernels.items():
+        access = EXPECTED[kernel.dtype].row_access if kernel.name.startswith("layer_group") else "E.128"
+        if not (code[f"LDG.{access}"] and code[f"STG.{access}"]):
+            narrow.append(kernel)
     assert narrow == []
 
 
-def test_nothing_of_a_row_is_kept_in_memory(kernels: dict[str, Counter[str]]) -> None:
-    # An array that is not in registers lies in local memory, which is device memory. float64 has a few spilled numbers,
-    # the halves with the bits of processors have one where their channels are last and padded.
-    spilt = [
-        name
-        for name, code in kernels.items()
-        if not name.endswith("double>")
-        and sum(count for word, count in code.items() if word.startswith("STL")) > name.endswith(">>")
-    ]
-    assert spilt == []
+def test_nothing_of_a_row_is_kept_in_memory(kernels: dict[Kernel, Counter[str]]) -> None:
+    # An array that is not in registers lies in local memory, which is device memory.
+    spilled = {
+        kernel: sum(count for instruction, count in code.items() if instruction.startswith("STL"))
+        for kernel, code in kernels.items()
+    }
+    assert {kernel: count for kernel, count in spilled.items() if count > EXPECTED[kernel.dtype].spilled} == {}
 
 
 def test_the_compiler_fuses_nothing_by_itself() -> None:

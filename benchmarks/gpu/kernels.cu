@@ -158,37 +158,32 @@ class Group {
     variants_.push_back({name, double(tensors) * double(bytes_), std::move(launch)});
   }
 
-  // Calls each(same_bits, suffix of the name): tensors of 16 bits can be computed in two ways.
-  template <class Each>
-  static void each_arithmetic(Each each) {
-    each(false, "");
-    if (sizeof(T) == 2) each(true, ", same bits");
-  }
+  // The values of `same_bits` that differ in what the kernels do: tensors of 16 bits can be computed in two ways.
+  static std::vector<bool> arithmetics() { return sizeof(T) == 2 ? std::vector{false, true} : std::vector{false}; }
+  static std::string named(const std::string& name, bool same_bits) { return same_bits ? name + ", same bits" : name; }
 
   // Rows with channels in the middle, [samples, channels, extent], or last, [samples, lanes].
   void add_channels(size_t samples, size_t channels, size_t extent, size_t lanes) {
-    const auto add_one = [&](const nnorm::EpilogueFacts& facts, bool same_bits, const char* suffix) {
-      add(std::string(facts.operator_name) + suffix, facts.takes_residual ? 3 : 2, [=](size_t slot) {
-        nnorm::ChannelProblem<T> problem{};
-        problem.x = x(slot);
-        problem.residual = facts.takes_residual ? residual(slot) : nullptr;
-        problem.y = y(slot);
-        for (int p = 0; p < 6; ++p) problem.parameters[p] = pools_.parameters[p];
-        problem.samples = samples;
-        problem.channels = channels;
-        problem.extent = extent;
-        problem.epilogue = facts.epilogue;
-        return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream, same_bits)
-                     : nnorm::cuda::run(problem, device_.stream, same_bits);
-      });
-    };
     for (const nnorm::EpilogueFacts& facts : nnorm::epilogues)
-      each_arithmetic([&](bool same_bits, const char* suffix) { add_one(facts, same_bits, suffix); });
+      for (const bool same_bits : arithmetics())
+        add(named(facts.operator_name, same_bits), facts.takes_residual ? 3 : 2, [=](size_t slot) {
+          nnorm::ChannelProblem<T> problem{};
+          problem.x = x(slot);
+          problem.residual = facts.takes_residual ? residual(slot) : nullptr;
+          problem.y = y(slot);
+          for (int p = 0; p < 6; ++p) problem.parameters[p] = pools_.parameters[p];
+          problem.samples = samples;
+          problem.channels = channels;
+          problem.extent = extent;
+          problem.epilogue = facts.epilogue;
+          return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream, same_bits)
+                       : nnorm::cuda::run(problem, device_.stream, same_bits);
+        });
   }
 
   void add_rows(const std::string& name, size_t rows, size_t row_length, size_t period, size_t run) {
-    each_arithmetic([&](bool same_bits, const char* suffix) {
-      add(name + suffix, 2, [=](size_t slot) {
+    for (const bool same_bits : arithmetics())
+      add(named(name, same_bits), 2, [=](size_t slot) {
         nnorm::RowProblem<T> problem{};
         problem.x = x(slot);
         problem.y = y(slot);
@@ -202,7 +197,6 @@ class Group {
         problem.delta = 0.0031622776601683794;
         return nnorm::cuda::run(problem, device_.stream, same_bits);
       });
-    });
   }
 
   void measure(int repeats) {

@@ -95,7 +95,7 @@ NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
 #pragma unroll
     for (int j = 0; j < width; j += 2) {
       uint32_t pair;
-      if constexpr (std::is_base_of_v<Float16, T>)
+      if constexpr (std::is_base_of_v<Float16, T>)  // it is Float16 or SameBits<Float16>
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[j + 1]), "f"(values[j]));
       else
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[j + 1]), "f"(values[j]));

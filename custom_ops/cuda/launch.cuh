@@ -48,7 +48,7 @@ template <template <class> class Problem, class T, class Run>
 cudaError_t with_elements(const Problem<T>& problem, bool same_bits, Run run) {
   if constexpr (computed_by_device<T>) {
     if (same_bits) {
-      Problem<SameBits<T>> of_elements;  // the same but for what its pointers point to
+      Problem<SameBits<T>> of_elements;  // its members are those of `problem`, and its pointers point to another type
       static_assert(sizeof of_elements == sizeof problem && std::is_trivially_copyable_v<Problem<T>>);
       std::memcpy(&of_elements, &problem, sizeof problem);
       return run(of_elements);

@@ -11,7 +11,8 @@ namespace nnorm::cuda {
 // time: this takes fewer instructions, and ForHalf gives other bits than the arithmetic of a CPU in any order.
 template <class T>
 struct Tile {
-  static constexpr int places = computed_by_device<T> ? 1 : int(lane_sums), width = computed_by_device<T> ? widest<T> : places;
+  static constexpr int places = computed_by_device<T> ? 1 : int(lane_sums);
+  static constexpr int width = computed_by_device<T> ? widest<T> : places;
   static constexpr int accesses = int(row_tile / tile_lanes) / width;
 
   // Where in a row a thread's first access to a tile starts, and how far from there access k does: addresses with constant

@@ -9,15 +9,13 @@
 #include "channels.h"
 #include "check.h"
 #include "cuda_memory.h"
+#include "halves.h"
 #include "rows.h"
 
 namespace nnorm_test {
 namespace {
 
 using nnorm::ChannelProblem;
-
-size_t longest_row = 1 << 20;
-bool same_bits_in_16 = false;  // how types of 16 bits are computed
 
 // The place of the tensors: how many elements after a boundary each starts, and whether y overwrites an input. `other` is
 // the residual, or weight and bias of rows.
@@ -51,13 +49,8 @@ std::vector<ChannelGeometry> channel_geometries() {
 }
 
 template <class T>
-std::string name_of() {
-  return std::string(NameOf<T>::value) + (same_bits_in_16 ? ", same bits" : "");
-}
-
-template <class T>
 std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const ChannelParameters<Arithmetic<T>>& p,
-                   const std::vector<T>& x, const std::vector<T>& residual, Place place) {
+                   const std::vector<T>& x, const std::vector<T>& residual, Place place, Halves halves) {
   Input<T> x_apart(x, place.x), residual_apart(residual, place.other);
   Output<T> y = place.result == Place::over_x          ? Output<T>(x, place.y)
                 : place.result == Place::over_residual ? Output<T>(residual, place.y)
@@ -79,8 +72,9 @@ std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const C
   problem.channels = g.channels;
   problem.extent = g.extent;
   problem.epilogue = facts.epilogue;
-  const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream(), same_bits_in_16)
-                                    : nnorm::cuda::run(problem, stream(), same_bits_in_16);
+  const bool as_on_cpus = halves == Halves::same_bits;
+  const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream(), as_on_cpus)
+                                    : nnorm::cuda::run(problem, stream(), as_on_cpus);
   CHECK(error == cudaSuccess, "%s %s: %s", NameOf<T>::value, g.name().c_str(), cudaGetErrorString(error));
   y_there.fetch(y);
   CHECK(y.guards_hold(), "%s %s: written outside y", NameOf<T>::value, g.name().c_str());
@@ -88,7 +82,7 @@ std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const C
 }
 
 template <class T>
-void test_batch_normal_norm(ErrorTable& errors, double bound) {
+void test_batch_normal_norm(ErrorTable& errors, Halves halves, double bound) {
   Random random(1);
   Worst worst;
   for (const ChannelGeometry& g : channel_geometries())
@@ -105,8 +99,8 @@ void test_batch_normal_norm(ErrorTable& errors, double bound) {
                widened_all(residual), truth, size);
 
       const std::string name = std::string(facts.operator_name) + " " + NameOf<T>::value + ", " + g.name();
-      const std::vector<T> y = run<T>(g, facts, p, x, residual, {0, 0, 0, Place::apart});
-      const auto again = [&](Place place) { return same_bits(y, run<T>(g, facts, p, x, residual, place)); };
+      const std::vector<T> y = run<T>(g, facts, p, x, residual, {0, 0, 0, Place::apart}, halves);
+      const auto again = [&](Place place) { return same_bits(y, run<T>(g, facts, p, x, residual, place, halves)); };
       CHECK(again({1, 1, 1, Place::apart}), "%s: one element off a boundary", name.c_str());
       CHECK(again({0, 1, 3, Place::apart}), "%s: each tensor off by another number", name.c_str());
       CHECK(again({1, 1, 1, Place::over_x}), "%s: in place", name.c_str());
@@ -122,12 +116,12 @@ void test_batch_normal_norm(ErrorTable& errors, double bound) {
                     double(nnorm::widened(x[i])), value);
       }
     }
-  errors.add("batch_normal_norm, " + name_of<T>(), bound, on_gpu ? "gpu" : "host", worst);
+  errors.add("batch_normal_norm, " + name_of<T>(halves), bound, on_gpu ? "gpu" : "host", worst);
 }
 
 // Lengths around the limits of each kernel: 256, 512, 768 and 1024 for a warp, 4096 for a block, then shared memory, of which
 // a kernel gets 48 KiB without asking for more: 6144 doubles, 12288 floats, 24576 narrow numbers.
-std::vector<RowGeometry> row_geometries() {
+std::vector<RowGeometry> row_geometries(size_t longest_row) {
   std::vector<RowGeometry> all{{0, 5, 1, 1},     {3, 0, 1, 1},     {1, 6144, 1, 1},
                                {1, 12288, 1, 1}, {1, 24576, 1, 1}, {1, 30001, 1, 1},
                                {2, 60000, 2, 60000}, {1, longest_row, 1, longest_row / 4}};
@@ -141,7 +135,7 @@ std::vector<RowGeometry> row_geometries() {
 }
 
 template <class T>
-std::vector<T> run(const Rows<T>& rows, Place place) {
+std::vector<T> run(const Rows<T>& rows, Place place, Halves halves) {
   Input<T> apart(rows.x, place.x);
   Output<T> y = place.result == Place::over_x ? Output<T>(rows.x, place.y) : Output<T>(rows.x.size(), place.y);
   Input<Arithmetic<T>> weight(rows.weight, place.other), bias(rows.bias, place.other);
@@ -150,7 +144,7 @@ std::vector<T> run(const Rows<T>& rows, Place place) {
   nnorm::RowProblem<T> problem = rows.work(place.result == Place::over_x ? y_there.data() : x_there.data(), y_there.data());
   problem.weight = weight_there.data();
   problem.bias = bias_there.data();
-  const cudaError_t error = nnorm::cuda::run(problem, stream(), same_bits_in_16);
+  const cudaError_t error = nnorm::cuda::run(problem, stream(), halves == Halves::same_bits);
   const RowGeometry& g = rows.geometry;
   CHECK(error == cudaSuccess, "%s %zux%zu: %s", NameOf<T>::value, g.rows, g.row_length, cudaGetErrorString(error));
   y_there.fetch(y);
@@ -159,13 +153,14 @@ std::vector<T> run(const Rows<T>& rows, Place place) {
 }
 
 template <class T>
-void test_layer_group_normal_norm(ErrorTable& errors, double bound) {
+void test_layer_group_normal_norm(ErrorTable& errors, Halves halves, double bound, size_t longest_row) {
   Random random(2);
   Worst worst;
-  for (const RowGeometry& g : row_geometries()) {
+  for (const RowGeometry& g : row_geometries(longest_row)) {
     const Rows<T> rows(g, normal_numbers(g.rows * g.row_length, random), random);
-    const std::vector<T> aligned = run(rows, {0, 0, 0, Place::apart}), off = run(rows, {1, 1, 3, Place::apart});
-    const auto same = [&](Place place, const std::vector<T>& y) { return same_bits(y, run(rows, place)); };
+    const auto run_at = [&](Place place) { return run(rows, place, halves); };
+    const std::vector<T> aligned = run_at({0, 0, 0, Place::apart}), off = run_at({1, 1, 3, Place::apart});
+    const auto same = [&](Place place, const std::vector<T>& y) { return same_bits(y, run_at(place)); };
     CHECK(same({0, 0, 0, Place::over_x}, aligned), "%s %zux%zu: in place", NameOf<T>::value, g.rows, g.row_length);
     CHECK(same({0, 1, 0, Place::apart}, aligned), "%s %zux%zu: weight and bias off a boundary", NameOf<T>::value, g.rows,
           g.row_length);
@@ -179,12 +174,12 @@ void test_layer_group_normal_norm(ErrorTable& errors, double bound) {
         }
     }
   }
-  errors.add("layer_group_normal_norm, " + name_of<T>(), bound, on_gpu ? "gpu" : "host", worst);
+  errors.add("layer_group_normal_norm, " + name_of<T>(halves), bound, on_gpu ? "gpu" : "host", worst);
 }
 
 // Rows with a spread far below √ε have exponents so great that 2^z reaches its limits, which the kernels test once for a row.
 template <class T>
-void test_steep_rows() {
+void test_steep_rows(Halves halves) {
   constexpr bool finite = !std::is_same_v<T, nnorm::Float16>;  // a value at these limits is infinite in float16
   Random random(4);
   unsigned at_limits = 0;
@@ -198,7 +193,7 @@ void test_steep_rows() {
       rows.delta = 0;
       std::fill(rows.weight.begin(), rows.weight.end(), 1);
       std::fill(rows.bias.begin(), rows.bias.end(), 0);
-      const std::vector<T> y = run(rows, {0, 0, 0, Place::apart});
+      const std::vector<T> y = run(rows, {0, 0, 0, Place::apart}, halves);
       for (size_t row = 0; row < g.rows; ++row) {
         const double lmbda = double(true_row(rows, row).lmbda.lmbda);
         double mean = 0;
@@ -216,7 +211,7 @@ void test_steep_rows() {
 
 // Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbours are unaffected.
 template <class T>
-void test_bad_rows() {
+void test_bad_rows(Halves halves) {
   Random random(3);
   for (const size_t length : {3, 64, 1000, 4096, 5001}) {
     Rows<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
@@ -225,7 +220,8 @@ void test_bad_rows() {
     nnorm::narrow(Arithmetic<T>(NAN), spoilt.x[length + length / 2]);
     nnorm::narrow(Arithmetic<T>(-INFINITY), spoilt.x[4 * length - 1]);
     for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), spoilt.x[4 * length + i]);
-    const std::vector<T> expected = run(clean, {0, 0, 0, Place::apart}), y = run(spoilt, {0, 0, 0, Place::apart});
+    const Place apart{0, 0, 0, Place::apart};
+    const std::vector<T> expected = run(clean, apart, halves), y = run(spoilt, apart, halves);
     for (size_t i = 0; i < y.size(); ++i) {
       const size_t row = i / length;
       const bool bad = row == 1 || row == 3 || row == 4, is_nan = std::isnan(nnorm::widened(y[i]));
@@ -236,11 +232,11 @@ void test_bad_rows() {
 }
 
 template <class T>
-void test_type(ErrorTable& errors, double bound_of_channels, double bound_of_rows) {
-  test_batch_normal_norm<T>(errors, bound_of_channels);
-  test_layer_group_normal_norm<T>(errors, bound_of_rows);
-  test_bad_rows<T>();
-  test_steep_rows<T>();
+void test_type(ErrorTable& errors, Halves halves, double bound_of_channels, double bound_of_rows, size_t longest_row) {
+  test_batch_normal_norm<T>(errors, halves, bound_of_channels);
+  test_layer_group_normal_norm<T>(errors, halves, bound_of_rows, longest_row);
+  test_bad_rows<T>(halves);
+  test_steep_rows<T>(halves);
 }
 
 }  // namespace
@@ -252,15 +248,17 @@ int main(int count, char** arguments) {
     std::printf("skipped: no GPU that CUDA can use\n");
     return skipped;
   }
-  if (count > 1) longest_row = size_t(std::strtoull(arguments[1], nullptr, 10));
+  const size_t longest_row = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 1 << 20;
   ErrorTable errors(0);
-  test_type<float>(errors, 3e-7, 1e-6);
-  test_type<nnorm::Float16>(errors, 0x1p-15, 0x1p-15);
-  test_type<nnorm::BFloat16>(errors, 0x1p-15, 0x1p-15);
-  if (have_truth_for_double) test_type<double>(errors, 5e-16, 3e-15);
-  same_bits_in_16 = true;
-  test_type<nnorm::Float16>(errors, 3e-7, 1e-6);
-  test_type<nnorm::BFloat16>(errors, 3e-7, 1e-6);
+  const auto test = [&](auto of_type, Halves halves, double bound_of_channels, double bound_of_rows) {
+    test_type<decltype(of_type)>(errors, halves, bound_of_channels, bound_of_rows, longest_row);
+  };
+  test(float(), Halves::same_bits, 3e-7, 1e-6);
+  if (have_truth_for_double) test(double(), Halves::same_bits, 5e-16, 3e-15);
+  test(nnorm::Float16(), Halves::same_bits, 3e-7, 1e-6);
+  test(nnorm::BFloat16(), Halves::same_bits, 3e-7, 1e-6);
+  test(nnorm::Float16(), Halves::by_device, 0x1p-15, 0x1p-15);
+  test(nnorm::BFloat16(), Halves::by_device, 0x1p-15, 0x1p-15);
   errors.print_and_check();
   return finish();
 }

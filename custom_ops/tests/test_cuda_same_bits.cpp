@@ -13,6 +13,7 @@
 #include "bits.h"
 #include "check.h"
 #include "cuda_memory.h"
+#include "halves.h"
 
 namespace nnorm_test {
 namespace {
@@ -42,14 +43,11 @@ struct Difference {
   }
 };
 
-// How the GPU computes tensors of 16 bits; other types are computed in one way.
-enum class Halves { same_bits, quick };
-
 // The values that are counted with the device's instructions at most; a share takes no more.
 constexpr size_t enough_for_a_share = 20000000;
 
 // The device's instructions saturate elsewhere, so they are compared where networks have their numbers.
-Kind kind_of(Halves halves, size_t round) { return halves == Halves::quick ? Kind::normal : Kind(round % 3); }
+Kind kind_of(Halves halves, size_t round) { return halves == Halves::by_device ? Kind::normal : Kind(round % 3); }
 
 template <class T>
 Difference of_channels(size_t values, Halves halves) {
@@ -137,20 +135,20 @@ Difference of_rows(size_t values, Halves halves) {
   return difference;
 }
 
-void judge(const char* operators, const char* type, const Difference& d, double most_different) {
+void judge(const char* operators, const std::string& type, const Difference& d, double most_different) {
   const double share = double(d.different) / double(d.values);
-  std::printf("| %s | %s | %zu of %zu | %.3f %% | %.2f |\n", operators, type, d.different, d.values, 100 * share, d.greatest);
-  CHECK(share <= most_different, "%s %s: %g %% differ", operators, type, 100 * share);
-  CHECK(d.greatest <= 1, "%s %s: by %g", operators, type, d.greatest);
+  std::printf("| %s | %s | %zu of %zu | %.3f %% | %.2f |\n", operators, type.c_str(), d.different, d.values, 100 * share, d.greatest);
+  CHECK(share <= most_different, "%s %s: %g %% differ", operators, type.c_str(), 100 * share);
+  CHECK(d.greatest <= 1, "%s %s: by %g", operators, type.c_str(), d.greatest);
 }
 
 template <class T>
 void test(size_t values, const std::string& only, Halves halves = Halves::same_bits, double most_different = 0) {
-  if (halves == Halves::quick) values = std::min(values, enough_for_a_share);
-  const std::string type = NameOf<T>::value, name = type + (halves == Halves::quick ? ", the device's instructions" : "");
-  if (!only.empty() && only != type) return;
-  judge("BatchNormalNorm, …Relu, …AddRelu", name.c_str(), of_channels<T>(values, halves), most_different);
-  judge("LayerNormalNorm, GroupNormalNorm", name.c_str(), of_rows<T>(values, halves), most_different);
+  if (halves == Halves::by_device) values = std::min(values, enough_for_a_share);
+  if (!only.empty() && only != NameOf<T>::value) return;
+  const std::string name = name_of<T>(halves);
+  judge("BatchNormalNorm, …Relu, …AddRelu", name, of_channels<T>(values, halves), most_different);
+  judge("LayerNormalNorm, GroupNormalNorm", name, of_rows<T>(values, halves), most_different);
 }
 
 }  // namespace
@@ -170,7 +168,7 @@ int main(int count, char** arguments) {
   test<double>(values, type);
   test<nnorm::Float16>(values, type);
   test<nnorm::BFloat16>(values, type);
-  test<nnorm::Float16>(values, type, Halves::quick, 1e-3);
-  test<nnorm::BFloat16>(values, type, Halves::quick, 5e-4);
+  test<nnorm::Float16>(values, type, Halves::by_device, 1e-3);
+  test<nnorm::BFloat16>(values, type, Halves::by_device, 5e-4);
   return finish();
 }

@@ -22,8 +22,9 @@ inline bool same_bits_wanted() noexcept {
 // Why the variable's value means nothing; empty if it means something.
 inline std::string same_bits_refusal() {
   const char* const value = std::getenv(same_bits_variable);
+  if (value == nullptr) return "";
   for (const char* const known : {"", "0", "1"})
-    if (value == nullptr || std::strcmp(value, known) == 0) return "";
+    if (std::strcmp(value, known) == 0) return "";
   return std::string("the environment variable ") + same_bits_variable + " is \"" + value + "\"; it must be 0 or 1";
 }
 

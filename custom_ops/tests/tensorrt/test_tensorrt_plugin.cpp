@@ -250,10 +250,13 @@ void test_shapes(const Library& library) {
 }
 
 void test_environment(const Library& library) {
-  const Environment environment(nnorm::same_bits_variable, "maybe");
   Fields fields;
-  for (const char* name : {"BatchNormalNorm", "LayerNormalNorm"})
-    CHECK(make(library.creator(name), fields.collection) == nullptr, "%s: %s is maybe", name, nnorm::same_bits_variable);
+  for (const auto& [value, known] : {std::pair<const char*, bool>{"", true}, {"0", true}, {"1", true}, {"maybe", false}}) {
+    const Environment environment(nnorm::same_bits_variable, value);
+    for (const char* name : {"BatchNormalNorm", "LayerNormalNorm"})
+      CHECK((make(library.creator(name), fields.collection) != nullptr) == known, "%s: %s is \"%s\"", name,
+            nnorm::same_bits_variable, value);
+  }
 }
 
 #if defined(NNORM_PLUGINS_FOR_GPU)

@@ -1,0 +1,18 @@
+// How the kernels for GPUs compute tensors of 16 bits (nnorm/cuda_kernels.h); other types are computed in one way.
+#pragma once
+
+#include <string>
+
+#include "buffers.h"
+
+namespace nnorm_test {
+
+enum class Halves { same_bits, by_device };
+
+template <class T>
+std::string name_of(Halves halves) {
+  const bool by_device = sizeof(T) == 2 && halves == Halves::by_device;
+  return std::string(NameOf<T>::value) + (by_device ? ", the device's instructions" : "");
+}
+
+}  // namespace nnorm_test
