@@ -23,6 +23,7 @@
 # make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
 #              environment; writes the table in tests/quantizers. QUANTIZERS='nncf quark' for some of them
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed
+# make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test` compiles a third
 # make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
 #              the tables in tests/everywhere and the README. EVERYWHERE='tract node' for some of them
@@ -88,7 +89,7 @@ QUANTIZERS := modelopt nncf quark neural-compressor
 TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
-.PHONY: bench-serving test-quantizers fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
+.PHONY: bench-serving test-quantizers test-aoti fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: docs docs-links notebooks pictures coverage-cpp same-bits same-bits-neon same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
@@ -224,6 +225,9 @@ test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
 		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-everywhere-$$target/bin/python -m pytest -p no:cacheprovider tests/test_converted.py || exit 1; \
 	done
+
+test-aoti: $(VENV)/installed
+	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/test_pytorch_formats.py tests/test_family.py -k "aoti or aotinductor"
 
 test-gpu: $(GPU_INSTALLED)
 	$(build_for_gpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import standins
 import torch
+from compiled import compiled
 from golden_data import GOLDEN, LayerCase, layer_cases
 from test_golden import CHECKPOINTS, EXTRA_ABSOLUTE, STANDINS, trained_network
 from torch import Tensor, nn
@@ -48,22 +49,20 @@ def _joined(case: LayerCase) -> list[tuple[LayerCase, np.ndarray, np.ndarray]]:
     return [(case, *(torch.cat(part).numpy() for part in zip(*pairs, strict=True))) for pairs in found.values()]
 
 
-JOINED = [joined for case in layer_cases() for joined in _joined(case)]
+class Layers(nn.Module):
+    """Recorded layers side by side, one input and one output each, so that one file covers them all."""
 
-
-class AllLayers(nn.Module):
-    """Every recorded layer side by side, one input and one output each, so that one file covers them all."""
-
-    def __init__(self) -> None:
+    def __init__(self, cases: Sequence[LayerCase]) -> None:
         super().__init__()
+        self.names = [case.name for case in cases]
         self.layers = nn.ModuleDict()
-        for case in layer_cases():
+        for case in cases:
             layer = getattr(standins, case.layer)(**case.kwargs)
             layer.load_state_dict(case.state, strict=True)
             self.layers[case.name] = layer
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.layers[case.name](x) for (case, *_), x in zip(JOINED, inputs, strict=True))
+        return tuple(self.layers[name](x) for name, x in zip(self.names, inputs, strict=True))
 
 
 def _resized(array: np.ndarray, length: int) -> np.ndarray:
@@ -74,15 +73,17 @@ def _resized(array: np.ndarray, length: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_recorded_layers(kind: str, tmp_path: Path) -> None:
     name, write = FORMATS[kind]
-    inputs = [x for _, x, _ in JOINED]
+    cases = layer_cases() if kind != "aoti" else compiled(layer_cases())
+    joined = [each for case in cases for each in _joined(case)]
+    inputs = [x for _, x, _ in joined]
     example = [torch.from_numpy(_resized(x, 2)) for x in inputs]
-    report = write(AllLayers(), example, tmp_path / name, verify=False)
+    report = write(Layers([case for case, *_ in joined]), example, tmp_path / name, verify=False)
     assert len(report.layers) == len(inputs)
     batches = (max(map(len, inputs)), 1, 3)
     results_of = run_elsewhere(kind, report.path, [[_resized(x, batch) for x in inputs] for batch in batches])
     failures = []
     for batch, results in zip(batches, results_of, strict=True):
-        for (case, _, whole), result in zip(JOINED, results, strict=True):
+        for (case, _, whole), result in zip(joined, results, strict=True):
             expected = _resized(whole, batch)
             allowed = 2e-6 + EXTRA_ABSOLUTE.get(case.name, 0.0) + 2e-5 * np.abs(expected)
             if result.shape != expected.shape or not (np.abs(result - expected) <= allowed).all():
