@@ -6,7 +6,7 @@ import ctypes
 import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from nnorm_export import library
 from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS, Operator
 from nnorm_export.domain.quantized_batch_normal_norm import QuantizedOperator
 from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
-from nnorm_export.errors import ModelFileError, RuntimeMissingError
+from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import changes_of, renamed
@@ -28,6 +28,7 @@ from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
 from nnorm_export.runtimes._known_faults import avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
+from nnorm_export.runtimes._overflow import overflow_of
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
 
@@ -83,6 +84,8 @@ class OnnxRuntimeRunner(Runner):
             the kernels to it; :attr:`known_faults` says which optimizations must be off). But an optimised file is
             always opened without graph optimisations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
+        session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them; not beside
+            ``session_options``, which have their own.
         kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
             if they are installed for all of the providers: kernels for one provider alone would move activations
             between devices. An optimised file always needs them.
@@ -105,8 +108,12 @@ class OnnxRuntimeRunner(Runner):
         providers: Sequence[Provider] | None = None,
         session_options: Any = None,
         intra_op_num_threads: int = 0,
+        session_config: Mapping[str, str] | None = None,
         kernels: bool | None = None,
     ) -> None:
+        if session_options is not None and session_config:
+            raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
+        self._config = dict(session_config or {})
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
         refuse_invalid(self._file)
@@ -133,8 +140,10 @@ class OnnxRuntimeRunner(Runner):
 
     @property
     def known_faults(self) -> list[str]:
+        overflow = overflow_of(self._file) if self._provider_names() == [CPU] else ""
         return [
-            f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults
+            *(f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults),
+            *([overflow] if overflow else []),
         ]
 
     @cached_property
@@ -182,6 +191,8 @@ class OnnxRuntimeRunner(Runner):
         # Weights outside of the arena, which grows in powers of two, and keeps the room of weights that were packed.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         avoid(options, self._faults)
+        for key, value in self._config.items():
+            options.add_session_config_entry(key, value)
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
             if not kernels and self._file.normalizations:
