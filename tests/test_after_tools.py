@@ -332,7 +332,8 @@ def test_static_quantization(
             return next(self.inputs, None)
 
     path = tmp_path / "quantized.onnx"
-    quantize_static(files[form], path, Reader(), op_types_to_quantize=["Conv", "Gemm", "MatMul"])
+    # 7 bits for the weights: without VNNI ONNX Runtime's sums of 8 bits overflow.
+    quantize_static(files[form], path, Reader(), op_types_to_quantize=["Conv", "Gemm", "MatMul"], reduce_range=True)
     assert nodes_of(path) == nodes_of(files[form])
     description = describe(path)
     assert (description.problems, description.changes) == ([], [])

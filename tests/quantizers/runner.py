@@ -69,6 +69,7 @@ def onnxruntime_static(path: Path, out: Path, data: Array, keep: str, form: str)
         reader,
         quant_format=tool.QuantFormat[form],
         per_channel=True,
+        reduce_range=True,  # its sums of 8 bits overflow on some processors
         nodes_to_exclude=_kept(path, keep),
     )
 
@@ -83,7 +84,7 @@ def onnxruntime_qoperator(path: Path, out: Path, data: Array, keep: str) -> None
 
 def onnxruntime_dynamic(path: Path, out: Path, data: Array, keep: str) -> None:
     tool = importlib.import_module("onnxruntime.quantization")
-    tool.quantize_dynamic(path, out, nodes_to_exclude=_kept(path, keep))
+    tool.quantize_dynamic(path, out, reduce_range=True, nodes_to_exclude=_kept(path, keep))
 
 
 def float16(path: Path, out: Path, data: Array, keep: str) -> None:
