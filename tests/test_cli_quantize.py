@@ -39,7 +39,7 @@ def test_a_first_quantize_and_what_reads_the_file(tmp_path: Path) -> None:
     assert "calibrated on 6 samples: a few hundred" in result.stderr
     assert all(len(line.rstrip()) <= 80 for line in result.stdout.splitlines() if str(tmp_path) not in line)
     inspected = run("inspect", target).stdout
-    assert "activations uint8, weights int8 per-channel, minmax on 6 samples" in " ".join(inspected.split())
+    assert "activations uint8, weights int8 of 7 bits per-channel, minmax on 6 samples" in " ".join(inspected.split())
     assert "QuantizedBatchNormalNorm" in inspected
     assert "by " in run("doctor", target).stdout
     assert "It is quantised (activations uint8" in run("verify", target, *MODEL, *INPUT, code=1).stderr

@@ -84,11 +84,13 @@ class QuantizeOptions:
         ),
     ] = "per-channel"
     reduce_range: Annotated[
-        bool,
+        bool | None,
         panels.quantization(
-            "--reduce-range", "Weights of 7 bits, for x86 processors without VNNI, where sums overflow."
+            "--reduce-range/--no-reduce-range",
+            "Weights of 7 bits, or of 8; by default 7 for onnxruntime and openvino, whose sums overflow with 8 on x86 "
+            "processors without VNNI.",
         ),
-    ] = False
+    ] = None
     keep: Annotated[
         list[str] | None,
         panels.quantization(

@@ -114,7 +114,7 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
         [
             ("file", str(report.path)),
             ("size", f"{size_text(report.size)}, in float32 {size_text(report.float_size)}"),
-            ("calibrated", f"{report.samples} samples, {report.method}; {report.activation}, weights {report.weights}"),
+            ("calibrated", f"{report.samples} samples, {report.method}; {report.activation}, {_weights(report)}"),
             ("int8", f"{len(report.quantized)} of {len(report.layers)} layers"),
             *(("float", f"{count}: {why}") for why, count in kept.items()),
             ("normalizations", norms),
@@ -137,6 +137,10 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
     ]
     print_table(("output", "SQNR", "top-1", "rows"), rows, numbers=True, apart=True)
     print_facts([("compared with", f"{report.reference} on the {report.compared} data")])
+
+
+def _weights(report: QuantizeReport) -> str:
+    return f"weights {report.weights}{' of 7 bits' if report.reduce_range else ''}"
 
 
 def _row(layer: QuantizedLayer) -> tuple[str, str, str, str]:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,12 +17,12 @@ from nnorm_export.runtimes import Runner, load
 
 
 @contextmanager
-def opened(model: onnx.ModelProto, runtime: str | None) -> Iterator[Runner]:
-    """``model`` in a runtime, from a temporary file that exists inside the block."""
+def opened(model: onnx.ModelProto, runtime: str | None, **options: Any) -> Iterator[Runner]:
+    """``model`` in a runtime, with options of it, from a temporary file that exists inside the block."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.onnx"
         onnx.save_model(model, file)
-        yield load(file, runtime)
+        yield load(file, runtime, **options)
 
 
 def with_epilogue(operator: Operator, y: Array, truth: Array | None) -> tuple[list[Array], Array, Array | None]:

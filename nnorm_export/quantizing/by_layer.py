@@ -19,18 +19,21 @@ from nnorm_export.quantizing.samples import Feed
 _RUNTIME = "onnxruntime"
 
 
-def sqnr_by_layer(reference: Path, quantised: Path, tensors: Mapping[str, str], feed: Feed) -> dict[str, float]:
+def sqnr_by_layer(
+    reference: Path, quantised: Path, tensors: Mapping[str, str], feed: Feed, config: Mapping[str, str]
+) -> dict[str, float]:
     """Path of a layer -> the SQNR of its output on ``feed``, with the errors of all layers before it.
 
     Args:
         tensors: path -> the name of the layer's output in the file ``reference``. A layer whose output is in neither of
             the files as a tensor of its own is left out.
+        config: of the session of ``quantised``.
     """
     proto = read_with_weights(quantised)
     made = {name for node in proto.graph.node for name in node.output}
     found = {name: _found(name, made) for name in tensors.values()}
-    actual = _values(proto, {name for name in found.values() if name}, feed)
-    expected = _values(read_with_weights(reference), {name for name, other in found.items() if other}, feed)
+    actual = _values(proto, {name for name in found.values() if name}, feed, config)
+    expected = _values(read_with_weights(reference), {name for name, other in found.items() if other}, feed, {})
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     ratios = {}
     for path, name in tensors.items():
@@ -49,10 +52,10 @@ def _found(name: str, made: set[str]) -> str:
     return next((candidate for candidate in candidates if candidate in made), "")
 
 
-def _values(proto: onnx.ModelProto, names: set[str], feed: Feed) -> dict[str, Array]:
+def _values(proto: onnx.ModelProto, names: set[str], feed: Feed, config: Mapping[str, str]) -> dict[str, Array]:
     if not names:
         return {}
-    with opened(with_outputs(proto, sorted(names)), _RUNTIME) as runner:
+    with opened(with_outputs(proto, sorted(names)), _RUNTIME, session_config=config) as runner:
         return {info.name: value for info, value in zip(runner.outputs, runner(**feed), strict=True)}
 
 

@@ -45,7 +45,7 @@ class QuantizeReport:
     Attributes:
         path: the file; its external data, if any, lies beside it; see :mod:`nnorm_export.files.external_data`.
         size, float_size: the sizes in bytes of the file and of the one that it was made from, with external data.
-        method, activation, weights: as given to :func:`nnorm_export.quantize`.
+        method, activation, weights, reduce_range: as given to :func:`nnorm_export.quantize`, or its defaults.
         samples: the number of samples that the file was calibrated on.
         layers: its convolutions, products and norms: by ``gain``, the greatest first, if they were ranked, else in the
             order of the graph.
@@ -62,6 +62,7 @@ class QuantizeReport:
     method: str
     activation: str
     weights: str
+    reduce_range: bool
     samples: int
     layers: list[QuantizedLayer]
     reference: str
