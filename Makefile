@@ -227,7 +227,7 @@ test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
 	done
 
 test-aoti: $(VENV)/installed
-	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/test_pytorch_formats.py tests/test_family.py -k "aoti or aotinductor"
+	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/test_pytorch_formats.py tests/test_family.py -k aoti
 
 test-gpu: $(GPU_INSTALLED)
 	$(build_for_gpu)

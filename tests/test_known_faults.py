@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from nnorm_export import diagnose, export, layers, load, register, verify
 from nnorm_export.cli import app
 from nnorm_export.files.onnx_file import ModelFile
-from nnorm_export.runtimes._known_faults import FAULTS, Fault, faults_of
+from nnorm_export.runtimes._known_faults import CONFIG_KEY, FAULTS, Fault, faults_of
 from nnorm_export.serving.repository import write_repository
 
 node = helper.make_node
@@ -117,6 +117,7 @@ def test_this_version_has_it_and_load_avoids_it(hit: tuple[Fault, Path, np.ndarr
         assert not equal(found, right), f"ONNX Runtime {onnxruntime.__version__} is without the fault: say so in FAULTS"
     runner = load(path)
     assert equal(runner(x)[0], right)
+    assert equal(load(path, session_config={CONFIG_KEY: "ConstantFolding"})(x)[0], right)
     assert equal(load(path, "reference")(x)[0], right)
     named = [name for name in runner.known_faults if str(fault) in name]
     assert bool(named) == fault.is_in(onnxruntime.__version__)

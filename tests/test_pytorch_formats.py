@@ -49,6 +49,21 @@ def _joined(case: LayerCase) -> list[tuple[LayerCase, np.ndarray, np.ndarray]]:
     return [(case, *(torch.cat(part).numpy() for part in zip(*pairs, strict=True))) for pairs in found.values()]
 
 
+# Each kind of layer, and what is hard in it.
+COMPILED = [
+    "bnn1d_batch_one",
+    "bnn2d_lambda_edges",
+    "bnn2d_no_standardize",
+    "bnn2d_one_pixel",
+    "gnn_3d",
+    "gnn_g4",
+    "inn2d_two_pixels",
+    "lnn_hard_rows",
+    "lnn_odd_width",
+    "lnn_768",
+]
+
+
 class Layers(nn.Module):
     """Recorded layers side by side, one input and one output each, so that one file covers them all."""
 
@@ -73,7 +88,10 @@ def _resized(array: np.ndarray, length: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_recorded_layers(kind: str, tmp_path: Path) -> None:
     name, write = FORMATS[kind]
-    cases = layer_cases() if kind != "aoti" else compiled(layer_cases())
+    cases = layer_cases()
+    if kind == "aoti":
+        cases = compiled(cases, [case for case in cases if case.name in COMPILED])
+        assert len(cases) >= len(COMPILED)
     joined = [each for case in cases for each in _joined(case)]
     inputs = [x for _, x, _ in joined]
     example = [torch.from_numpy(_resized(x, 2)) for x in inputs]

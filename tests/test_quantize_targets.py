@@ -80,6 +80,11 @@ def test_only_what_products_read_is_in_8_bits(target: str, made: dict[str, Quant
     assert {layer.kept for layer in report.layers if "Norm" not in layer.op_types} == {""}
 
 
+def test_attention_in_int8_does_not_overflow(source: Path, data: Tensor, tmp_path: Path) -> None:
+    report = quantize(source, data, tmp_path / "int8.onnx", activation="int8")
+    assert report.outputs[0].sqnr > 35
+
+
 def test_openvino_computes_what_onnxruntime_does(made: dict[str, QuantizeReport], data: Tensor) -> None:
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
     path = made["openvino"].path

@@ -91,7 +91,7 @@ class ParityReport:
         criterion: ``budget`` or ``allclose``, with its numbers.
         implementations: node -> ``kernel``, ``body`` or ``plugin``.
         other_weights: says that the file was made from other weights, if that is why it fails; else empty.
-        known_faults: those of the runtime that would hit the file, and how they are avoided.
+        known_faults: see :attr:`.Runner.known_faults`.
         by_bodies: the outputs again, with the bodies of the file in place of the kernels; None if kernels did not run,
             or the file has no bodies.
         signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.

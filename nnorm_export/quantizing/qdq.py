@@ -105,6 +105,7 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
     kept = [tensor for tensor in proto.graph.initializer if tensor.name in parameters]
     copy.metadata_props.add(key=_INFERRED[0], value=_INFERRED[1])
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
+    # Signed activations of whole networks are made unsigned by ONNX Runtime, and multiplied in 16 bits.
     if settings.products_alone and settings.reduce_range:
         ranges = _widened(ranges, _second_factors(proto, names))
     chosen = {node.name for node in proto.graph.node if node.op_type in settings.op_types}

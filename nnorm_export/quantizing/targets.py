@@ -5,8 +5,8 @@ a table. TensorRT makes what follows a product a part of its kernel, in float, a
 it requires zero points of 0. OpenVINO computes attention in ONNX Runtime's way wrongly (a signal-to-noise ratio of
 6 dB, with plain norms too), and rightly in TensorRT's: 8 bits in front of products alone.
 
-On x86 processors without VNNI both ONNX Runtime and OpenVINO add two products of 8 bits in 16 bits (VPMADDUBSW), and a
-sum beyond 32,767 becomes 32,767. With second factors of 7 bits no sum is: 255·64 + 255·64 = 32,640.
+On x86 processors without VNNI the sums of both ONNX Runtime and OpenVINO overflow (:mod:`.runtimes._overflow`) unless
+second factors have 7 bits. With weights none does then; in attention a number far beyond its range may.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from nnorm_export.errors import ExportError
 from nnorm_export.names import FORMS
+from nnorm_export.runtimes.onnxruntime import NO_INT8
 
 DEFAULT_TARGET = "onnxruntime"
 ACTIVATIONS = ("uint8", "int8")
@@ -44,7 +45,7 @@ class Target:
     @property
     def session_config(self) -> dict[str, str]:
         """What lets ONNX Runtime show what the runtime computes: without its own int8 kernels, if it is another."""
-        return {"session.disable_quant_qdq": "1"} if self.products_alone else {}
+        return {NO_INT8: "1"} if self.products_alone else {}
 
 
 TARGETS = {

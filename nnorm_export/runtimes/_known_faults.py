@@ -78,10 +78,15 @@ def faults_of(file: ModelFile, version: str | None = None, *, on_cpu: bool = Tru
     return [fault for fault in possible if fault.hits(graph)]
 
 
-def avoid(options: Any, faults: list[Fault]) -> None:
-    """Switches the optimizations of ``faults`` off in ``options``, an ``onnxruntime.SessionOptions``."""
+def avoid(options: Any, faults: list[Fault], others: str = "") -> None:
+    """Switches the optimizations of ``faults`` off in ``options``, an ``onnxruntime.SessionOptions``.
+
+    Args:
+        others: those that are off for another reason, with ";" between them.
+    """
     if faults:
-        options.add_session_config_entry(CONFIG_KEY, ";".join(sorted({fault.optimizer for fault in faults})))
+        names = {*(fault.optimizer for fault in faults), *filter(None, others.split(";"))}
+        options.add_session_config_entry(CONFIG_KEY, ";".join(sorted(names)))
 
 
 @dataclass(frozen=True)

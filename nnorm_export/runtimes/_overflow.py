@@ -1,7 +1,7 @@
-"""Files in int8 whose sums overflow on this processor.
+"""Files in int8 whose sums overflow on x86 processors without VNNI.
 
-On x86 processors without VNNI ONNX Runtime multiplies 8 bits with 8 bits and adds two products in 16 bits: what is
-beyond 32,767 becomes 32,767. The second factor, most often a weight, is safe up to 64: 255·64 + 255·64 = 32,640.
+ONNX Runtime multiplies 8 bits with 8 bits there, and adds two products in 16 bits (VPMADDUBSW): what is beyond 32,767
+becomes 32,767. The second factor, most often a weight, is safe up to 64: 255·64 + 255·64 = 32,640.
 :func:`nnorm_export.quantize` writes such weights by default.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import platform
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,41 +18,75 @@ import onnx
 from onnx import numpy_helper
 
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
+from nnorm_export.files.optimized_for import OPTIMIZED
 
+IN_32_BITS = "session.x64quantprecision"
 _SAFE = 64
 _CPUINFO = Path("/proc/cpuinfo")
+# Operator -> the number of the input that is the second factor. Those for floats are int8 behind DequantizeLinear.
+_IN_INT8 = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3, "ConvInteger": 1, "MatMulInteger": 1}
+_IN_FLOAT = {"Conv": 1, "Gemm": 1, "MatMul": 1}
+_BEFORE_ROUNDING = ("Relu", "Clip")
 
 
 def overflow_of(file: ModelFile) -> str:
     """What a user should know of ``file`` on this processor; empty if no sum can overflow, or if that is unknown."""
-    if not _is_quantised(file.proto) or not lacks_vnni():
+    count = unsafe_weights(file) if lacks_vnni() else 0
+    if not count:
         return ""
-    weights = [tensor for tensor in read_with_weights(file.path).graph.initializer if _is_weight(tensor)]
-    unsafe = sum(bool((np.abs(numpy_helper.to_array(each).astype(np.int16)) > _SAFE).any()) for each in weights)
-    if not unsafe:
-        return ""
+    remedy = "Quantise again with weights of 7 bits (nnorm-export quantize --reduce-range, reduce_range of other tools)"
+    if file.form != OPTIMIZED:  # ONNX Runtime optimises its graph no more
+        remedy += (
+            f', or let the session add in 32 bits, which is slower: session_config={{"{IN_32_BITS}": "1"}} of load(), '
+            f'options.add_session_config_entry("{IN_32_BITS}", "1") for a session of your own'
+        )
     return (
-        f"{unsafe} weights have 8 bits, and this processor has no VNNI: ONNX Runtime adds their products in 16 bits, "
-        "which overflow, and the outputs may be far off. Quantise again with weights of 7 bits, the default of "
-        "nnorm-export quantize (reduce_range in other quantizers), or let the session add in 32 bits, which is slower: "
-        'load(…, session_config={"session.x64quantprecision": "1"})'
+        f"{count} of its weights have 8 bits, and this processor has no VNNI: ONNX Runtime adds their products in 16 "
+        f"bits, which overflow, and the outputs may be far off. {remedy}"
     )
 
 
+def unsafe_weights(file: ModelFile) -> int:
+    """How many weights of products that ONNX Runtime computes in int8 have numbers beyond ±64."""
+    if not any(tensor.data_type == onnx.TensorProto.INT8 for tensor in file.proto.graph.initializer):
+        return 0
+    graph = read_with_weights(file.path).graph
+    weights = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    factors = [weights[name] for name in set(_second_factors(graph)) if name in weights]
+    return sum(bool((np.abs(numpy_helper.to_array(each).astype(np.int16)) > _SAFE).any()) for each in factors)
+
+
+def _second_factors(graph: onnx.GraphProto) -> Iterator[str]:
+    stored = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    readers = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+
+    def is_rounded(value: str) -> bool:
+        return any(
+            reader.op_type == "QuantizeLinear"
+            or (
+                reader.op_type in _BEFORE_ROUNDING
+                and any(r.op_type == "QuantizeLinear" for r in readers[reader.output[0]])
+            )
+            for reader in readers[value]
+        )
+
+    for node in graph.node:
+        if node.op_type in _IN_INT8:
+            yield node.input[_IN_INT8[node.op_type]]
+        # A Conv whose output is not rounded to 8 bits computes in float.
+        elif node.op_type in _IN_FLOAT and (node.op_type != "Conv" or is_rounded(node.output[0])):
+            yield stored.get(node.input[_IN_FLOAT[node.op_type]], "")
+
+
 def lacks_vnni() -> bool:
-    """Whether this is an x86 processor that is known to have no VNNI."""
+    """Whether this is an x86 processor that is known to have no VNNI; only Linux tells."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     try:
         flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
-    except OSError:  # not Linux
+    except OSError:
         return False
     return flags is not None and {"avx512_vnni", "avx_vnni"}.isdisjoint(flags[1].split())
-
-
-def _is_quantised(proto: onnx.ModelProto) -> bool:
-    return any(map(_is_weight, proto.graph.initializer))
-
-
-def _is_weight(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) >= 2

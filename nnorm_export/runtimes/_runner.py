@@ -55,7 +55,7 @@ class Runner(ABC):
 
     @property
     def known_faults(self) -> list[str]:
-        """The known faults of the runtime that would hit the file, and how they are avoided."""
+        """The known faults of the runtime that would hit the file, and how they are avoided or what to do."""
         return []
 
     @abstractmethod

@@ -26,9 +26,9 @@ from nnorm_export.files.changes import changes_of, renamed
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
-from nnorm_export.runtimes._known_faults import avoid, faults_of
+from nnorm_export.runtimes._known_faults import CONFIG_KEY, avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
-from nnorm_export.runtimes._overflow import overflow_of
+from nnorm_export.runtimes._overflow import IN_32_BITS, overflow_of
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
 
@@ -38,6 +38,7 @@ _OLDEST = (1, 18)  # the API version that the kernels need
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 _EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+NO_INT8 = "session.disable_quant_qdq"  # what is between DequantizeLinear and QuantizeLinear computes in float
 CUDA = "CUDAExecutionProvider"
 Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
 
@@ -81,7 +82,7 @@ class OnnxRuntimeRunner(Runner):
         path: the model file.
         providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
         session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
-            the kernels to it; :attr:`known_faults` says which optimizations must be off). But an optimised file is
+            the kernels to it; :attr:`known_faults` says what else it needs). But an optimised file is
             always opened without graph optimisations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them; not beside
@@ -113,6 +114,8 @@ class OnnxRuntimeRunner(Runner):
     ) -> None:
         if session_options is not None and session_config:
             raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
+        if wrong := [f"{key!r}: {value!r}" for key, value in (session_config or {}).items() if type(value) is not str]:
+            raise NnormExportError(f'session_config: {wrong[0]} is no text; ONNX Runtime takes "1" for yes')
         self._config = dict(session_config or {})
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
@@ -138,9 +141,10 @@ class OnnxRuntimeRunner(Runner):
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
 
-    @property
+    @cached_property
     def known_faults(self) -> list[str]:
-        overflow = overflow_of(self._file) if self._provider_names() == [CPU] else ""
+        in_int8 = self._provider_names() == [CPU] and not any(map(self._is_on, (IN_32_BITS, NO_INT8)))
+        overflow = overflow_of(self._file) if in_int8 else ""
         return [
             *(f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults),
             *([overflow] if overflow else []),
@@ -162,6 +166,13 @@ class OnnxRuntimeRunner(Runner):
             finally:
                 options.optimized_model_filepath = unchanged
         return ran_by(names, optimized)
+
+    def _is_on(self, key: str) -> bool:
+        """Whether an entry of the session's configuration is 1."""
+        try:
+            return str(self._options.get_session_config_entry(key)) == "1"
+        except RuntimeError:  # there is no such entry
+            return False
 
     def _require_providers(self) -> None:
         for name in self._provider_names():
@@ -190,9 +201,9 @@ class OnnxRuntimeRunner(Runner):
         options.log_severity_level = 3
         # Weights outside of the arena, which grows in powers of two, and keeps the room of weights that were packed.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-        avoid(options, self._faults)
         for key, value in self._config.items():
             options.add_session_config_entry(key, value)
+        avoid(options, self._faults, self._config.get(CONFIG_KEY, ""))
         if kernels is None:
             kernels = set(self._provider_names()) <= providers_with_kernels()
             if not kernels and self._file.normalizations:

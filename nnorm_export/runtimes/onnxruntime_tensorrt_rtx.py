@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
     Args:
         path: the model file.
         provider_options: the provider's own, as NVIDIA documents them: ``{"nv_cuda_graph_enable": "1"}``.
-        session_options, intra_op_num_threads: as of :class:`.OnnxRuntimeRunner`.
+        session_options, intra_op_num_threads, session_config: as of :class:`.OnnxRuntimeRunner`.
 
     Raises:
         ModelFileError: as of :class:`.OnnxRuntimeRunner`.
@@ -52,11 +52,16 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
         provider_options: dict[str, str] | None = None,
         session_options: Any = None,
         intra_op_num_threads: int = 0,
+        session_config: Mapping[str, str] | None = None,
     ) -> None:
         self._devices = _devices()
         self._provider_options = provider_options or {}
         super().__init__(
-            path, session_options=session_options, intra_op_num_threads=intra_op_num_threads, kernels=False
+            path,
+            session_options=session_options,
+            intra_op_num_threads=intra_op_num_threads,
+            session_config=session_config,
+            kernels=False,
         )
 
     @property

@@ -23,6 +23,7 @@ from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes._known_faults import faults_of
+from nnorm_export.runtimes._overflow import unsafe_weights
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
@@ -280,12 +281,17 @@ def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
             "the server must have the TensorRT version that built the engine, and load the plugins: "
             "--backend-config=tensorrt,plugins=…/libnnorm_trt_register_10.so (or _11)"
         ]
+    file = onnx_file.read(path)
+    overflow = []
+    if count := unsafe_weights(file):
+        overflow = [
+            f"{count} weights have 8 bits: on x86 servers without VNNI ONNX Runtime's sums overflow, and outputs "
+            "may be far off; quantise with weights of 7 bits (--reduce-range)"
+        ]
     if backend == "python":
-        return ["the server's Python must have nnorm_export and onnxruntime"]
+        return ["the server's Python must have nnorm_export and onnxruntime", *overflow]
     notes = ["without kernels: the server runs the bodies"]
     if kernels:
         notes = [f"the server must find the kernels at {kernels}"]
-    faults = [
-        f"{fault}. Serve this file with --backend python, which avoids it" for fault in faults_of(onnx_file.read(path))
-    ]
-    return [*notes, *faults]
+    faults = [f"{fault}. Serve this file with --backend python, which avoids it" for fault in faults_of(file)]
+    return [*notes, *overflow, *faults]

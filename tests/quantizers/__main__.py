@@ -35,9 +35,9 @@ them: the signal-to-noise ratio of the scores against the float32 file, and the 
 `nnorm_export.load` (an `.xml` by OpenVINO); `equal` where the tool found nothing to quantise. Normalizations: how many
 of the float file's nodes are nodes still, and how many of those a kernel runs. `norms kept`: the tool is told to leave
 the nodes whose names match `.*NormalNorm[^/]*/.*` as they are, by its option for that. ONNX Runtime's quantizers write
-weights of 7 bits here (`reduce_range=True`), so that no processor's sums overflow; the other tools write 8 bits, and
-were measured on a processor with VNNI. Neural Compressor's files of the ViT are as wrong (-2.5 dB) with torch's
-LayerNorm in the place of every norm.
+weights of 7 bits here (`reduce_range=True`), so that no processor's sums overflow; the int8 files of the other tools
+have 8 bits, and are right on processors with VNNI, as the one that they were measured on. Neural Compressor's files of
+the ViT are as wrong (-2.5 dB) with torch's LayerNorm in the place of every norm.
 
 | tool | version | form | network | SQNR in dB | top-1 | normalizations | by kernel | what breaks |
 | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |"""
