@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nnorm_export
 from nnorm_export import export, layers, library, load, quantize
-from nnorm_export.errors import ExportError, InputError, ModelFileError, NnormExportError, ParityError
-from nnorm_export.files import onnx_file
+from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
 from nnorm_export.files.inspection import describe
 from nnorm_export.quantizing import quantize as quantizer
 from nnorm_export.quantizing.qdq import NORMS
-from nnorm_export.runtimes import _overflow
-from nnorm_export.serving.repository import write_repository
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +146,7 @@ def test_tables_compute_what_the_float_norms_between_roundings_do(
     [
         ({"method": "entropy"}, 10),
         ({"method": "percentile", "percentile": 99.9, "activation": "int8"}, 15),
-        ({"weights": "per-tensor", "reduce_range": False}, 10),
+        ({"weights": "per-tensor", "reduce_range": False}, 10),  # sums overflow on processors without VNNI
     ],
 )
 def test_options(options: dict[str, Any], least: float, source: Path, data: Tensor, tmp_path: Path) -> None:
@@ -172,71 +168,6 @@ def test_options(options: dict[str, Any], least: float, source: Path, data: Tens
         } == {0}
     zero_points = {weights[node.input[2]].dtype.name for node in proto.graph.node if node.op_type == "QuantizeLinear"}
     assert zero_points == {options.get("activation", "uint8")}
-
-
-@pytest.mark.parametrize("activation", ["uint8", "int8"])
-def test_no_processor_overflows(activation: str, source: Path, data: Tensor, tmp_path: Path) -> None:
-    """This processor's sums, of 16 bits if it has no VNNI, are those of 32 bits; and no weight lets others overflow."""
-    path = quantize(source, data, tmp_path / "int8.onnx", activation=activation).path
-    weights = [onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer]
-    greatest = [np.abs(each.astype(int)).max() for each in weights if each.dtype == np.int8 and each.ndim >= 2]
-    assert len(greatest) == 7
-    assert max(greatest) == 64
-    (found,), (exact,) = (
-        load(path, session_config={"session.x64quantprecision": in_32_bits})(data.numpy()) for in_32_bits in "01"
-    )
-    np.testing.assert_array_equal(found, exact)
-
-
-@pytest.mark.parametrize(
-    ("machine", "flags", "may_overflow"),
-    [
-        ("x86_64", "fma avx2", True),
-        ("x86_64", "avx2 avx512bw", True),
-        ("x86_64", "avx2 avx512_vnni", False),
-        ("AMD64", "avx2 avx_vnni", False),
-        ("aarch64", "asimd", False),
-    ],
-)
-def test_a_processor_on_which_sums_overflow_is_named(
-    machine: str,
-    flags: str,
-    may_overflow: bool,
-    made: nnorm_export.QuantizeReport,
-    source: Path,
-    data: Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(_overflow, "_CPUINFO", cpuinfo)
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    report = quantize(source, data, tmp_path / "8 bits.onnx", reduce_range=False)
-    assert [notice.partition(":")[0] for notice in report.notices] == [
-        "7 of its weights have 8 bits, and this processor has no VNNI"
-    ] * may_overflow
-    assert load(report.path).known_faults == report.notices
-    assert load(made.path).known_faults == []
-    in_32_bits = {"session.x64quantprecision": "1"}
-    assert load(report.path, session_config=in_32_bits).known_faults == []
-    repository = write_repository(report.path, tmp_path / "models")
-    assert [note.partition(":")[0] for note in repository.notes if "VNNI" in note] == ["7 weights have 8 bits"]
-
-
-def test_what_computes_in_float_does_not_overflow(source: Path, data: Tensor, tmp_path: Path) -> None:
-    """A Conv in ONNX Runtime, unless its output is rounded to 8 bits; Gemm computes in int8."""
-    path = quantize(source, data, tmp_path / "trt.onnx", target="tensorrt").path
-    found = Counter(node.op_type for node in onnx.load(path).graph.node)
-    assert (found["Conv"], found["Gemm"]) == (4, 3)
-    assert _overflow.unsafe_weights(onnx_file.read(path)) == 3
-
-
-def test_an_entry_of_the_configuration_is_not_lost(made: nnorm_export.QuantizeReport) -> None:
-    with pytest.raises(NnormExportError, match=r"'session\.x64quantprecision': 1 is no text"):
-        load(made.path, session_config={"session.x64quantprecision": 1})  # type: ignore[dict-item]
-    with pytest.raises(NnormExportError, match="session_options are used unchanged; add the entries to them"):
-        load(made.path, session_options=onnxruntime.SessionOptions(), session_config={"a": "b"})
 
 
 def test_layers_that_are_kept_stay_float(source: Path, data: Tensor, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
     kept = [tensor for tensor in proto.graph.initializer if tensor.name in parameters]
     copy.metadata_props.add(key=_INFERRED[0], value=_INFERRED[1])
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
-    # Signed activations of whole networks are made unsigned by ONNX Runtime, and multiplied in 16 bits.
+    # Files for ONNX Runtime do not need it: a ViT has 29.1 dB with signed activations, 29.2 with unsigned ones.
     if settings.products_alone and settings.reduce_range:
         ranges = _widened(ranges, _second_factors(proto, names))
     chosen = {node.name for node in proto.graph.node if node.op_type in settings.op_types}
@@ -141,21 +141,19 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
 
 
 def _second_factors(proto: onnx.ModelProto, names: Collection[str]) -> set[str]:
-    """The tensors that are no weights and that a product among the nodes ``names`` reads as its second factor."""
+    """The tensors, without the weights, that products among the nodes ``names`` read as their second factors."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     return {node.input[1] for node in proto.graph.node if node.op_type in PRODUCTS and node.name in names} - weights
 
 
 def _widened(ranges: Any, names: Collection[str]) -> Any:
     """``ranges`` with twice those of ``names``: 7 bits hold what the calibration data have."""
-    from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415 - an extra, slow
-
     two = np.float32(2)
     widened = {
-        name: TensorData(lowest=two * data.lowest, highest=two * data.highest) if name in names else data
+        name: type(data)(lowest=two * data.lowest, highest=two * data.highest) if name in names else data
         for name, data in ranges.items()
     }
-    return TensorsData(ranges.calibration_method, widened)
+    return type(ranges)(ranges.calibration_method, widened)
 
 
 def _hide_parameters(proto: onnx.ModelProto) -> dict[str, list[str]]:

@@ -41,6 +41,7 @@ from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
 from nnorm_export.quantizing.sums import split_sums
 from nnorm_export.quantizing.targets import DEFAULT_TARGET, Target, chosen, target_named
 from nnorm_export.runtimes import Runner, load
+from nnorm_export.runtimes._overflow import overflow_of
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def quantize(
                 row.session_config,
             )
             implementations = runner.implementations
-            faults = [] if row.products_alone else runner.known_faults
+            overflow = "" if row.products_alone else overflow_of(read(staging, large_weights=False))
             size = sum(each.stat().st_size for each in staging.parent.iterdir())
     found = layers_found(layers, graph.proto, kept, tables, gains, ratios, _why_float(row, form))
     return QuantizeReport(
@@ -206,7 +207,7 @@ def quantize(
         "calibration" if test is None else "test",
         outputs,
         implementations,
-        [*_notices(source, found, count_of(feeds)), *faults],
+        [*_notices(source, found, count_of(feeds)), *filter(None, [overflow])],
     )
 
 

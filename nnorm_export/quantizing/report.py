@@ -28,7 +28,7 @@ class QuantizedLayer:
             that reads it; None if layers were not ranked, and for a norm: its table is exact, what costs accuracy is
             the rounding of the tensors around it.
         sqnr: the SQNR of its output in decibels, with the errors of the layers before it; None if it was not measured,
-            or if its output is no tensor of its own in the file.
+            or if its output is not a tensor of its own in the file.
     """
 
     path: str

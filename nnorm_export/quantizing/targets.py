@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from nnorm_export.errors import ExportError
 from nnorm_export.names import FORMS
-from nnorm_export.runtimes.onnxruntime import NO_INT8
+from nnorm_export.runtimes._overflow import IN_FLOAT
 
 DEFAULT_TARGET = "onnxruntime"
 ACTIVATIONS = ("uint8", "int8")
@@ -45,7 +45,7 @@ class Target:
     @property
     def session_config(self) -> dict[str, str]:
         """What lets ONNX Runtime show what the runtime computes: without its own int8 kernels, if it is another."""
-        return {NO_INT8: "1"} if self.products_alone else {}
+        return {IN_FLOAT: "1"} if self.products_alone else {}
 
 
 TARGETS = {

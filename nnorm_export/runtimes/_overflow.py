@@ -20,12 +20,15 @@ from onnx import numpy_helper
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.files.optimized_for import OPTIMIZED
 
-IN_32_BITS = "session.x64quantprecision"
+# Entries of a session's configuration with which no sum overflows. With the second, what is between DequantizeLinear
+# and QuantizeLinear computes in float.
+IN_32_BITS, IN_FLOAT = "session.x64quantprecision", "session.disable_quant_qdq"
+WITHOUT_OVERFLOW = (IN_32_BITS, IN_FLOAT)
 _SAFE = 64
 _CPUINFO = Path("/proc/cpuinfo")
-# Operator -> the number of the input that is the second factor. Those for floats are int8 behind DequantizeLinear.
-_IN_INT8 = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3, "ConvInteger": 1, "MatMulInteger": 1}
-_IN_FLOAT = {"Conv": 1, "Gemm": 1, "MatMul": 1}
+# Operator -> the number of the input that is the second factor: an int8 weight, or one behind DequantizeLinear.
+_READING_INT8 = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3, "ConvInteger": 1, "MatMulInteger": 1}
+_READING_FLOAT = {"Conv": 1, "Gemm": 1, "MatMul": 1}
 _BEFORE_ROUNDING = ("Relu", "Clip")
 
 
@@ -74,11 +77,11 @@ def _second_factors(graph: onnx.GraphProto) -> Iterator[str]:
         )
 
     for node in graph.node:
-        if node.op_type in _IN_INT8:
-            yield node.input[_IN_INT8[node.op_type]]
+        if node.op_type in _READING_INT8:
+            yield node.input[_READING_INT8[node.op_type]]
         # A Conv whose output is not rounded to 8 bits computes in float.
-        elif node.op_type in _IN_FLOAT and (node.op_type != "Conv" or is_rounded(node.output[0])):
-            yield stored.get(node.input[_IN_FLOAT[node.op_type]], "")
+        elif node.op_type in _READING_FLOAT and (node.op_type != "Conv" or is_rounded(node.output[0])):
+            yield stored.get(node.input[_READING_FLOAT[node.op_type]], "")
 
 
 def lacks_vnni() -> bool:

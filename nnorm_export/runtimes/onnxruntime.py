@@ -28,7 +28,7 @@ from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
 from nnorm_export.runtimes._known_faults import CONFIG_KEY, avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
-from nnorm_export.runtimes._overflow import IN_32_BITS, overflow_of
+from nnorm_export.runtimes._overflow import WITHOUT_OVERFLOW, overflow_of
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
 
@@ -38,7 +38,6 @@ _OLDEST = (1, 18)  # the API version that the kernels need
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 _EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
-NO_INT8 = "session.disable_quant_qdq"  # what is between DequantizeLinear and QuantizeLinear computes in float
 CUDA = "CUDAExecutionProvider"
 Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
 
@@ -82,8 +81,8 @@ class OnnxRuntimeRunner(Runner):
         path: the model file.
         providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
         session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
-            the kernels to it; :attr:`known_faults` says what else it needs). But an optimised file is
-            always opened without graph optimisations: its graph is final.
+            the kernels to it; :attr:`known_faults` says what else it needs). But an optimised file is always opened
+            without graph optimisations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them; not beside
             ``session_options``, which have their own.
@@ -114,9 +113,9 @@ class OnnxRuntimeRunner(Runner):
     ) -> None:
         if session_options is not None and session_config:
             raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
-        if wrong := [f"{key!r}: {value!r}" for key, value in (session_config or {}).items() if type(value) is not str]:
-            raise NnormExportError(f'session_config: {wrong[0]} is no text; ONNX Runtime takes "1" for yes')
         self._config = dict(session_config or {})
+        if wrong := [f"{key!r}: {value!r}" for key, value in self._config.items() if not isinstance(value, str)]:
+            raise NnormExportError(f'session_config: {wrong[0]} is not text; ONNX Runtime takes "1" for yes')
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
         refuse_invalid(self._file)
@@ -143,7 +142,7 @@ class OnnxRuntimeRunner(Runner):
 
     @cached_property
     def known_faults(self) -> list[str]:
-        in_int8 = self._provider_names() == [CPU] and not any(map(self._is_on, (IN_32_BITS, NO_INT8)))
+        in_int8 = self._provider_names() == [CPU] and not any(map(self._is_on, WITHOUT_OVERFLOW))
         overflow = overflow_of(self._file) if in_int8 else ""
         return [
             *(f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults),
@@ -171,7 +170,7 @@ class OnnxRuntimeRunner(Runner):
         """Whether an entry of the session's configuration is 1."""
         try:
             return str(self._options.get_session_config_entry(key)) == "1"
-        except RuntimeError:  # there is no such entry
+        except RuntimeError:  # ONNX Runtime raises it for an entry that nobody set, which is off
             return False
 
     def _require_providers(self) -> None:

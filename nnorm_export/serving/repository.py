@@ -281,7 +281,7 @@ def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
             "the server must have the TensorRT version that built the engine, and load the plugins: "
             "--backend-config=tensorrt,plugins=…/libnnorm_trt_register_10.so (or _11)"
         ]
-    file = onnx_file.read(path)
+    file = onnx_file.read(path, large_weights=False)
     overflow = []
     if count := unsafe_weights(file):
         overflow = [
