@@ -10,13 +10,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
+from network_with_attention import images, quantize_for_all, write_network
 from onnx import numpy_helper
-from small_network import randomized
-from test_quantize_targets import Network
 from torch import Tensor
 
-from nnorm_export import NnormExportError, QuantizeReport, export, load, quantize
+from nnorm_export import NnormExportError, QuantizeReport, load, quantize
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import with_outputs
 from nnorm_export.quantizing.agreement import sqnr
@@ -32,19 +30,17 @@ LIMITS = {"onnxruntime": 64, "tensorrt": 127, "openvino": 64}
 
 @pytest.fixture(scope="module")
 def data() -> Tensor:
-    return torch.randn(48, 3, 6, 5, generator=torch.Generator().manual_seed(1))
+    return images()
 
 
 @pytest.fixture(scope="module")
-def source(data: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("overflow") / "net.onnx"
-    return export(randomized(Network()).eval(), data[:2], path, verify=False).path
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_network(tmp_path_factory.mktemp("overflow"))
 
 
 @pytest.fixture(scope="module")
-def made(source: Path, data: Tensor) -> dict[str, QuantizeReport]:
-    return {name: quantize(source, data, source.with_name(f"{name}.onnx"), target=name) for name in TARGETS}
+def made(source: Path) -> dict[str, QuantizeReport]:
+    return quantize_for_all(source)
 
 
 @pytest.fixture(scope="module")

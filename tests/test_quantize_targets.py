@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 from command_line import run
+from network_with_attention import images, quantize_for_all, write_network
 from onnx import numpy_helper
-from small_network import randomized
-from torch import Tensor, nn
+from torch import Tensor
 
-from nnorm_export import ExportError, ModelFileError, QuantizeReport, export, layers, load, quantize
+from nnorm_export import ExportError, ModelFileError, QuantizeReport, load, quantize
 from nnorm_export.files.onnx_file import read
 from nnorm_export.quantizing.targets import TARGETS
 from nnorm_export.tensorrt.parser_input import write_for_parser
@@ -21,37 +20,19 @@ from nnorm_export.tensorrt.parser_input import write_for_parser
 pytestmark = pytest.mark.slow
 
 
-class Network(nn.Module):
-    """A convolution, attention and a dense layer, with a norm of each kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), layers.BatchNormalNorm2d(16), nn.ReLU())
-        self.norm, self.attention = layers.LayerNormalNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
-        self.dense, self.norm1, self.head = nn.Linear(16, 16), layers.BatchNormalNorm1d(16), nn.Linear(16, 10)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.norm(self.stem(image).flatten(2).mT)
-        x = (x + self.attention(x, x, x, need_weights=False)[0]).mean(1)
-        return self.head((self.norm1(self.dense(x)) + x).relu())
-
-
 @pytest.fixture(scope="module")
 def data() -> Tensor:
-    return torch.randn(48, 3, 6, 5, generator=torch.Generator().manual_seed(1))
+    return images()
 
 
 @pytest.fixture(scope="module")
-def source(data: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("targets") / "net.onnx"
-    return export(randomized(Network()).eval(), data[:2], path, verify=False).path
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_network(tmp_path_factory.mktemp("targets"))
 
 
 @pytest.fixture(scope="module")
-def made(source: Path, data: Tensor) -> dict[str, QuantizeReport]:
-    files = {name: source.with_name(f"{name}.onnx") for name in TARGETS}
-    return {name: quantize(source, data, file, target=name) for name, file in files.items()}
+def made(source: Path) -> dict[str, QuantizeReport]:
+    return quantize_for_all(source)
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "openvino"])
