@@ -45,11 +45,7 @@ Machine: {machine}.
 
 Medians of {repeats} runs, all rows of a table taking turns; in brackets the median of the ratios to the int8 twin, turn
 by turn. `twin` is the same network with BatchNorm2d or LayerNorm. Both are quantised by the same call of `quantize`, on
-random images. The counts are those of ONNX Runtime's optimised graph.
-
-What a BatchNormalNorm of ResNet18 costs at batch 1 is to read its table: 256 bytes for each channel, which other
-weights have moved out of the caches since the last run. LayerNormalNorm stays float: the QuantizeLinear nodes behind
-those of the ViT take 1.3 % of its time at batch 1 on 1 thread, and a kernel that rounds could save no more.
+random images. The counts are those of ONNX Runtime's optimised graph. LayerNormalNorm stays float.
 """
 SAMPLES = Path(__file__).parents[1] / "samples"
 COUNTED = ("Transpose", "QuantizeLinear", "DequantizeLinear", "BatchNormalization")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.instructions import RECORD, compare, inclusive
-from benchmarks.measure import with_section
+from benchmarks.measure import processor, with_section
 
 _FILE = """\
 version: 1
@@ -70,3 +71,23 @@ def test_the_record_has_every_kind_of_kernel() -> None:
 )
 def test_a_section_of_the_results_replaces_its_older_self_alone(page: str, expected: str) -> None:
     assert with_section(page, "new", "\n1\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fma avx2\n\nprocessor\t: 1\n",
+            "AMD EPYC (family 25, model 1; AVX2)",
+        ),
+        (
+            "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: avx2 avx512f avx512_vnni\n",
+            "AMD EPYC (family 25, model 17; AVX-512, VNNI)",
+        ),
+        ("cpu family\t: 6\nmodel\t\t: 1\nmodel name\t: Old\nflags\t\t: sse2\n", "Old (family 6, model 1; SSE2)"),
+        ("processor\t: 0\nmodel name\t: Neoverse\nFeatures\t: asimd\n", "Neoverse"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(cpuinfo: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert processor(tmp_path / "cpuinfo") == expected
