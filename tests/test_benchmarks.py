@@ -77,7 +77,7 @@ def test_a_section_of_the_results_replaces_its_older_self_alone(page: str, expec
     ("cpuinfo", "expected"),
     [
         (
-            "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fma avx2\n\nprocessor\t: 1\n",
+            "cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fma avx2\n\nprocessor\t: 1\n",
             "AMD EPYC (family 25, model 1; AVX2)",
         ),
         (
