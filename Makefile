@@ -165,7 +165,7 @@ every-float: $(VENV)/installed
 	build/cpp/every_float long $(N) > build/every-float/kernels.txt
 	build/cpp/test_cuda_same_bits 1000000000 > build/every-float/gpu.txt
 	$(BIN)/python custom_ops/tests/every_float/bodies.py > build/every-float/bodies.txt
-	$(BIN)/python custom_ops/tests/every_float/table.py build/every-float custom_ops/tests/EVERY_FLOAT.md
+	PYTHONPATH="$(CURDIR)" $(BIN)/python custom_ops/tests/every_float/table.py build/every-float custom_ops/tests/EVERY_FLOAT.md
 
 # The tests that run kernels: the others do not depend on the library, and `make test` runs them once.
 test-cuda-on-host: $(VENV)/installed test-cpp

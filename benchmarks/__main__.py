@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import kernels, networks
-from benchmarks.measure import describe_machine, markdown_table, processor, with_section
+from benchmarks.measure import describe_machine, markdown_table, with_section
+from benchmarks.processor import processor
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 

@@ -29,13 +29,13 @@ from benchmarks.measure import (
     Timing,
     describe_machine,
     markdown_table,
-    processor,
     session_options,
     time_in_turns,
     with_section,
 )
 from benchmarks.models import build
 from benchmarks.networks import NETWORKS, write_plain
+from benchmarks.processor import processor
 
 HEADING = "int8, {processor}"
 TEXT = """\

@@ -21,6 +21,7 @@ import onnxruntime
 import torch
 
 import nnorm_export
+from benchmarks.processor import processor
 
 
 @dataclass(frozen=True)
@@ -98,28 +99,6 @@ def describe_machine() -> str:
         f"Python {platform.python_version()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, "
         f"nnorm_export {nnorm_export.__version__}"
     )
-
-
-def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The name of this machine's CPU; on x86 with what tells apart processors of one name ("AMD EPYC" has had many).
-
-    >>> processor()  # doctest: +SKIP
-    'AMD EPYC (family 25, model 17; AVX-512, VNNI)'
-    """
-    try:
-        text = cpuinfo.read_text()
-    except OSError:  # not Linux
-        return platform.processor() or "unknown CPU"
-    first, *_ = text.split("\n\n")
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    name = fields.get("model name") or platform.processor() or "unknown CPU"
-    if "cpu family" not in fields:
-        return name
-    flags = fields["flags"].split()
-    sets = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "SSE2"
-    if not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags):
-        sets += ", VNNI"
-    return f"{name} (family {fields['cpu family']}, model {fields['model']}; {sets})"
 
 
 def markdown_table(lines: list[list[str]]) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.instructions import RECORD, compare, inclusive
-from benchmarks.measure import processor, with_section
+from benchmarks.measure import with_section
+from benchmarks.processor import processor
 
 _FILE = """\
 version: 1

@@ -26,6 +26,7 @@ IN_32_BITS, IN_FLOAT = "session.x64quantprecision", "session.disable_quant_qdq"
 WITHOUT_OVERFLOW = (IN_32_BITS, IN_FLOAT)
 _SAFE = 64
 _CPUINFO = Path("/proc/cpuinfo")
+VNNI = frozenset(("avx512_vnni", "avx_vnni"))  # among the flags of Linux
 # Operator -> the number of the input that is the second factor: an int8 weight, or one behind DequantizeLinear.
 _READING_INT8 = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3, "ConvInteger": 1, "MatMulInteger": 1}
 _READING_FLOAT = {"Conv": 1, "Gemm": 1, "MatMul": 1}
@@ -92,4 +93,4 @@ def lacks_vnni() -> bool:
         flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
     except OSError:
         return False
-    return flags is not None and {"avx512_vnni", "avx_vnni"}.isdisjoint(flags[1].split())
+    return flags is not None and VNNI.isdisjoint(flags[1].split())

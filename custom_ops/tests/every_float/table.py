@@ -1,18 +1,19 @@
 """Writes EVERY_FLOAT.md from what every_float, test_cuda_same_bits and bodies.py print.
 
-python custom_ops/tests/every_float/table.py FOLDER OUTPUT    the folder has kernels.txt, gpu.txt and bodies.txt
+PYTHONPATH=. python custom_ops/tests/every_float/table.py FOLDER OUTPUT  # of kernels.txt, gpu.txt, bodies.txt in FOLDER
 """
 
 from __future__ import annotations
 
-import platform
 import sys
 from pathlib import Path
+
+from benchmarks.processor import processor
 
 TEXT = """\
 # ψ of every float
 
-Written by `custom_ops/tests/every_float/table.py` (`make every-float`), on {machine}.
+Written by `custom_ops/tests/every_float/table.py` (`make every-float`), on {processor}.
 
 The kernels compute ψ(h; η) = ((1 + |h|)^η − 1)/η with the sign of h, by BatchNormalNorm with scale, weight 1 and
 shift, bias 0. The truth is that of the C library in float64. Exponents are those of the branch; for types of 16 bits
@@ -51,21 +52,12 @@ stand in the place of the hardware's logarithm and power. On a GPU, whose own fu
 """
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {platform.system()} {platform.machine()}"
-
-
 def main(folder: Path, output: Path) -> None:
     tables = {}
     for name in ("kernels", "bodies", "gpu"):
         lines = (folder / f"{name}.txt").read_text().splitlines()
         tables[name] = "\n".join(line.replace("|h|", "abs(h)") for line in lines if line.startswith("| "))
-    output.write_text(TEXT.format(machine=processor(), **tables))
+    output.write_text(TEXT.format(processor=processor(), **tables))
 
 
 if __name__ == "__main__":

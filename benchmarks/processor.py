@@ -1,0 +1,30 @@
+"""The name of this machine's CPU, as the tables of results give it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from nnorm_export.runtimes._overflow import VNNI
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's name; on x86 with what tells apart CPUs of one name.
+
+    >>> processor()  # doctest: +SKIP
+    'AMD EPYC (family 25, model 17; AVX-512, VNNI)'
+    """
+    unknown = platform.processor() or "unknown CPU"
+    try:
+        first = cpuinfo.read_text().partition("\n\n")[0]
+    except OSError:  # not Linux
+        return unknown
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    name = fields.get("model name", unknown)
+    if "cpu family" not in fields:  # not x86
+        return name
+    flags = fields["flags"].split()
+    instructions = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "SSE2"
+    if not VNNI.isdisjoint(flags):
+        instructions += ", VNNI"
+    return f"{name} (family {fields['cpu family']}, model {fields['model']}; {instructions})"
