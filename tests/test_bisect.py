@@ -64,6 +64,12 @@ def images() -> Tensor:
     return torch.randn(16, 12, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.fixture(scope="module")
+def sound(fifty: nn.Module, images: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported file, of which the tests change copies."""
+    return export(fifty, images, tmp_path_factory.mktemp("fifty") / "m.onnx").path
+
+
 def node_of(proto: onnx.ModelProto, layer: int) -> onnx.NodeProto:
     return next(node for node in proto.graph.node if node.name.startswith(f"norms.{layer}/"))
 
@@ -103,6 +109,20 @@ def half_sum(proto: onnx.ModelProto, layer: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("runtime", "library"), [("onnxruntime", ""), ("onnxruntime", "none"), ("reference", "")], ids=lambda value: value
+)
+def test_a_sound_network(
+    runtime: str, library: str, sound: Path, fifty: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library:
+        monkeypatch.setenv("NNORM_EXPORT_LIBRARY", library)
+    report = bisect(sound, fifty, images, runtime=runtime)
+    assert report
+    assert report.culprit is None
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     ("plant", "layer"),
@@ -113,6 +133,7 @@ def test_planted_faults(
     plant: Callable[[onnx.ModelProto, int], None],
     layer: int,
     runtime: str,
+    sound: Path,
     fifty: nn.Module,
     images: Tensor,
     tmp_path: Path,
@@ -120,9 +141,8 @@ def test_planted_faults(
 ) -> None:
     if plant is half_sum:
         monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")  # the fault is in the body
-    path = export(fifty, images, tmp_path / "m.onnx").path
-    assert bisect(path, fifty, images, runtime=runtime)
-    proto = onnx.load(path)
+    path = tmp_path / "m.onnx"
+    proto = onnx.load(sound)
     plant(proto, layer)
     onnx.save(proto, path)
     report = bisect(path, fifty, images, runtime=runtime)
@@ -143,12 +163,12 @@ def test_planted_faults(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_fault_between_layers(runtime: str, fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
-    path = export(fifty, images, tmp_path / "m.onnx").path
-    proto = onnx.load(path)
+def test_a_fault_between_layers(runtime: str, sound: Path, fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    proto = onnx.load(sound)
     weight = next(tensor for tensor in proto.graph.initializer if tensor.name == "linears.20.weight")
-    sound = numpy_helper.to_array(weight)
-    wrong = sound.copy()
+    values = numpy_helper.to_array(weight)
+    wrong = values.copy()
     wrong[0, 0] += 0.01
     weight.CopyFrom(numpy_helper.from_array(wrong, weight.name))
     onnx.save(proto, path)
@@ -159,7 +179,7 @@ def test_a_fault_between_layers(runtime: str, fifty: nn.Module, images: Tensor, 
     assert report.culprit is not None
     assert report.culprit.path == "linears.20"
     assert [layer.op_type for layer in report.layers if layer.path.startswith("linears")] == ["(module)"] * 2
-    weight.CopyFrom(numpy_helper.from_array(sound, weight.name))
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     output = proto.graph.output[0].name
     last = next(node for node in proto.graph.node if output in node.output)
     last.output[0] = "sound"
@@ -190,19 +210,17 @@ def test_every_operator_dtype_and_call(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_of_another_model_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
-    export(fifty, (images,), path := tmp_path / "fifty.onnx", verify=False)
+def test_a_file_of_another_model_is_refused(sound: Path, fifty: nn.Module, images: Tensor) -> None:
     with pytest.raises(InputError, match=r"Linear has no layer norms\.0, which .* made from another model"):
-        bisect(path, nn.Linear(12, 12), (images,))
+        bisect(sound, nn.Linear(12, 12), (images,))
 
 
-def test_what_is_refused(fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
-    path = export(fifty, images, tmp_path / "m.onnx", form="primitives").path
+def test_what_is_refused(sound: Path, fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    path = export(fifty, images, tmp_path / "m.onnx", form="primitives", verify=False).path
     with pytest.raises(ModelFileError, match=r"no normalization that is a node \(its form is 'primitives'\)"):
         bisect(path, fifty, images)
-    path = export(fifty, images, tmp_path / "m.onnx").path
     with pytest.raises(InputError, match=r"no layer 'linears\.99'"):
-        bisect(path, fifty, images, layers=["linears.99"])
+        bisect(sound, fifty, images, layers=["linears.99"])
     (tmp_path / "t.onnx").write_bytes(b"\x00\x01")
     with pytest.raises(ModelFileError, match="not an ONNX model"):
         bisect(tmp_path / "t.onnx", fifty, images)
