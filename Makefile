@@ -6,6 +6,7 @@
 #              writes them down
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
+# make same-bits-neon-long VALUES=1000000000    the same in QEMU (on Debian: qemu-user-static), for hours; --jobs 2 halves them
 # make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
 # make docs    the site of docs/, in build/docs; every warning is an error. Its code runs in the tests
 # make notebooks    runs the notebooks of docs/ and writes their outputs into them
@@ -90,7 +91,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 
 .PHONY: help demo environments check test test-cpp test-sanitizers test-cuda-on-host test-onnxruntime-versions test-tensorrt test-converted test-everywhere test-gpu test-serving test-ray lint bench bench-check bench-gpu
 .PHONY: bench-serving test-quantizers test-aoti fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-.PHONY: docs docs-links notebooks pictures coverage-cpp same-bits same-bits-neon same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
+.PHONY: docs docs-links notebooks pictures coverage-cpp same-bits same-bits-neon same-bits-neon-long same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
 help:
 	@grep '^# make' Makefile | cut -c3-
 
@@ -132,7 +133,7 @@ test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
 installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
 test-cpp: $(VENV)/installed
-	$(call test_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+	$(call test_cpp,build/cpp,$(OPTIONS_OF_TESTS))
 
 # valgrind counts the same on a busy machine; it takes 15 seconds.
 bench-check: test-cpp
@@ -142,26 +143,44 @@ test-sanitizers: $(VENV)/installed
 	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
 
 same-bits: N ?= 1000000000
-same-bits: $(VENV)/installed
-	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
-	build/cpp/test_same_bits $(N)
+same-bits: build/cpp/test_same_bits
+	$< $(N)
 
 # The programs that run the CPU kernels alone, compiled for AArch64 and run by an emulator. A million values of each operator
 # and type take half a minute.
 EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
 same-bits-neon: N ?= 400000
-same-bits-neon: test-cpp .venv-neon/installed
-	$(call build_with_zig,build/emulated,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
+same-bits-neon: test-cpp build/emulated/test_same_bits
 	$(EMULATED) build/emulated/test_quantized_batch_normal_norm
 	build/cpp/test_same_bits $(N) > build/emulated/native.txt
 	$(EMULATED) build/emulated/test_same_bits $(N) > build/emulated/emulated.txt
 	.venv-neon/bin/python custom_ops/tests/emulated/compare.py build/emulated/native.txt build/emulated/emulated.txt
 
-# A minute for each exponent, some for the bodies, and hours for the GPU's sources. ctest runs a sample.
+# QEMU is a second emulator, four times as fast: a core is busy for three hours. What was computed is kept while the programs
+# stay as they are; a run that was stopped goes on with the next operator and type.
+VALUES := 1000000000
+LONG := build/emulated/$(VALUES)
+PAIRS := $(foreach type,float double float16 bfloat16,$(type)-BatchNormalNorm $(type)-LayerNormalNorm)
+same-bits-neon-long: $(PAIRS:%=$(LONG)/%.native) $(PAIRS:%=$(LONG)/%.emulated)
+	cat $(filter %.native,$^) > $(LONG)/native.txt
+	cat $(filter %.emulated,$^) > $(LONG)/emulated.txt
+	$(COMPARE)
+COMPARE := .venv-neon/bin/python custom_ops/tests/emulated/compare.py $(LONG)/native.txt $(LONG)/emulated.txt
+$(LONG)/%.native: build/cpp/test_same_bits
+	$(call digests,$<)
+$(LONG)/%.emulated: build/emulated/test_same_bits
+	$(call digests,qemu-aarch64-static -cpu cortex-a57 $<)
+define digests
+	@mkdir -p $(@D)
+	$(1) digests $(VALUES) $(subst -, ,$*) > $@.part
+	mv $@.part $@
+endef
+
+# A minute for each exponent, some for the bodies, and hours for AArch64 and the GPU's sources. ctest runs a sample.
 every-float: N ?= 12
-every-float: $(VENV)/installed
-	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+every-float: same-bits-neon-long
 	mkdir -p build/every-float
+	$(COMPARE) > build/every-float/processors.txt
 	build/cpp/every_float long $(N) > build/every-float/kernels.txt
 	build/cpp/test_cuda_same_bits 1000000000 > build/every-float/gpu.txt
 	$(BIN)/python custom_ops/tests/every_float/bodies.py > build/every-float/bodies.txt
@@ -179,6 +198,13 @@ define build_cpp
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
 	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
 endef
+# Every program there. CMake knows what it must compile again, and make looks at the time of the file afterwards.
+build/cpp/test_same_bits: $(VENV)/installed always
+	$(call build_cpp,build/cpp,$(OPTIONS_OF_TESTS))
+build/emulated/test_same_bits: $(VENV)/installed .venv-neon/installed always
+	$(call build_with_zig,build/emulated,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
+OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75
+.PHONY: always
 # $(call build_with_zig,FOLDER,TARGET,PROGRAMS). Zig keeps the libraries that it compiled in $(ZIG_GLOBAL_CACHE_DIR).
 ZIG = $$(realpath .venv-neon/lib/python*/site-packages/ziglang/zig)
 ZIG_CACHE := ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/.venv-neon/zig
@@ -282,8 +308,7 @@ fuzz: fuzz-kernels fuzz-files fuzz-networks fuzz-kills
 
 SEED ?= 1
 fuzz-kernels: N ?= 1000000
-fuzz-kernels: $(VENV)/installed
-	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+fuzz-kernels: build/cpp/test_same_bits
 	build/cpp/fuzz_operators $(N) $(SEED)
 	build/cpp/fuzz_quantized_operators $(N) $(SEED)
 
@@ -388,8 +413,7 @@ test-wheels: wheels
 	if test "$$(uname -m)" = x86_64; then $(MAKE) same-bits-zig; fi
 
 same-bits-zig: N ?= 400000
-same-bits-zig: $(VENV)/installed .venv-neon/installed
-	$(call build_cpp,build/cpp,-DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75)
+same-bits-zig: build/cpp/test_same_bits .venv-neon/installed
 	$(call build_with_zig,build/zig-x86_64,x86_64-linux-gnu.2.28,test_same_bits test_quantized_batch_normal_norm)
 	build/zig-x86_64/test_quantized_batch_normal_norm
 	build/cpp/test_same_bits $(N) | grep '^digest' > build/zig-x86_64/native.txt

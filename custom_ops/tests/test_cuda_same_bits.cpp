@@ -1,8 +1,9 @@
 // One answer on processors and GPUs: the CUDA kernels give the bits of the CPU kernels, for any bits of x, in any layout, for
 // rows of any length at any address. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
 //
-//   test_cuda_same_bits [VALUES] [TYPE]    of each operator (default 400000), of all types if none is named; a long run takes
-//                                          1000000000 values
+//   test_cuda_same_bits [VALUES [TYPE [BatchNormalNorm | LayerNormalNorm]]]
+//
+// VALUES of each type and operator (default 400000); a long run takes 1000000000.
 //
 // In 16 bits that holds for `same_bits`. Without it a GPU uses its instructions for logarithms and powers (on the CPU functions
 // of the C library), and the values that differ are counted.
@@ -143,12 +144,12 @@ void judge(const char* operators, const std::string& type, const Difference& d, 
 }
 
 template <class T>
-void test(size_t values, const std::string& only, Halves halves = Halves::same_bits, double most_different = 0) {
+void test(size_t values, const Only& only, Halves halves = Halves::same_bits, double most_different = 0) {
   if (halves == Halves::by_device) values = std::min(values, enough_for_a_share);
-  if (!only.empty() && only != NameOf<T>::value) return;
+  if (!only.type_is<T>()) return;
   const std::string name = name_of<T>(halves);
-  judge("BatchNormalNorm, …Relu, …AddRelu", name, of_channels<T>(values, halves), most_different);
-  judge("LayerNormalNorm, GroupNormalNorm", name, of_rows<T>(values, halves), most_different);
+  if (only.channels()) judge("BatchNormalNorm, …Relu, …AddRelu", name, of_channels<T>(values, halves), most_different);
+  if (only.rows()) judge("LayerNormalNorm, GroupNormalNorm", name, of_rows<T>(values, halves), most_different);
 }
 
 }  // namespace
@@ -161,14 +162,14 @@ int main(int count, char** arguments) {
     return skipped;
   }
   const size_t values = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 400000;
-  const std::string type = count > 2 ? arguments[2] : "";
+  const Only only{count > 2 ? arguments[2] : "", count > 3 ? arguments[3] : ""};
   std::printf("| operators | type | values that differ | share | greatest difference, units in the last place at max(1, abs(y)) |\n");
   std::printf("| --- | --- | ---: | ---: | ---: |\n");
-  test<float>(values, type);
-  test<double>(values, type);
-  test<nnorm::Float16>(values, type);
-  test<nnorm::BFloat16>(values, type);
-  test<nnorm::Float16>(values, type, Halves::by_device, 1e-3);
-  test<nnorm::BFloat16>(values, type, Halves::by_device, 5e-4);
+  test<float>(values, only);
+  test<double>(values, only);
+  test<nnorm::Float16>(values, only);
+  test<nnorm::BFloat16>(values, only);
+  test<nnorm::Float16>(values, only, Halves::by_device, 1e-3);
+  test<nnorm::BFloat16>(values, only, Halves::by_device, 5e-4);
   return finish();
 }

@@ -1,19 +1,21 @@
 // One answer on every processor: the kernels of all instruction sets that this machine can run give the same bits, for any
 // bits of x, in any layout, at any place of a batch, and with an epilogue what the steps behind the operator would.
 //
-//   test_same_bits [VALUES]    of each type and operator (default 1.5 million); a long run takes 1000000000
+//   test_same_bits [digests] [VALUES [TYPE [BatchNormalNorm | LayerNormalNorm]]]
 //
-// It prints the digests of what each instruction set computed, for comparison with other machines: the program draws the
-// same numbers everywhere (make same-bits-neon).
+// VALUES of each type and operator (default 1.5 million); a long run takes 1000000000. It prints the digests of what each instruction set computed, for comparison with other machines: the program draws the
+// same numbers everywhere (make same-bits-neon). `digests` is for emulated processors, which are slow: each value is computed
+// once, in one layout and with one epilogue, and digests are printed at each tenth of the values.
 #include <cstdlib>
+#include <cstring>
 #include <string>
+#include <utility>
 
 #include "bits.h"
 #include "check.h"
 
 namespace nnorm_test {
 namespace {
-
 
 struct Count {
   size_t compared = 0, different = 0;
@@ -60,21 +62,37 @@ std::vector<T> apply_behind(nnorm::Epilogue epilogue, const std::vector<T>& y, c
 }
 
 template <class T>
+struct Channels {
+  size_t samples, channels, extent;
+  ChannelParameters<Arithmetic<T>> parameters;
+  std::vector<T> x, residual;
+
+  Channels(size_t round, Random& random)
+      : samples(1 + random.below(3)),
+        channels(16 * (1 + random.below(6))),
+        extent(1 + random.below(300)),
+        parameters(channels, random),
+        x(numbers<T>(samples * channels * extent, Kind(round % 3), random)),
+        residual(numbers<T>(x.size(), Kind(round / 3 % 3), random)) {}
+
+  // In any layout, whose elements return in the order of rows.
+  std::vector<T> compute(const Target& target, Sharing sharing, size_t lanes, nnorm::Epilogue epilogue) const {
+    return batch_normal_norm<T>(target, {sharing, samples, channels, extent, lanes}, epilogue, parameters, x, residual);
+  }
+};
+
+template <class T>
 void test_channels(size_t values) {
   Random random(1);
   Count across, layouts, behind;
   std::vector<Digest> of_targets = digests();
   size_t digested = 0;
   for (size_t round = 0; digested < values; ++round) {
-    const size_t channels = 16 * (1 + random.below(6)), extent = 1 + random.below(300), samples = 1 + random.below(3);
-    const ChannelParameters<Arithmetic<T>> p(channels, random);
-    const std::vector<T> x = numbers<T>(samples * channels * extent, Kind(round % 3), random);
-    const std::vector<T> residual = numbers<T>(x.size(), Kind(round / 3 % 3), random);
+    const Channels<T> problem(round, random);
     std::vector<T> plain;  // without an epilogue
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       const auto compute = [&](const Target& target, Sharing sharing, size_t lanes) {
-        const Layout layout{sharing, samples, channels, extent, lanes};
-        return batch_normal_norm<T>(target, layout, facts.epilogue, p, x, residual);
+        return problem.compute(target, sharing, lanes, facts.epilogue);
       };
       const std::vector<T> y = compute(nnorm::best_target(), Sharing::row, 0);
       digested += y.size();
@@ -87,7 +105,7 @@ void test_channels(size_t values) {
       }
       if (facts.epilogue == nnorm::Epilogue::none) plain = y;
       // An epilogue of 16 bits rounds once, where the steps behind the operator round after each.
-      if constexpr (std::is_same_v<T, Arithmetic<T>>) behind.add(y, apply_behind(facts.epilogue, plain, residual));
+      if constexpr (std::is_same_v<T, Arithmetic<T>>) behind.add(y, apply_behind(facts.epilogue, plain, problem.residual));
     }
   }
   const char* type = NameOf<T>::value;
@@ -98,6 +116,21 @@ void test_channels(size_t values) {
   CHECK(digested >= values && across.different == 0, "%s between processors", type);
   CHECK(layouts.different == 0, "%s between layouts", type);
   CHECK(behind.different == 0, "%s from steps behind", type);
+}
+
+template <class T>
+Rows<T> draw_rows(size_t round, Random& random) {
+  constexpr size_t special[] = {1, 2, 7, 8, 15, 16, 17, 33, 197, 511, 512, 513, 768, 1023, 1024, 1025, 4095, 4096, 4097, 9000, 17000};
+  const size_t picked = random.below(2 * std::size(special));
+  const size_t length = picked < std::size(special) ? special[picked] : 1 + random.below(600);
+  // Many rows for each weight, which takes an emulator long to draw.
+  const size_t rows = 1 + random.below(1 + 20000 / length), period = 1 + random.below(std::min<size_t>(rows, 3));
+  const size_t run = length % 3 == 0 && random.below(2) ? length / 3 : 1;
+  Rows<T> problem({rows, length, period, run}, std::vector<double>(rows * length), random);
+  problem.x = numbers<T>(rows * length, Kind(round % 3), random);
+  if (round % 5 == 0) problem.epsilon = random.below(2) ? 0 : 1e-3;
+  if (round % 7 == 0) problem.delta = 0;
+  return problem;
 }
 
 // Row `row` of a problem by itself.
@@ -120,16 +153,8 @@ void test_rows(size_t values) {
   Count across, places;
   std::vector<Digest> of_targets = digests();
   size_t digested = 0;
-  constexpr size_t special[] = {1, 2, 7, 8, 15, 16, 17, 33, 197, 511, 512, 513, 768, 1023, 1024, 1025, 4095, 4096, 4097, 9000, 17000};
   for (size_t round = 0; digested < values; ++round) {
-    const size_t picked = random.below(2 * std::size(special));
-    const size_t length = picked < std::size(special) ? special[picked] : 1 + random.below(600);
-    const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3);
-    const size_t run = length % 3 == 0 && random.below(2) ? length / 3 : 1;
-    Rows<T> problem({rows, length, period, run}, std::vector<double>(rows * length), random);
-    problem.x = numbers<T>(rows * length, Kind(round % 3), random);
-    if (round % 5 == 0) problem.epsilon = random.below(2) ? 0 : 1e-3;
-    if (round % 7 == 0) problem.delta = 0;
+    const Rows<T> problem = draw_rows<T>(round, random);
     const std::vector<T> y = layer_group_normal_norm(nnorm::best_target(), problem, problem.x);
     digested += y.size();
     for (const Target* const* target = nnorm::targets(); *target; ++target) {
@@ -137,7 +162,7 @@ void test_rows(size_t values) {
       across.add(y, y_there);
       of_targets[size_t(target - nnorm::targets())].add(y_there);
     }
-    const size_t row = random.below(rows);
+    const size_t row = random.below(problem.geometry.rows), length = problem.geometry.row_length;
     places.add({y.begin() + long(row * length), y.begin() + long((row + 1) * length)},
                alone(nnorm::best_target(), problem, row));
   }
@@ -149,17 +174,64 @@ void test_rows(size_t values) {
   CHECK(places.different == 0, "%s from a row alone", type);
 }
 
+// draw(round) gives a problem, compute(problem, target, round) its result.
+template <class T, class Draw, class Compute>
+void print_digests(const char* operators, size_t values, Draw draw, Compute compute) {
+  std::vector<Digest> of_targets = digests();
+  size_t digested = 0, round = 0;
+  for (size_t tenth = 1; tenth <= 10; ++tenth) {
+    for (; digested < values * tenth / 10; ++round) {
+      const auto problem = draw(round);
+      digested += problem.x.size();
+      for (size_t i = 0; i < of_targets.size(); ++i) of_targets[i].add(compute(problem, *nnorm::targets()[i], round));
+    }
+    print(of_targets, operators, NameOf<T>::value, digested);
+    std::fflush(stdout);  // what is done remains if the program is stopped
+  }
+  for (const Digest& digest : of_targets)
+    CHECK(digest.bits == of_targets[0].bits, "%s %s on %s", operators, NameOf<T>::value, digest.target);
+}
+
+template <class T>
+void digest_channels(size_t values) {
+  Random random(1);
+  print_digests<T>(
+      "BatchNormalNorm", values, [&](size_t round) { return Channels<T>(round, random); },
+      [](const Channels<T>& problem, const Target& target, size_t round) {
+        constexpr std::pair<Sharing, size_t> layouts[] = {
+            {Sharing::row, 0}, {Sharing::element, 0}, {Sharing::lane, 8}, {Sharing::lane, 16}};
+        const auto& [sharing, lanes] = layouts[round / 9 % std::size(layouts)];  // the kinds of numbers repeat after 9
+        return problem.compute(target, sharing, lanes, nnorm::epilogues[round / 36 % std::size(nnorm::epilogues)].epilogue);
+      });
+}
+
+template <class T>
+void digest_rows(size_t values) {
+  Random random(2);
+  print_digests<T>(
+      "LayerNormalNorm", values, [&](size_t round) { return draw_rows<T>(round, random); },
+      [](const Rows<T>& problem, const Target& target, size_t) { return layer_group_normal_norm(target, problem, problem.x); });
+}
+
+template <class T>
+void test(bool only_digests, size_t values, const Only& only) {
+  if (!only.type_is<T>()) return;
+  if (only.channels()) (only_digests ? digest_channels<T> : test_channels<T>)(values);
+  if (only.rows()) (only_digests ? digest_rows<T> : test_rows<T>)(values);
+}
+
 }  // namespace
 }  // namespace nnorm_test
 
 int main(int count, char** arguments) {
   using namespace nnorm_test;
+  const bool only_digests = count > 1 && !std::strcmp(arguments[1], "digests");
+  count -= only_digests, arguments += only_digests;
   const size_t values = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 1500000;
+  const Only only{count > 2 ? arguments[2] : "", count > 3 ? arguments[3] : ""};
   for (const Target* const* target = nnorm::targets(); *target; ++target) std::printf("%s ", (*target)->name);
   std::printf("\n");
-#define NNORM_TEST(T)        \
-  test_channels<T>(values); \
-  test_rows<T>(values);
+#define NNORM_TEST(T) test<T>(only_digests, values, only);
   NNORM_FOR_EACH_TYPE(NNORM_TEST)
 #undef NNORM_TEST
   return finish();

@@ -1,6 +1,8 @@
-"""Writes EVERY_FLOAT.md from what every_float, test_cuda_same_bits and bodies.py print.
+"""Writes EVERY_FLOAT.md from what every_float, bodies.py, compare.py and test_cuda_same_bits print.
 
-PYTHONPATH=. python custom_ops/tests/every_float/table.py FOLDER OUTPUT  # of kernels.txt, gpu.txt, bodies.txt in FOLDER
+PYTHONPATH=. python custom_ops/tests/every_float/table.py FOLDER OUTPUT
+
+FOLDER has kernels.txt, bodies.txt, processors.txt and gpu.txt.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ all their numbers up to 2¹⁵ are exponents. What the columns count:
   1 + 2/η.
 
 On the way are checked: ψ(−h) has the bits of −ψ(h); AVX-512, AVX2 and plain code give the same bits, in a long run in
-one block of 16 (NEON: by `make same-bits-neon`); ±0 gives 0, ±infinity what 2¹²⁶ gives, NaN gives NaN; no number gives
+one block of 16 (NEON: [below](#processors)); ±0 gives 0, ±infinity what 2¹²⁶ gives, NaN gives NaN; no number gives
 NaN.
 
 {kernels}
@@ -40,6 +42,14 @@ NaN.
 The same inputs through the body of BatchNormalNorm in ONNX Runtime, without kernels.
 
 {bodies}
+
+## Processors
+
+The kernels for x86 (AVX-512, AVX2 and plain code) and those for AArch64 (NEON), which an emulator runs
+(`make same-bits-neon-long`). x has any bits, numbers of any size, or numbers as networks have them; layouts, epilogues,
+lengths of rows and parameters are drawn. "The same": the digests of all values are equal.
+
+{processors}
 
 ## The GPU's sources
 
@@ -54,7 +64,7 @@ stand in the place of the hardware's logarithm and power. On a GPU, whose own fu
 
 def main(folder: Path, output: Path) -> None:
     tables = {}
-    for name in ("kernels", "bodies", "gpu"):
+    for name in ("kernels", "bodies", "processors", "gpu"):
         lines = (folder / f"{name}.txt").read_text().splitlines()
         tables[name] = "\n".join(line.replace("|h|", "abs(h)") for line in lines if line.startswith("| "))
     output.write_text(TEXT.format(processor=processor(), **tables))
