@@ -49,11 +49,11 @@ std::vector<T> numbers(size_t n, Kind kind, Random& random) {
     } else {
       // Without logarithms: most of the time of an emulator would be theirs. Three sums are near enough to normal, with a
       // variance of 1. Drawn one after the other: compilers choose the order of operands.
-      double number = kind == Kind::normal ? -3 : 0;
+      double number = kind == Kind::normal ? -3 : random.uniform(-2, 2);
       if (kind == Kind::normal)
         for (int i = 0; i < 3; ++i) number += 2 * random.uniform();
       else
-        number = std::ldexp(random.uniform(-2, 2), int(random.below(200)) - 100);
+        number = std::ldexp(number, int(random.below(200)) - 100);
       nnorm::narrow(Arithmetic<T>(number), value);
     }
   }
