@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "nnorm/mathematics.h"
 
@@ -12,6 +13,11 @@ inline namespace NNORM_TARGET {
 template <class T>
 NNORM_INLINE void prefetch(const T* x, size_t n) {
   for (size_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(x + i);
+}
+
+// Into the second-level cache, which waits for more lines at a time: for many that are in the main memory.
+NNORM_INLINE void prefetch_far(const uint8_t* x, size_t n) {
+  for (size_t i = 0; i < n; i += 64) __builtin_prefetch(x + i, 0, 2);
 }
 
 }  // namespace NNORM_TARGET

@@ -18,14 +18,6 @@
 namespace nnorm {
 inline namespace NNORM_TARGET {
 
-// A node's tables have left the caches since its last run: they are asked for this many channels before they are read.
-constexpr size_t tables_ahead = 16;
-
-NNORM_INLINE void prefetch_after(const uint8_t* tables, size_t channel, size_t channels) {
-  const size_t next = channel + tables_ahead < channels ? channel + tables_ahead : channels - 1;
-  prefetch(tables + next * entries, entries);
-}
-
 // n elements of one channel.
 NNORM_INLINE void look_up_each(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
   size_t i = 0;
@@ -126,7 +118,6 @@ NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, size_t fi
   for (size_t i = samples; i < 64; ++i) rows[i] = _mm512_setzero_si512();
   transpose(rows);
   for (size_t i = 0, c = first; i < width; ++i) {
-    prefetch_after(tables, c, channels);
     rows[i] = look_up_vbmi(rows[i], vbmi_table(tables + c * entries));
     c = c + 1 == channels ? 0 : c + 1;
   }
@@ -146,6 +137,8 @@ constexpr size_t least_rows_of_a_block = 16;
 NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin,
                                          size_t end, const uint8_t* x, uint8_t* y, size_t samples) {
   const size_t stride = columns.row_length, width = end - begin;
+  // A node's tables have left the caches since its last run.
+  prefetch_far(tables + begin * entries, (width < channels ? width : channels) * entries);
   size_t rows = samples / columns.samples_of_a_row, done = 0;
   for (size_t n; rows - done >= least_rows_of_a_block; done += n) {
     const size_t at = done * stride + begin;

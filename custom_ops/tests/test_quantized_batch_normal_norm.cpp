@@ -132,6 +132,8 @@ void test_tables() {
         CHECK(norm.y.element(table.bytes[i]) == clamped, "entry %zu: %d, not %g", i, norm.y.element(table.bytes[i]), element);
       }
       CHECK(facts.takes_residual ? table.bytes.empty() : table.steps.empty(), "%s", facts.operator_name);
+      CHECK(uintptr_t(table.bytes.data()) % nnorm::cache_line == 0 && uintptr_t(table.steps.data()) % nnorm::cache_line == 0,
+            "%s: not on a boundary", facts.operator_name);
     }
   CHECK(ties * 1000 <= seen, "%zu ties of %zu", ties, seen);
   std::printf("%zu entries, %zu ties\n", seen, ties);

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,28 @@ struct QuantizedSum {
   int32_t zero_point;
 };
 
+constexpr size_t cache_line = 64;  // in bytes; a register of AVX-512 has as many
+
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(cache_line))); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t(cache_line)); }
+  friend bool operator==(LineAllocator, LineAllocator) { return true; }
+  friend bool operator!=(LineAllocator, LineAllocator) { return false; }
+};
+
+// [channels][entries]; those of a channel begin with a line of the cache.
+template <class T>
+using Entries = std::vector<T, LineAllocator<T>>;
+
 struct QuantizedTable {
   size_t channels = 0;
-  std::vector<uint8_t> bytes;  // [channels][entries]: the element of Y; empty with a residual
-  std::vector<float> steps;    // [channels][entries], with a residual: y before the epilogue, in steps of Y
+  Entries<uint8_t> bytes;  // the element of Y; empty with a residual
+  Entries<float> steps;    // with a residual: y before the epilogue, in steps of Y
   QuantizedSum sum{};
 };
 
@@ -104,14 +123,17 @@ struct Columns {
   }
 };
 
-// What the items of a tensor with its channels last are: samples, and columns if the samples are few.
+// What the items of a tensor with its channels last are: samples, and columns if the samples are few. A column's samples are
+// lines of the cache, and so are its tables: of each channel one for each sample, or all.
 struct ItemsOfColumns {
   size_t samples, columns, across;
 
   NNORM_INLINE ItemsOfColumns(const QuantizedWork& work, const Columns& all) {
     const size_t most = bytes_per_item / 64 * all.samples_of_a_row;
     samples = work.samples < most ? work.samples : most;
-    columns = (most + samples - 1) / samples;
+    constexpr size_t lines_of_a_table = entries / cache_line;
+    const size_t lines = samples + 64 * (samples < lines_of_a_table ? samples : lines_of_a_table);
+    columns = (most + lines - 1) / lines;
     columns = columns < all.count ? columns : all.count;
     across = (all.count + columns - 1) / columns;
   }

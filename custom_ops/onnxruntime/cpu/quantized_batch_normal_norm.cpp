@@ -138,7 +138,8 @@ class QuantizedNode {
     work.extent = axis_ == 1 ? count(shape, 2) : 1;
     work.samples = axis_ == 1 ? size_t(shape[0]) : work.channels ? count(shape) / work.channels : 0;
     const QuantizedKernels& kernels = best_target().quantized;
-    run_items(run, work, work.residual != nullptr ? kernels.sum : kernels.table);
+    constexpr size_t fewest_to_share = 2;  // an item's tables come from the main memory: worth another thread
+    run_items(run, work, work.residual != nullptr ? kernels.sum : kernels.table, fewest_to_share);
   }
 
  private:
