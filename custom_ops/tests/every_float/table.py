@@ -47,7 +47,8 @@ The same inputs through the body of BatchNormalNorm in ONNX Runtime, without ker
 
 The kernels for x86 (AVX-512, AVX2 and plain code) and those for AArch64 (NEON), which an emulator runs
 (`make same-bits-neon-long`). x has any bits, numbers of any size, or numbers as networks have them; layouts, epilogues,
-lengths of rows and parameters are drawn. "The same": the digests of all values are equal.
+lengths of rows and parameters are drawn; BatchNormalNorm stands for its operators with an epilogue too, LayerNormalNorm
+for GroupNormalNorm. "The same": the digests of all values are equal.
 
 {processors}
 
