@@ -6,7 +6,7 @@
 #              writes them down
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make same-bits-neon N=400000    the same bits from the kernels for AArch64, which an emulator runs
-# make same-bits-neon-long VALUES=1000000000    the same in QEMU (on Debian: qemu-user-static), for hours; --jobs 2 halves them
+# make same-bits-neon-long VALUES=1000000000    the same in QEMU, for an hour and a half; --jobs 2 halves it
 # make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
 # make docs    the site of docs/, in build/docs; every warning is an error. Its code runs in the tests
 # make notebooks    runs the notebooks of docs/ and writes their outputs into them
@@ -132,6 +132,7 @@ test-tensorrt: $(VENV)/installed $(RTX:%=.venv-tensorrt-rtx-%/installed)
 # The installed kernels, beside which the plugins are if they were built.
 installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
+OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75
 test-cpp: $(VENV)/installed
 	$(call test_cpp,build/cpp,$(OPTIONS_OF_TESTS))
 
@@ -149,27 +150,33 @@ same-bits: build/cpp/test_same_bits
 # The programs that run the CPU kernels alone, compiled for AArch64 and run by an emulator. A million values of each operator
 # and type take half a minute.
 EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
+COMPARE := .venv-neon/bin/python custom_ops/tests/emulated/compare.py
 same-bits-neon: N ?= 400000
 same-bits-neon: test-cpp build/emulated/test_same_bits
 	$(EMULATED) build/emulated/test_quantized_batch_normal_norm
 	build/cpp/test_same_bits $(N) > build/emulated/native.txt
+	build/cpp/test_same_bits digests $(N) >> build/emulated/native.txt
 	$(EMULATED) build/emulated/test_same_bits $(N) > build/emulated/emulated.txt
-	.venv-neon/bin/python custom_ops/tests/emulated/compare.py build/emulated/native.txt build/emulated/emulated.txt
+	$(EMULATED) build/emulated/test_same_bits digests $(N) >> build/emulated/emulated.txt
+	$(COMPARE) build/emulated/native.txt build/emulated/emulated.txt
 
-# QEMU is a second emulator, four times as fast: a core is busy for three hours. What was computed is kept while the programs
-# stay as they are; a run that was stopped goes on with the next operator and type.
+# QEMU is a second emulator, four times as fast: a core is busy for an hour and a half. What was computed is kept while the
+# programs stay as they are; a run that was stopped goes on with the next operator and type.
 VALUES := 1000000000
 LONG := build/emulated/$(VALUES)
 PAIRS := $(foreach type,float double float16 bfloat16,$(type)-BatchNormalNorm $(type)-LayerNormalNorm)
 same-bits-neon-long: $(PAIRS:%=$(LONG)/%.native) $(PAIRS:%=$(LONG)/%.emulated)
 	cat $(filter %.native,$^) > $(LONG)/native.txt
 	cat $(filter %.emulated,$^) > $(LONG)/emulated.txt
-	$(COMPARE)
-COMPARE := .venv-neon/bin/python custom_ops/tests/emulated/compare.py $(LONG)/native.txt $(LONG)/emulated.txt
-$(LONG)/%.native: build/cpp/test_same_bits
+	$(COMPARE) $(LONG)/native.txt $(LONG)/emulated.txt
+$(LONG)/%.native: build/cpp/test_same_bits | qemu
 	$(call digests,$<)
-$(LONG)/%.emulated: build/emulated/test_same_bits
+$(LONG)/%.emulated: build/emulated/test_same_bits | qemu
 	$(call digests,qemu-aarch64-static -cpu cortex-a57 $<)
+.PHONY: qemu
+qemu:
+	@command -v qemu-aarch64-static >/dev/null || \
+		{ echo "there is no qemu-aarch64-static; install QEMU's user mode (on Debian: qemu-user-static)" >&2; exit 1; }
 define digests
 	@mkdir -p $(@D)
 	$(1) digests $(VALUES) $(subst -, ,$*) > $@.part
@@ -180,7 +187,7 @@ endef
 every-float: N ?= 12
 every-float: same-bits-neon-long
 	mkdir -p build/every-float
-	$(COMPARE) > build/every-float/processors.txt
+	$(COMPARE) $(LONG)/native.txt $(LONG)/emulated.txt > build/every-float/processors.txt
 	build/cpp/every_float long $(N) > build/every-float/kernels.txt
 	build/cpp/test_cuda_same_bits 1000000000 > build/every-float/gpu.txt
 	$(BIN)/python custom_ops/tests/every_float/bodies.py > build/every-float/bodies.txt
@@ -203,7 +210,6 @@ build/cpp/test_same_bits: $(VENV)/installed always
 	$(call build_cpp,build/cpp,$(OPTIONS_OF_TESTS))
 build/emulated/test_same_bits: $(VENV)/installed .venv-neon/installed always
 	$(call build_with_zig,build/emulated,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
-OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=75
 .PHONY: always
 # $(call build_with_zig,FOLDER,TARGET,PROGRAMS). Zig keeps the libraries that it compiled in $(ZIG_GLOBAL_CACHE_DIR).
 ZIG = $$(realpath .venv-neon/lib/python*/site-packages/ziglang/zig)

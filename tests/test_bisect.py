@@ -110,16 +110,17 @@ def half_sum(proto: onnx.ModelProto, layer: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("runtime", "library"), [("onnxruntime", ""), ("onnxruntime", "none"), ("reference", "")], ids=lambda value: value
+    ("runtime", "implementation"), [("onnxruntime", "kernel"), ("onnxruntime", "body"), ("reference", "body")]
 )
 def test_a_sound_network(
-    runtime: str, library: str, sound: Path, fifty: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
+    runtime: str, implementation: str, sound: Path, fifty: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if library:
-        monkeypatch.setenv("NNORM_EXPORT_LIBRARY", library)
+    if implementation == "body":
+        monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
     report = bisect(sound, fifty, images, runtime=runtime)
     assert report
     assert report.culprit is None
+    assert {layer.implementation for layer in report.layers} == {implementation}
 
 
 @pytest.mark.slow

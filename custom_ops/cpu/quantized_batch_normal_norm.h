@@ -137,9 +137,9 @@ constexpr size_t least_rows_of_a_block = 16;
 NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin,
                                          size_t end, const uint8_t* x, uint8_t* y, size_t samples) {
   const size_t stride = columns.row_length, width = end - begin;
-  // A node's tables have left the caches since its last run.
-  prefetch_far(tables + begin * entries, (width < channels ? width : channels) * entries);
   size_t rows = samples / columns.samples_of_a_row, done = 0;
+  if (rows >= least_rows_of_a_block)  // a node's tables have left the caches since its last run
+    prefetch<second_level>(tables + begin * entries, (width < channels ? width : channels) * entries);
   for (size_t n; rows - done >= least_rows_of_a_block; done += n) {
     const size_t at = done * stride + begin;
     n = rows - done < 64 ? rows - done : 64;

@@ -39,6 +39,17 @@ struct Only {
 // Numbers as networks have them, of any size, and any bits at all.
 enum class Kind { normal, any_size, any_bits };
 
+// Without logarithms: most of the time of an emulator would be theirs.
+inline double draw(Kind kind, Random& random) {
+  if (kind == Kind::normal) {  // near enough, with a variance of 1
+    double sum = -3;
+    for (int i = 0; i < 3; ++i) sum += 2 * random.uniform();
+    return sum;
+  }
+  const double mantissa = random.uniform(-2, 2);  // by itself: compilers choose the order of arguments
+  return std::ldexp(mantissa, int(random.below(200)) - 100);
+}
+
 template <class T>
 std::vector<T> numbers(size_t n, Kind kind, Random& random) {
   std::vector<T> result(n);
@@ -47,14 +58,7 @@ std::vector<T> numbers(size_t n, Kind kind, Random& random) {
       const uint64_t bits = random.bits();
       std::memcpy(&value, &bits, sizeof value);
     } else {
-      // Without logarithms: most of the time of an emulator would be theirs. Three sums are near enough to normal, with a
-      // variance of 1. Drawn one after the other: compilers choose the order of operands.
-      double number = kind == Kind::normal ? -3 : random.uniform(-2, 2);
-      if (kind == Kind::normal)
-        for (int i = 0; i < 3; ++i) number += 2 * random.uniform();
-      else
-        number = std::ldexp(number, int(random.below(200)) - 100);
-      nnorm::narrow(Arithmetic<T>(number), value);
+      nnorm::narrow(Arithmetic<T>(draw(kind, random)), value);
     }
   }
   return result;

@@ -49,6 +49,19 @@ void test_one(const nnorm::Target& target, size_t samples, size_t channels, size
     }
 }
 
+// A map with few samples is shared as well: its tables are most of what is read.
+void test_items() {
+  const auto items = [](size_t samples, size_t channels) {
+    nnorm::QuantizedWork work{};
+    work.samples = samples, work.channels = channels, work.extent = 1;
+    return nnorm::count_items(work);
+  };
+  const size_t expected[][3] = {{0, 64, 0},   {1, 3, 1},    {1, 64, 1},   {1, 512, 2},
+                                {16, 512, 8}, {64, 256, 4}, {256, 128, 2}, {1024, 64, 4}};
+  for (const auto& [samples, channels, count] : expected)
+    CHECK(items(samples, channels) == count, "[%zu, %zu]: %zu items", samples, channels, items(samples, channels));
+}
+
 void test_kernels() {
   Random random(21);
   for (const nnorm::Target* const* target = nnorm::targets(); *target != nullptr; ++target) {
@@ -164,6 +177,7 @@ void test_refusals() {
 }  // namespace nnorm_test
 
 int main() {
+  nnorm_test::test_items();
   nnorm_test::test_kernels();
   nnorm_test::test_tables();
   nnorm_test::test_refusals();
