@@ -1,8 +1,8 @@
 // BatchNormalNorm between quantized tensors: bytes of Y from tables (nnorm/quantized.h).
 //
 // A table of 256 bytes fits into the registers of AVX-512 and of NEON, whose permutations look up 64 or 16 elements at a
-// time, and into 16 shuffles of AVX2. With its channels last each element of a vector has its own table: blocks of 64
-// samples and 64 channels are transposed, looked up, and transposed back.
+// time, and into 16 shuffles of AVX2. With its channels last each element of a vector has its own table: AVX-512 transposes
+// blocks of at most 64 samples and 64 channels, looks them up, and transposes them back.
 #pragma once
 
 #if defined(__x86_64__)
@@ -71,67 +71,116 @@ NNORM_VBMI inline void look_up_vbmi_row(const uint8_t* table, const uint8_t* x, 
   _mm512_mask_storeu_epi8(y + i, rest, look_up_vbmi(_mm512_maskz_loadu_epi8(rest, x + i), quarters));
 }
 
-// Lanes of a and b. GCC 12 warns of the plain intrinsic, whose unused operand is uninitialized.
-template <int which>
-NNORM_VBMI NNORM_INLINE __m512i shuffled(__m512i a, __m512i b) {
-  return _mm512_maskz_shuffle_i32x4(__mmask16(-1), a, b, which);
-}
-
-// Transposes 64 by 64 bytes: in lanes of 16 by four rounds of interleaving, then the lanes.
-NNORM_VBMI NNORM_INLINE void transpose(__m512i* rows) {
-  __m512i lanes[64];
-  for (int group = 0; group < 64; group += 16) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; ++i) a[i] = rows[group + i];
-    for (int round = 0; round < 2; ++round) {
-      for (int i = 0; i < 8; ++i) {
-        b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
-        b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
-      }
-      for (int i = 0; i < 8; ++i) {
-        a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
-        a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
-      }
+// Transposes each lane of 16 registers, 16 by 16 bytes: the byte j of rows[i] becomes the byte i of rows[j].
+NNORM_VBMI NNORM_INLINE void transpose_lanes(__m512i* rows) {
+  __m512i halves[16];
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 8; ++i) {
+      halves[2 * i] = _mm512_unpacklo_epi8(rows[i], rows[i + 8]);
+      halves[2 * i + 1] = _mm512_unpackhi_epi8(rows[i], rows[i + 8]);
     }
-    for (int i = 0; i < 16; ++i) lanes[group + i] = a[i];
-  }
-  for (int i = 0; i < 16; ++i) {
-    const __m512i a = lanes[i], b = lanes[16 + i], c = lanes[32 + i], d = lanes[48 + i];
-    const __m512i ab_low = shuffled<0x44>(a, b), ab_high = shuffled<0xee>(a, b);
-    const __m512i cd_low = shuffled<0x44>(c, d), cd_high = shuffled<0xee>(c, d);
-    rows[i] = shuffled<0x88>(ab_low, cd_low);
-    rows[16 + i] = shuffled<0xdd>(ab_low, cd_low);
-    rows[32 + i] = shuffled<0x88>(ab_high, cd_high);
-    rows[48 + i] = shuffled<0xdd>(ab_high, cd_high);
+    for (int i = 0; i < 8; ++i) {
+      rows[2 * i] = _mm512_unpacklo_epi8(halves[i], halves[i + 8]);
+      rows[2 * i + 1] = _mm512_unpackhi_epi8(halves[i], halves[i + 8]);
+    }
   }
 }
 
-// At most 64 rows of `width` elements, `stride` apart, the first of channel `first`; 0 follows `channels` − 1.
-template <bool full>  // 64 rows of 64 elements
-NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
-                                                const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
-  const __mmask64 lanes = first_lanes(width);
-  if (full) samples = width = 64;
-  __m512i rows[64];
-  for (size_t i = 0; i < samples; ++i)
-    rows[i] = full ? _mm512_loadu_si512(x + i * stride) : _mm512_maskz_loadu_epi8(lanes, x + i * stride);
-  for (size_t i = samples; i < 64; ++i) rows[i] = _mm512_setzero_si512();
-  transpose(rows);
-  for (size_t i = 0, c = first; i < width; ++i) {
-    rows[i] = look_up_vbmi(rows[i], vbmi_table(tables + c * entries));
+// A register of lane(0), …, lane(3), which are loaded: processors shuffle one register in a cycle, and load more.
+template <class Lane>
+NNORM_VBMI NNORM_INLINE __m512i four_lanes(Lane lane) {
+  __m512i lanes = _mm512_castsi128_si512(lane(0));
+  lanes = _mm512_mask_broadcast_i32x4(lanes, 0x00f0, lane(1));
+  lanes = _mm512_mask_broadcast_i32x4(lanes, 0x0f00, lane(2));
+  return _mm512_mask_broadcast_i32x4(lanes, 0xf000, lane(3));
+}
+
+NNORM_VBMI NNORM_INLINE __m128i load_lane(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
+
+// 16 samples, from `first` on, of all channels of a block: [64 channels][64 samples].
+NNORM_VBMI NNORM_INLINE void load_samples(const uint8_t* block, size_t first, __m512i* rows) {
+  for (size_t i = 0; i < 16; ++i)
+    rows[i] = four_lanes([=](size_t lane) NNORM_VBMI { return load_lane(block + (i + 16 * lane) * 64 + first); });
+  transpose_lanes(rows);
+}
+
+// 64 rows of 64 elements, `stride` apart.
+NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, const uint8_t* x, uint8_t* y, size_t stride) {
+  alignas(64) uint8_t block[64 * 64];
+  __m512i rows[16];
+  for (size_t c = 0; c < 64; c += 16) {
+    const uint8_t* row = x + c;
+    for (size_t i = 0; i < 16; ++i, row += stride) {
+      asm("" : "+r"(row));  // or the compiler computes 64 addresses first, and keeps them in memory
+      rows[i] = four_lanes([=](size_t lane) NNORM_VBMI { return load_lane(row + 16 * lane * stride); });
+    }
+    transpose_lanes(rows);  // 64 samples of a channel
+    for (size_t i = 0; i < 16; ++i)
+      _mm512_store_si512(block + (c + i) * 64, look_up_vbmi(rows[i], vbmi_table(tables + (c + i) * entries)));
+  }
+  for (size_t s = 0; s < 64; s += 16) {
+    load_samples(block, s, rows);
+    for (size_t i = 0; i < 16; ++i) _mm512_storeu_si512(y + (s + i) * stride, rows[i]);
+  }
+}
+
+// At most 64 rows of `width` elements, the first of channel `first`; 0 follows `channels` − 1.
+NNORM_VBMI inline void look_up_vbmi_part_of_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
+                                                  const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
+  alignas(64) uint8_t block[64 * 64];
+  __m512i rows[16];
+  const size_t last = samples - 1;  // is read in the place of rows behind it
+  for (size_t begin = 0, c = first; begin < width; begin += 16) {
+    const __mmask16 there = __mmask16(first_lanes(width - begin));
+    for (size_t i = 0; i < 16; ++i)
+      rows[i] = four_lanes([=](size_t lane) NNORM_VBMI {
+        const size_t row = i + 16 * lane;
+        return _mm_maskz_loadu_epi8(there, x + begin + (row < last ? row : last) * stride);
+      });
+    transpose_lanes(rows);
+    for (size_t i = 0; i < 16; ++i) {
+      _mm512_store_si512(block + (begin + i) * 64, look_up_vbmi(rows[i], vbmi_table(tables + c * entries)));
+      c = c + 1 == channels ? 0 : c + 1;
+    }
+  }
+  for (size_t s = 0; s < samples; s += 16) {
+    load_samples(block, s, rows);
+    for (size_t i = 0; i < 16 && s + i < samples; ++i)
+      _mm512_mask_storeu_epi8(y + (s + i) * stride, first_lanes(width), rows[i]);
+  }
+}
+
+// At most 16 rows. A register has 16 samples of 4 channels, and a channel's table looks up one lane.
+NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first, size_t channels, size_t width,
+                                             const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
+  const __mmask64 there = first_lanes(width);
+  const uint8_t* own[64];
+  for (size_t i = 0, c = first; i < 64; ++i) {
+    own[i] = tables + c * entries;
     c = c + 1 == channels ? 0 : c + 1;
   }
-  transpose(rows);
-  for (size_t i = 0; i < samples; ++i) {
-    if (full)
-      _mm512_storeu_si512(y + i * stride, rows[i]);
-    else
-      _mm512_mask_storeu_epi8(y + i * stride, lanes, rows[i]);
+  __m512i rows[16];
+  for (size_t i = 0; i < 16; ++i)
+    rows[i] = i < samples ? _mm512_maskz_loadu_epi8(there, x + i * stride) : _mm512_setzero_si512();
+  transpose_lanes(rows);
+#pragma GCC unroll 16
+  for (size_t i = 0; i < 16; ++i) {
+    __m512i low = rows[i], high = rows[i];
+#pragma GCC unroll 4
+    for (size_t lane = 0; lane < 4; ++lane) {
+      const VbmiTable table = vbmi_table(own[16 * lane + i]);
+      const __mmask64 in_lane = __mmask64(0xffff) << (16 * lane);
+      low = _mm512_mask2_permutex2var_epi8(table.quarter[0], low, in_lane, table.quarter[1]);
+      high = _mm512_mask2_permutex2var_epi8(table.quarter[2], high, in_lane, table.quarter[3]);
+    }
+    rows[i] = _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(rows[i]), high);
   }
+  transpose_lanes(rows);
+  for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, there, rows[i]);
 }
 
-// A block costs the same however many rows it has, and reads its tables in order.
-constexpr size_t least_rows_of_a_block = 16;
+// As many rows at least are worth a transposition. Up to twice as many as few rows are looked up as such.
+constexpr size_t least_rows_of_a_block = 8, few_rows = 16;
 
 // The elements [begin, end) of each row, of the samples of an item.
 NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin,
@@ -141,12 +190,14 @@ NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels,
   if (rows >= least_rows_of_a_block)  // a node's tables have left the caches since its last run
     prefetch<second_level>(tables + begin * entries, (width < channels ? width : channels) * entries);
   for (size_t n; rows - done >= least_rows_of_a_block; done += n) {
-    const size_t at = done * stride + begin;
-    n = rows - done < 64 ? rows - done : 64;
-    if (n == 64 && width == 64)
-      look_up_vbmi_block<true>(tables, begin, channels, 64, x + at, y + at, 64, stride);
+    const size_t at = done * stride + begin, left = rows - done;
+    n = left >= 64 ? 64 : left > 2 * few_rows ? left : left > few_rows ? few_rows : left;
+    if (n == 64 && width == 64 && columns.samples_of_a_row == 1)
+      look_up_vbmi_block(tables + begin * entries, x + at, y + at, stride);
+    else if (n > few_rows)
+      look_up_vbmi_part_of_block(tables, begin, channels, width, x + at, y + at, n, stride);
     else
-      look_up_vbmi_block<false>(tables, begin, channels, width, x + at, y + at, n, stride);
+      look_up_vbmi_few_rows(tables, begin, channels, width, x + at, y + at, n, stride);
   }
   // The rest. Where a row is several samples, it is one column with all channels.
   done *= columns.samples_of_a_row;
