@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks.instructions import RECORD, compare, inclusive
-from benchmarks.measure import with_section
+from benchmarks.measure import time_in_turns, with_section
 from benchmarks.processor import processor
 
 _FILE = """\
@@ -92,3 +94,16 @@ def test_a_section_of_the_results_replaces_its_older_self_alone(page: str, expec
 def test_processors_of_one_name_are_told_apart(cpuinfo: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert processor(tmp_path / "cpuinfo") == expected
+
+
+def test_no_contestant_always_runs_behind_the_same_one() -> None:
+    """What ran before leaves the caches full of its own: it must not be the same one for a contestant in every turn."""
+    ran: list[str] = []
+    contestants = {name: lambda name=name: ran.append(name) for name in "abc"}
+    timings = time_in_turns(contestants, base="a", repeats=500)
+    turns = [ran[start : start + 3] for start in range(0, len(ran), 3)]
+    assert {len(timing.seconds) for timing in timings.values()} == {500}
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    behind = Counter(pair for turn in turns for pair in itertools.pairwise(turn))
+    for pair in itertools.permutations("abc", 2):
+        assert 0.25 < behind[pair] / len(turns) < 0.42, pair  # of the orders of three, a third have it

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import nnorm_export
 from benchmarks.gpu.session import DEVICE, bind, open_session, refuse_bodies, relative_error, synchronize
+from benchmarks.measure import turns
 from benchmarks.networks import write_plain
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 
@@ -140,12 +141,12 @@ def time_on_stream(runs: dict[str, Callable[[int], Tensor]], repeats: int, strea
     """Median milliseconds of one run on the current stream, the contestants taking turns."""
     milliseconds: dict[str, list[float]] = {name: [] for name in runs}
     warm_up = 3
-    for turn in range(warm_up + repeats):
-        for name, run in runs.items():
+    for turn, names in enumerate(turns(runs, warm_up + repeats)):
+        for name in names:
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record(stream)
             for index in range(RUNS):
-                run(index % SLOTS)
+                runs[name](index % SLOTS)
             stop.record(stream)
             stop.synchronize()
             if turn >= warm_up:

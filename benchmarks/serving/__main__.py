@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from triton_server import serving
 
 import nnorm_export
-from benchmarks.measure import describe_machine, markdown_table, with_section
+from benchmarks.measure import describe_machine, markdown_table, turns, with_section
 from benchmarks.networks import NETWORKS, build
 from nnorm_export import library
 
@@ -120,15 +120,16 @@ SERVERS: dict[str, Callable[[Path, Path, Path], AbstractContextManager[Callable[
 
 def one_client(server: Ask, alone: Ask, batches: Sequence[int], count: int) -> list[list[str]]:
     """A table: one request after the other, to the session and to the server in turn."""
+    asked = {"alone": alone, "server": server}
     lines = [["images in a request", "alone p50", "alone p99", "server p50", "server p99", "adds"]]
     for batch in batches:
         images = _images(batch)
         seconds: dict[str, list[float]] = {"alone": [], "server": []}
-        for turn in range(-10, count):
-            for name, ask in (("alone", alone), ("server", server)):
+        for turn, names in enumerate(turns(asked, 10 + count)):
+            for name in names:
                 start = time.perf_counter()
-                ask(images)
-                if turn >= 0:
+                asked[name](images)
+                if turn >= 10:
                     seconds[name].append(time.perf_counter() - start)
         own = statistics.median(seconds["alone"])
         adds = statistics.median(np.subtract(seconds["server"], seconds["alone"]))
