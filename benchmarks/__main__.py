@@ -22,9 +22,10 @@ from benchmarks.processor import processor
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 NETWORKS_TEXT = """
-Medians of {repeats} runs, all rows of a table taking turns; in brackets the median of the ratios to the twin, turn by
-turn. Compare ratios, not milliseconds, between machines. Batches are dynamic in all files. Every row was compared with
-its PyTorch model first, and the rows `bodies`, `fused` and `optimized` were seen to be run as they say.
+Medians of {repeats} runs, all rows of a table taking turns, in another order each time; in brackets the median of the
+ratios to the twin, turn by turn. Compare ratios, not milliseconds, between machines. Batches are dynamic in all files.
+Every row was compared with its PyTorch model first, and the rows `bodies`, `fused` and `optimized` were seen to be run
+as they say.
 """
 KERNELS_TEXT = """
 One node in a session of ONNX Runtime, its tensors bound beforehand, float32 unless it says otherwise; sizes are those

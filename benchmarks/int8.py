@@ -43,9 +43,10 @@ Written by `python -m benchmarks.int8 {command}`.
 
 Machine: {machine}.
 
-Medians of {repeats} runs, all rows of a table taking turns; in brackets the median of the ratios to the int8 twin, turn
-by turn. `twin` is the same network with BatchNorm2d or LayerNorm. Both are quantised by the same call of `quantize`, on
-random images. The counts are those of ONNX Runtime's optimised graph. LayerNormalNorm stays float.
+Medians of {repeats} runs, all rows of a table taking turns, in another order each time; in brackets the median of the
+ratios to the int8 twin, turn by turn. `twin` is the same network with BatchNorm2d or LayerNorm. Both are quantised by
+the same call of `quantize`, on random images. The counts are those of ONNX Runtime's optimised graph. LayerNormalNorm
+stays float.
 """
 SAMPLES = Path(__file__).parents[1] / "samples"
 COUNTED = ("Transpose", "QuantizeLinear", "DequantizeLinear", "BatchNormalization")

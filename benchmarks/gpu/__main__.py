@@ -28,15 +28,15 @@ RESULTS = Path(__file__).parents[1] / "RESULTS_GPU.md"
 NOTHING_TO_MEASURE_ON = 3
 
 LAYERS_TEXT = f"""
-Medians of {{repeats}} turns of {layers.RUNS} runs each, all rows of a table taking turns on one stream, the tensors
-rotating through {layers.SLOTS} pairs. GB/s count the input once and the output once. Each row was compared with
-float64 first.
+Medians of {{repeats}} turns of {layers.RUNS} runs each, all rows of a table taking turns on one stream, in another
+order each time, the tensors rotating through {layers.SLOTS} pairs. GB/s count the input once and the output once. Each
+row was compared with float64 first.
 """
 NETWORKS_TEXT = """
-Medians of {repeats} runs, all rows of a table taking turns; in brackets the median of the ratios to the twin, turn by
-turn. Float32 with TF32 in convolutions and matrix products, ONNX Runtime's default. Tensors are bound in the GPU's
-memory, and a run is the replay of a CUDA graph unless a note says otherwise. Every row was compared with its PyTorch
-model first, with TF32 and without.
+Medians of {repeats} runs, all rows of a table taking turns, in another order each time; in brackets the median of the
+ratios to the twin, turn by turn. Float32 with TF32 in convolutions and matrix products, ONNX Runtime's default. Tensors
+are bound in the GPU's memory, and a run is the replay of a CUDA graph unless a note says otherwise. Every row was
+compared with its PyTorch model first, with TF32 and without.
 """
 
 

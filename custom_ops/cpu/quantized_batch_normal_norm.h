@@ -179,7 +179,7 @@ NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first
   for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, there, rows[i]);
 }
 
-// As many rows at least are worth a transposition. Up to twice as many as few rows are looked up as such.
+// Fewer rows than a block has at least are looked up one element at a time; up to twice few_rows, few_rows at a time.
 constexpr size_t least_rows_of_a_block = 8, few_rows = 16;
 
 // The elements [begin, end) of each row, of the samples of an item.
