@@ -59,10 +59,9 @@ def open_session(path: Path, threads: int, kernels: bool) -> nnorm_export.Runner
 
 def turns(names: Iterable[str], count: int) -> Iterator[list[str]]:
     """``names`` in another order for each of ``count`` turns, the same orders in every run of the program."""
-    order, shuffled = random.Random(0), list(names)
+    order, contestants = random.Random(0), list(names)
     for _ in range(count):
-        order.shuffle(shuffled)
-        yield shuffled
+        yield order.sample(contestants, len(contestants))
 
 
 def time_in_turns(

@@ -21,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from triton_server import serving
 
 import nnorm_export
-from benchmarks.measure import describe_machine, markdown_table, turns, with_section
+from benchmarks.measure import describe_machine, markdown_table, time_in_turns, with_section
 from benchmarks.networks import NETWORKS, build
 from nnorm_export import library
 
@@ -120,20 +121,14 @@ SERVERS: dict[str, Callable[[Path, Path, Path], AbstractContextManager[Callable[
 
 def one_client(server: Ask, alone: Ask, batches: Sequence[int], count: int) -> list[list[str]]:
     """A table: one request after the other, to the session and to the server in turn."""
-    asked = {"alone": alone, "server": server}
     lines = [["images in a request", "alone p50", "alone p99", "server p50", "server p99", "adds"]]
     for batch in batches:
         images = _images(batch)
-        seconds: dict[str, list[float]] = {"alone": [], "server": []}
-        for turn, names in enumerate(turns(asked, 10 + count)):
-            for name in names:
-                start = time.perf_counter()
-                asked[name](images)
-                if turn >= 10:
-                    seconds[name].append(time.perf_counter() - start)
+        asks = {"alone": partial(alone, images), "server": partial(server, images)}
+        seconds = {name: timing.seconds for name, timing in time_in_turns(asks, base="alone", repeats=count).items()}
         own = statistics.median(seconds["alone"])
         adds = statistics.median(np.subtract(seconds["server"], seconds["alone"]))
-        figures = (_milliseconds(seconds[name], share) for name in ("alone", "server") for share in (50, 99))
+        figures = (_milliseconds(seconds[name], share) for name in asks for share in (50, 99))
         lines.append([str(batch), *figures, f"{1000 * adds:.2f} ms ({adds / own:.0%})"])
     return lines
 

@@ -179,7 +179,7 @@ NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first
   for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, there, rows[i]);
 }
 
-// Fewer rows than a block has at least are looked up one element at a time; up to twice few_rows, few_rows at a time.
+// Fewer rows than a block has at least are looked up one element at a time. Twice few_rows take less time than a block.
 constexpr size_t least_rows_of_a_block = 8, few_rows = 16;
 
 // The elements [begin, end) of each row, of the samples of an item.
@@ -190,8 +190,9 @@ NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels,
   if (rows >= least_rows_of_a_block)  // a node's tables have left the caches since its last run
     prefetch<second_level>(tables + begin * entries, (width < channels ? width : channels) * entries);
   for (size_t n; rows - done >= least_rows_of_a_block; done += n) {
-    const size_t at = done * stride + begin, left = rows - done;
-    n = left >= 64 ? 64 : left > 2 * few_rows ? left : left > few_rows ? few_rows : left;
+    const size_t at = done * stride + begin;
+    n = rows - done < 64 ? rows - done : 64;
+    if (n > few_rows && n <= 2 * few_rows) n = few_rows;
     if (n == 64 && width == 64 && columns.samples_of_a_row == 1)
       look_up_vbmi_block(tables + begin * entries, x + at, y + at, stride);
     else if (n > few_rows)
@@ -367,9 +368,9 @@ inline void quantized_sum(const QuantizedWork& work, size_t begin, size_t end) {
 
 inline QuantizedKernels quantized_kernels() {
 #if defined(__AVX512BW__)
-  if (processor_has("avx512vbmi")) return {&quantized_table<VbmiLookUp>, &quantized_sum};
+  if (processor_has("avx512vbmi")) return {"avx512vbmi", &quantized_table<VbmiLookUp>, &quantized_sum};
 #endif
-  return {&quantized_table<PlainLookUp>, &quantized_sum};
+  return {"", &quantized_table<PlainLookUp>, &quantized_sum};
 }
 
 }  // namespace NNORM_TARGET

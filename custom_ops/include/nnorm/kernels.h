@@ -70,6 +70,7 @@ struct KernelTable {
 };
 
 struct QuantizedKernels {
+  const char* extension;  // what they need of the processor beyond the target: avx512vbmi, or nothing
   void (*table)(const QuantizedWork& work, size_t begin, size_t end);  // for a table of bytes
   void (*sum)(const QuantizedWork& work, size_t begin, size_t end);    // for one of steps, with a residual
 };
