@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import onnxruntime
 import oracle
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from ways import WAYS, newest_opset, open_with
 
 from nnorm_export import register
@@ -221,6 +222,35 @@ def test_missing_attributes_mean_their_defaults(way: str, op_type: str, tmp_path
         (result,) = open_with(single_node_model(tmp_path / name, op_type, values, **attributes), way)(**values)
         results.append(result)
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_parameters_that_are_constants_give_the_bits_of_computed_ones(op_type: str, dtype: str, tmp_path: Any) -> None:
+    """A kernel keeps constants, and what the first run makes of them. Here that is one of four runs at a time."""
+    shapes = [(3, 8, 37), (5, 8, 3), (4, 8, 1), (0, 8, 5)]  # of the second a parameter is repeated for each element
+    if op_type == "LayerNormalNorm":
+        shapes = [(3, 8, 37), (5, 1, 37), (1, 1, 37), (0, 8, 37)]
+    operator, values = OPERATORS[op_type], make_values(op_type, shapes[0], dtype)
+    constants = {name: values[name] for name in operator.parameters}
+    feeds = [
+        {name: value for name, value in make_values(op_type, shape, dtype).items() if name not in constants}
+        for shape in shapes
+    ]
+    path = single_node_model(tmp_path / "computed.onnx", op_type, values, **ATTRIBUTES.get(op_type, {}))
+    computed = open_with(path, "kernel")
+    model = onnx.load(path)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    infos = [info for info in model.graph.input if info.name not in constants]
+    del model.graph.input[:]
+    model.graph.input.extend(infos)
+    onnx.save(model, tmp_path / "constants.onnx")
+    kept = open_with(tmp_path / "constants.onnx", "kernel")
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda values: kept(**values)[0], 8 * feeds))
+    for result, values in zip(results, 8 * feeds, strict=True):
+        (expected,) = computed(**values, **constants)
+        assert (result.shape, result.tobytes()) == (expected.shape, expected.tobytes())
 
 
 # Attributes that no implementation takes for an X of shape [4, 8, 6].

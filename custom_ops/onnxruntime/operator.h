@@ -29,14 +29,54 @@ inline constexpr ONNXTensorElementDataType onnx_type<BFloat16> = ONNX_TENSOR_ELE
 // X, parameters of type Arithmetic<T>, and operands of X's type and shape, which Y has too.
 template <class T, size_t parameters, size_t operands>
 struct FloatSignature {
-  static constexpr size_t inputs = 1 + parameters + operands;
+  using Real = Arithmetic<T>;
+  static constexpr size_t parameter_count = parameters, inputs = 1 + parameters + operands;
   static constexpr ONNXTensorElementDataType y_type = onnx_type<T>;
   static constexpr size_t y_typed_as = 0;  // an input of Y's type
 
   static constexpr bool is_tensor(size_t input) { return input == 0 || input > parameters; }  // of X's shape
   static constexpr ONNXTensorElementDataType type(size_t input) {
-    return is_tensor(input) ? onnx_type<T> : onnx_type<Arithmetic<T>>;
+    return is_tensor(input) ? onnx_type<T> : onnx_type<Real>;
   }
+};
+
+// The parameters of a FloatSignature, and what a provider has made of them, if they are constants.
+template <class Signature>
+class Parameters {
+ public:
+  using Real = typename Signature::Real;
+
+  explicit Parameters(const Attributes& attributes) : constants_(attributes, 1, Signature::parameter_count, sizeof(Real)) {}
+  const Constants& constants() const { return constants_; }
+  MadeOnce<Real>* prepared() const { return constants_.are_known() ? &prepared_ : nullptr; }
+
+ private:
+  const Constants constants_;
+  mutable MadeOnce<Real> prepared_;
+};
+
+// The inputs of a FloatSignature in one run.
+template <class Signature>
+class Inputs {
+ public:
+  Inputs(const Run& run, const Constants& constants)
+      : x_(run.input(0)),
+        computed_(constants.are_known() ? std::vector<Tensor>() : run.inputs(1, Signature::parameter_count)),
+        parameters_(constants.are_known() ? constants.tensors() : computed_),
+        operand_(has_operand ? run.input(last) : Tensor{}) {}
+  Inputs(const Inputs&) = delete;
+
+  const Tensor& operator[](size_t i) const { return i == 0 ? x_ : has_operand && i == last ? operand_ : parameters_[i - 1]; }
+
+ private:
+  static constexpr size_t last = Signature::inputs - 1;
+  static constexpr bool has_operand = last > Signature::parameter_count;
+  static_assert(last <= Signature::parameter_count + 1);
+
+  const Tensor x_;
+  const std::vector<Tensor> computed_;
+  const std::vector<Tensor>& parameters_;
+  const Tensor operand_;
 };
 
 // An OrtCustomOp and the ONNX Runtime that it belongs to; a process may have loaded several.

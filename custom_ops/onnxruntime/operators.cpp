@@ -12,20 +12,20 @@ class Kernel {
   using Signature = FloatSignature<T, Operator::parameters.size(), Operator::operands>;
   static const char* name() { return Operator::name; }
 
-  explicit Kernel(const Attributes& attributes) {
+  explicit Kernel(const Attributes& attributes) : parameters_(attributes) {
     operator_.for_each_attribute([&](const char* name, auto& value) { attributes.read(name, value); });
     refuse(operator_.attribute_refusal());
   }
 
   void operator()(const Run& run) const {
-    Tensors tensors = run.inputs(Signature::inputs);
-    refuse(operator_.shape_refusal(tensors.shapes));
-    tensors.y = run.output(tensors.shapes[0]);
-    run.solve(operator_.template problem<T>(tensors));
+    const Inputs<Signature> inputs(run, parameters_.constants());
+    refuse(operator_.shape_refusal(inputs));
+    run.solve(operator_.template problem<T>(inputs, run.output(inputs[0].shape)), parameters_.prepared());
   }
 
  private:
   Operator operator_;
+  const Parameters<Signature> parameters_;
 };
 
 }  // namespace

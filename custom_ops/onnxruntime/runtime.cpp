@@ -16,18 +16,18 @@ std::string message_without(const OrtApi* api, OrtStatus* status, const char* at
   return message;
 }
 
-// The data of a tensor, and its shape.
-const void* read_tensor(const OrtApi* api, const OrtValue* value, Shape& shape) {
+Tensor read_tensor(const OrtApi* api, const OrtValue* value) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api->GetTensorTypeAndShape(value, &info));
   const Owner<OrtTensorTypeAndShapeInfo> owner(info, api->ReleaseTensorTypeAndShapeInfo);
   size_t rank = 0;
   check(api, api->GetDimensionsCount(info, &rank));
-  shape.resize(rank);
-  check(api, api->GetDimensions(info, shape.data(), rank));
+  Tensor tensor{Shape(rank), nullptr};
+  check(api, api->GetDimensions(info, tensor.shape.data(), rank));
   void* data = nullptr;
   check(api, api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-  return data;
+  tensor.data = data;
+  return tensor;
 }
 
 }  // namespace
@@ -59,23 +59,35 @@ void Attributes::read(const char* name, float& value) const {
   value = given;
 }
 
-const void* Attributes::constant(size_t input, Shape& shape) const {
+Tensor Attributes::constant(size_t input) const {
   int is_constant = 0;
   const OrtValue* value = nullptr;
   check(api_, api_->KernelInfoGetConstantInput_tensor(info_, input, &is_constant, &value));
-  return is_constant ? read_tensor(api_, value, shape) : nullptr;
+  return is_constant ? read_tensor(api_, value) : Tensor{};
 }
 
-const void* Run::input(size_t index, Shape& shape) const {
+Constants::Constants(const Attributes& attributes, size_t first, size_t count, size_t element_size) {
+  for (size_t i = first; are_known_ && i < first + count; ++i) {
+    Tensor& tensor = tensors_.emplace_back(attributes.constant(i));
+    const auto* const bytes = tensor.as<char>();
+    are_known_ = bytes != nullptr;
+    if (are_known_) tensor.data = memory_.emplace_back(bytes, bytes + nnorm::count(tensor.shape) * element_size).data();
+  }
+  if (are_known_) return;
+  tensors_.clear();
+  memory_.clear();
+}
+
+Tensor Run::input(size_t index) const {
   const OrtValue* value = nullptr;
   check(api_, api_->KernelContext_GetInput(context_, index, &value));
   if (value == nullptr) refuse("input " + std::to_string(index) + " is missing; every input must be given");
-  return read_tensor(api_, value, shape);
+  return read_tensor(api_, value);
 }
 
-Tensors Run::inputs(size_t count) const {
-  Tensors tensors{};
-  for (size_t i = 0; i < count; ++i) tensors.inputs.push_back(input(i, tensors.shapes.emplace_back()));
+std::vector<Tensor> Run::inputs(size_t first, size_t count) const {
+  std::vector<Tensor> tensors;
+  for (size_t i = first; i < first + count; ++i) tensors.push_back(input(i));
   return tensors;
 }
 

@@ -36,16 +36,16 @@ class OperationOf final : public Operation {
   }
 
   std::string attribute_refusal() const override { return operator_.attribute_refusal(); }
-  std::string shape_refusal(const std::vector<Shape>& shapes) const override { return operator_.shape_refusal(shapes); }
+  std::string shape_refusal(const std::vector<Tensor>& inputs) const override { return operator_.shape_refusal(inputs); }
 
-  cudaError_t run(const Tensors& tensors, Type type, Layout layout, cudaStream_t stream) const override {
+  cudaError_t run(const std::vector<Tensor>& inputs, void* y, Type type, Layout layout, cudaStream_t stream) const override {
     switch (type) {
       case Type::float32:
-        return launch(operator_.template problem<float>(tensors), layout, stream);
+        return launch(operator_.template problem<float>(inputs, y), layout, stream);
       case Type::float16:
-        return launch(operator_.template problem<Float16>(tensors), layout, stream);
+        return launch(operator_.template problem<Float16>(inputs, y), layout, stream);
       case Type::bfloat16:
-        return launch(operator_.template problem<BFloat16>(tensors), layout, stream);
+        return launch(operator_.template problem<BFloat16>(inputs, y), layout, stream);
     }
     return cudaErrorInvalidValue;
   }

@@ -38,10 +38,10 @@ class Operation {
   virtual std::string attribute_refusal() const = 0;
 
   // Why the operator does not take inputs of these shapes; empty if it does.
-  virtual std::string shape_refusal(const std::vector<Shape>& shapes) const = 0;
+  virtual std::string shape_refusal(const std::vector<Tensor>& inputs) const = 0;
 
   // Launches the kernel, for what is not refused. The shapes are those of ONNX, whatever the layout.
-  virtual cudaError_t run(const Tensors& tensors, Type type, Layout layout, cudaStream_t stream) const = 0;
+  virtual cudaError_t run(const std::vector<Tensor>& inputs, void* y, Type type, Layout layout, cudaStream_t stream) const = 0;
 
  protected:
   Operation(const char* name_, size_t parameters_, size_t operands_, bool any_layout_)

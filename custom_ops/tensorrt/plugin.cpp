@@ -45,13 +45,13 @@ Shape shape_of(const DimsExprs& dims) {
 // Refuses the shapes of all inputs, which shape_of_input(i) returns. Shapes that are not known yet are not refused.
 template <class F>
 int32_t check_shapes(const Operation& operation, F shape_of_input) {
-  std::vector<Shape> shapes;
+  std::vector<Tensor> inputs;
   for (int32_t i = 0; i < operation.inputs(); ++i) {
-    shapes.push_back(shape_of_input(i));
-    for (const int64_t extent : shapes.back())
+    inputs.push_back({shape_of_input(i), nullptr});
+    for (const int64_t extent : inputs.back().shape)
       if (extent == -1) return fine;
   }
-  const std::string reason = operation.shape_refusal(shapes);
+  const std::string reason = operation.shape_refusal(inputs);
   return reason.empty() ? fine : fail(operation, reason);
 }
 
@@ -253,13 +253,9 @@ int32_t Plugin::enqueue(const PluginTensorDesc* descriptions, const PluginTensor
     const PluginTensorDesc& x = descriptions[0];
     if (!type_of(x.type, type) || !layout_of(x.format, x.type, x.dims.nbDims, layout))
       return fail(*operation_, "X has a type or a format that supportsFormatCombination() refuses; build the engine again");
-    Tensors tensors{};
-    for (int32_t i = 0; i < operation_->inputs(); ++i) {
-      tensors.shapes.push_back(shape_of(descriptions[i].dims));
-      tensors.inputs.push_back(inputs[i]);
-    }
-    tensors.y = outputs[0];
-    const cudaError_t error = operation_->run(tensors, type, layout, stream);
+    std::vector<Tensor> tensors;
+    for (int32_t i = 0; i < operation_->inputs(); ++i) tensors.push_back({shape_of(descriptions[i].dims), inputs[i]});
+    const cudaError_t error = operation_->run(tensors, outputs[0], type, layout, stream);
     return error == cudaSuccess ? fine : fail(*operation_, std::string("CUDA: ") + cudaGetErrorString(error));
   });
 }

@@ -10,10 +10,13 @@
 //   static constexpr bool any_layout;       whether the kernels also take tensors whose channels lie last in memory
 //   void for_each_attribute(F f);           calls f(name, value) for each attribute, an int32_t or a float
 //   std::string attribute_refusal() const;  why no node may have these attributes; empty if it may
-//   std::string shape_refusal(shapes) const;  why the inputs may not have these shapes, X's first; empty if they may
-//   auto problem<T>(tensors) const;         the problem, for tensors that are not refused
+//   std::string shape_refusal(inputs) const;  why the inputs may not have their shapes; empty if they may
+//   auto problem<T>(inputs, y) const;       the problem, for inputs that are not refused
+//
+// inputs[i] is the Tensor of input i: of X, the parameters and the operands.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -64,15 +67,13 @@ inline std::string size_refusal(const Shape& shape) {
   return fits || empty ? "" : "X " + to_string(shape) + " has more elements than a tensor can have";
 }
 
-// The tensors of a node.
-struct Tensors {
-  std::vector<Shape> shapes;        // of the inputs: X, the parameters, the operands
-  std::vector<const void*> inputs;  // in the same order
-  void* y;
+struct Tensor {
+  Shape shape;
+  const void* data;
 
   template <class T>
-  const T* input(size_t index) const {
-    return static_cast<const T*>(inputs[index]);
+  const T* as() const {
+    return static_cast<const T*>(data);
   }
 };
 
@@ -89,29 +90,30 @@ struct BatchNormalNorm {
 
   std::string attribute_refusal() const { return ""; }
 
-  std::string shape_refusal(const std::vector<Shape>& shapes) const {
-    const Shape& x = shapes[0];
+  template <class Inputs>
+  std::string shape_refusal(const Inputs& inputs) const {
+    const Shape& x = inputs[0].shape;
     if (x.size() < 2) return "X must be [N, C, *spatial], it is " + to_string(x);
     if (std::string reason = size_refusal(x); !reason.empty()) return reason;
     for (size_t i = 0; i < parameters.size(); ++i)
-      if (shapes[1 + i] != Shape{x[1]})
+      if (const Shape& shape = inputs[1 + i].shape; shape.size() != 1 || shape[0] != x[1])
         return std::string(parameters[i]) + " must be [" + std::to_string(x[1]) + "], one number for each channel of X " +
-               to_string(x) + "; it is " + to_string(shapes[1 + i]);
-    if (operands > 0 && shapes.back() != x)
-      return "residual must have the shape of X, " + to_string(x) + "; it is " + to_string(shapes.back());
-    return "";
+               to_string(x) + "; it is " + to_string(shape);
+    if (operands == 0) return "";
+    const Shape& residual = inputs[1 + parameters.size()].shape;
+    return residual == x ? "" : "residual must have the shape of X, " + to_string(x) + "; it is " + to_string(residual);
   }
 
-  template <class T>
-  ChannelProblem<T> problem(const Tensors& tensors) const {
+  template <class T, class Inputs>
+  ChannelProblem<T> problem(const Inputs& inputs, void* y) const {
     ChannelProblem<T> problem{};
-    problem.x = tensors.input<T>(0);
-    problem.y = static_cast<T*>(tensors.y);
+    problem.x = inputs[0].template as<T>();
+    problem.y = static_cast<T*>(y);
     static_assert(parameters.size() == ChannelProblem<T>::parameter_count);
-    for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i] = tensors.input<Arithmetic<T>>(1 + i);
-    if (operands > 0) problem.residual = tensors.input<T>(1 + parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i] = inputs[1 + i].template as<Arithmetic<T>>();
+    if (operands > 0) problem.residual = inputs[1 + parameters.size()].template as<T>();
     problem.epilogue = epilogue;
-    const Shape& x = tensors.shapes[0];
+    const Shape& x = inputs[0].shape;
     problem.samples = size_t(x[0]);
     problem.channels = size_t(x[1]);
     problem.extent = count(x, 2);
@@ -135,21 +137,24 @@ struct RowOperator {
   }
 
  protected:
-  // `wanted` is the shape that weight and bias must have, `meaning` says what it is.
-  static std::string parameter_refusal(const Shape& wanted, const std::string& meaning, const std::vector<Shape>& shapes) {
-    if (shapes[1] == wanted && shapes[2] == wanted) return "";
-    return "weight and bias must be " + to_string(wanted) + ", " + meaning + "; they are " + to_string(shapes[1]) + " and " +
-           to_string(shapes[2]);
+  // [begin, end) are the extents that weight and bias must have, meaning() says what they are.
+  template <class Inputs, class Meaning>
+  static std::string parameter_refusal(const int64_t* begin, const int64_t* end, const Inputs& inputs, Meaning meaning) {
+    const Shape &weight = inputs[1].shape, &bias = inputs[2].shape;
+    const auto fits = [&](const Shape& shape) { return std::equal(shape.begin(), shape.end(), begin, end); };
+    if (fits(weight) && fits(bias)) return "";
+    return "weight and bias must be " + to_string(Shape(begin, end)) + ", " + meaning() + "; they are " + to_string(weight) +
+           " and " + to_string(bias);
   }
 
   // The problem without its sizes.
-  template <class T>
-  RowProblem<T> unsized_problem(const Tensors& tensors) const {
+  template <class T, class Inputs>
+  RowProblem<T> unsized_problem(const Inputs& inputs, void* y) const {
     RowProblem<T> problem{};
-    problem.x = tensors.input<T>(0);
-    problem.y = static_cast<T*>(tensors.y);
-    problem.weight = tensors.input<Arithmetic<T>>(1);
-    problem.bias = tensors.input<Arithmetic<T>>(2);
+    problem.x = inputs[0].template as<T>();
+    problem.y = static_cast<T*>(y);
+    problem.weight = inputs[1].template as<Arithmetic<T>>();
+    problem.bias = inputs[2].template as<Arithmetic<T>>();
     problem.epsilon = double(epsilon);
     problem.delta = double(delta);
     return problem;
@@ -168,22 +173,25 @@ struct LayerNormalNorm : RowOperator {
     f("delta", delta);
   }
 
-  std::string shape_refusal(const std::vector<Shape>& shapes) const {
-    const Shape& x = shapes[0];
+  template <class Inputs>
+  std::string shape_refusal(const Inputs& inputs) const {
+    const Shape& x = inputs[0].shape;
     const int64_t rank = int64_t(x.size());
     if (axis < -rank || axis >= rank)
       return "attribute axis is " + std::to_string(axis) + ", X " + to_string(x) + " has " + std::to_string(rank) +
              " axes; it must be from " + std::to_string(-rank) + " to " + std::to_string(rank - 1);
     if (std::string reason = size_refusal(x); !reason.empty()) return reason;
-    const Shape normalized(x.begin() + (axis < 0 ? axis + rank : axis), x.end());
-    return parameter_refusal(normalized, "the axes of X " + to_string(x) + " from axis " + std::to_string(axis), shapes);
+    const int64_t* const end = x.data() + rank;
+    return parameter_refusal(axis < 0 ? end + axis : x.data() + axis, end, inputs, [&] {
+      return "the axes of X " + to_string(x) + " from axis " + std::to_string(axis);
+    });
   }
 
-  template <class T>
-  RowProblem<T> problem(const Tensors& tensors) const {
-    RowProblem<T> problem = unsized_problem<T>(tensors);
-    problem.row_length = count(tensors.shapes[1]);
-    problem.rows = problem.row_length ? count(tensors.shapes[0]) / problem.row_length : 0;
+  template <class T, class Inputs>
+  RowProblem<T> problem(const Inputs& inputs, void* y) const {
+    RowProblem<T> problem = unsized_problem<T>(inputs, y);
+    problem.row_length = count(inputs[1].shape);
+    problem.rows = problem.row_length ? count(inputs[0].shape) / problem.row_length : 0;
     problem.period = problem.run = 1;
     return problem;
   }
@@ -206,19 +214,21 @@ struct GroupNormalNorm : RowOperator {
     return RowOperator::attribute_refusal();
   }
 
-  std::string shape_refusal(const std::vector<Shape>& shapes) const {
-    const Shape& x = shapes[0];
+  template <class Inputs>
+  std::string shape_refusal(const Inputs& inputs) const {
+    const Shape& x = inputs[0].shape;
     if (x.size() < 2) return "X must be [N, C, *spatial], it is " + to_string(x);
     if (std::string reason = size_refusal(x); !reason.empty()) return reason;
-    const std::string reason = parameter_refusal({x[1]}, "one number for each channel of X " + to_string(x), shapes);
+    const std::string reason = parameter_refusal(
+        &x[1], &x[1] + 1, inputs, [&] { return "one number for each channel of X " + to_string(x); });
     if (!reason.empty() || x[1] % num_groups == 0) return reason;
     return "attribute num_groups is " + std::to_string(num_groups) + ", which does not divide the channels of X " + to_string(x);
   }
 
-  template <class T>
-  RowProblem<T> problem(const Tensors& tensors) const {
-    const Shape& x = tensors.shapes[0];
-    RowProblem<T> problem = unsized_problem<T>(tensors);
+  template <class T, class Inputs>
+  RowProblem<T> problem(const Inputs& inputs, void* y) const {
+    const Shape& x = inputs[0].shape;
+    RowProblem<T> problem = unsized_problem<T>(inputs, y);
     problem.run = count(x, 2);
     problem.row_length = size_t(x[1]) / size_t(num_groups) * problem.run;
     problem.rows = size_t(x[0]) * size_t(num_groups);

@@ -12,13 +12,14 @@ namespace nnorm {
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias), frozen exponents, x of [samples, channels, extent].
 template <class T>
 struct ChannelProblem {
+  using Real = Arithmetic<T>;
   static constexpr size_t parameter_count = 6;
 
   const T* x;
   const T* residual;  // of x's shape, if the epilogue takes one
   T* y;
   // scale, shift, exponent_pos, exponent_neg, weight, bias: [channels] each
-  const Arithmetic<T>* parameters[parameter_count];
+  const Real* parameters[parameter_count];
   size_t samples, channels, extent;
   Epilogue epilogue;
 
@@ -29,10 +30,12 @@ struct ChannelProblem {
 // LayerNormalNorm, GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias; mean, var and λ̂ over each row.
 template <class T>
 struct RowProblem {
+  using Real = Arithmetic<T>;
+
   const T* x;
   T* y;
-  const Arithmetic<T>* weight;  // [period][row_length/run]
-  const Arithmetic<T>* bias;
+  const Real* weight;  // [period][row_length/run]
+  const Real* bias;
   size_t rows, row_length;
   size_t period;  // rows after which weight and bias repeat
   size_t run;     // neighbouring elements that share one weight

@@ -15,22 +15,22 @@ class NchwcKernel {
     return text.c_str();
   }
 
-  explicit NchwcKernel(const Attributes& attributes) {
+  explicit NchwcKernel(const Attributes& attributes) : parameters_(attributes) {
     attributes.read("block", block_);
     if (block_ != 8 && block_ != 16) refuse("attribute block must be 8 or 16, it is " + std::to_string(block_));
   }
 
   void operator()(const Run& run) const {
-    Tensors tensors = run.inputs(Signature::inputs);
-    const Shape& x = tensors.shapes[0];
+    const Inputs<Signature> inputs(run, parameters_.constants());
+    const Shape& x = inputs[0].shape;
     if (x.size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(x));
     if (x[1] % block_ != 0)
       refuse("X " + to_string(x) + " has no whole number of blocks of " + std::to_string(block_) + " channels");
-    refuse(Plain().shape_refusal(tensors.shapes));
-    tensors.y = run.output(x);
-    const ChannelProblem<float> problem = Plain().template problem<float>(tensors);
+    refuse(Plain().shape_refusal(inputs));
+    const ChannelProblem<float> problem = Plain().template problem<float>(inputs, run.output(x));
     if (problem.empty()) return;
-    const std::vector<float> table = channel_table(problem, 1);
+    std::vector<float> memory;
+    const std::vector<float>& table = channel_table(problem, 1, parameters_.prepared(), memory);
     const size_t block = size_t(block_);
     ChannelWork<float> work = channel_work(problem, table, problem.channels);
     work.row_length = problem.extent * block;
@@ -42,6 +42,7 @@ class NchwcKernel {
 
  private:
   int32_t block_ = 0;
+  const Parameters<Signature> parameters_;
 };
 
 }  // namespace

@@ -50,18 +50,18 @@ struct Facts {
   bool x_is_signed, y_is_signed, residual_is_signed;
 };
 
-Quantization quantization(const Tensors& tensors, size_t scale, bool is_signed) {
-  const void* zero_point = tensors.inputs[scale + 1];
-  const int32_t value = is_signed ? int32_t(*static_cast<const int8_t*>(zero_point)) : int32_t(*static_cast<const uint8_t*>(zero_point));
-  return {*tensors.input<float>(scale), value, is_signed};
+Quantization quantization(const std::vector<Tensor>& inputs, size_t scale, bool is_signed) {
+  const Tensor& zero_point = inputs[scale + 1];
+  const int32_t value = is_signed ? int32_t(*zero_point.as<int8_t>()) : int32_t(*zero_point.as<uint8_t>());
+  return {*inputs[scale].as<float>(), value, is_signed};
 }
 
-// Why the inputs apart from X and the residual may not have these shapes; empty if they may.
-std::string shape_refusal(const Facts& facts, const Tensors& tensors) {
-  const Shape& channels = tensors.shapes[first_parameter];
+// Why the inputs apart from X and the residual may not have their shapes; empty if they may.
+std::string shape_refusal(const Facts& facts, const std::vector<Tensor>& inputs) {
+  const Shape& channels = inputs[first_parameter].shape;
   for (size_t i = 0; i < facts.inputs; ++i) {
     if (is_tensor(i)) continue;
-    const Shape& shape = tensors.shapes[i];
+    const Shape& shape = inputs[i].shape;
     if (!is_parameter(i) && !shape.empty())
       return std::string(input_names[i]) + " must be a scalar, it is " + to_string(shape);
     if (is_parameter(i) && (shape.size() != 1 || shape != channels))
@@ -71,15 +71,15 @@ std::string shape_refusal(const Facts& facts, const Tensors& tensors) {
   return "";
 }
 
-// The table for these inputs. Those of X and the residual are not read.
-QuantizedTable table_for(const Facts& facts, const Tensors& tensors) {
-  refuse(shape_refusal(facts, tensors));
+// The table for these inputs, of which X and the residual are not looked at.
+QuantizedTable table_for(const Facts& facts, const std::vector<Tensor>& inputs) {
+  refuse(shape_refusal(facts, inputs));
   QuantizedNorm norm{};
-  norm.x = quantization(tensors, x_scale, facts.x_is_signed);
-  norm.y = quantization(tensors, y_scale, facts.y_is_signed);
-  if (facts.inputs > residual) norm.residual = quantization(tensors, residual_scale, facts.residual_is_signed);
-  for (size_t i = 0; i < 6; ++i) norm.parameters[i] = tensors.input<float>(first_parameter + i);
-  norm.channels = count(tensors.shapes[first_parameter]);
+  norm.x = quantization(inputs, x_scale, facts.x_is_signed);
+  norm.y = quantization(inputs, y_scale, facts.y_is_signed);
+  if (facts.inputs > residual) norm.residual = quantization(inputs, residual_scale, facts.residual_is_signed);
+  for (size_t i = 0; i < 6; ++i) norm.parameters[i] = inputs[first_parameter + i].as<float>();
+  norm.channels = count(inputs[first_parameter].shape);
   norm.epilogue = facts.epilogue;
   norm.activation = facts.activation;
   refuse(scale_refusal(norm));
@@ -96,12 +96,12 @@ struct KeyedTable {
   QuantizedTable table;
 };
 
-std::vector<uint8_t> key_of(const Facts& facts, const Tensors& tensors) {
+std::vector<uint8_t> key_of(const Facts& facts, const std::vector<Tensor>& inputs) {
   std::vector<uint8_t> key;
   for (size_t i = 0; i < facts.inputs; ++i) {
     if (is_tensor(i)) continue;
-    const auto* bytes = tensors.input<uint8_t>(i);
-    key.insert(key.end(), bytes, bytes + count(tensors.shapes[i]) * (is_zero_point(i) ? 1 : sizeof(float)));
+    const auto* bytes = inputs[i].as<uint8_t>();
+    key.insert(key.end(), bytes, bytes + count(inputs[i].shape) * (is_zero_point(i) ? 1 : sizeof(float)));
   }
   return key;
 }
@@ -111,26 +111,25 @@ class QuantizedNode {
   QuantizedNode(const Attributes& attributes, const Facts& facts) : facts_(facts) {
     attributes.read("axis", axis_);
     if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
-    Tensors constants{};
+    std::vector<Tensor> constants;
     bool all_constant = true;
     for (size_t i = 0; i < facts.inputs; ++i) {
-      Shape& shape = constants.shapes.emplace_back();
-      constants.inputs.push_back(is_tensor(i) ? nullptr : attributes.constant(i, shape));
-      all_constant = all_constant && (is_tensor(i) || constants.inputs.back() != nullptr);
+      constants.push_back(is_tensor(i) ? Tensor{} : attributes.constant(i));
+      all_constant = all_constant && (is_tensor(i) || constants.back().data != nullptr);
     }
     if (all_constant) constant_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants)});
   }
 
   void operator()(const Run& run) const {
-    Tensors tensors = constant_ ? tensors_alone(run) : run.inputs(facts_.inputs);
-    const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(tensors);
+    const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(run.inputs(0, facts_.inputs));
     const QuantizedTable& table = made->table;
-    const Shape& shape = tensors.shapes[x];
-    refuse(tensor_refusal(tensors, table.channels));
+    const Tensor of_x = run.input(x), of_residual = facts_.inputs > residual ? run.input(residual) : Tensor{};
+    const Shape& shape = of_x.shape;
+    refuse(tensor_refusal(of_x, of_residual, table.channels));
     QuantizedWork work{};
     work.y = static_cast<uint8_t*>(run.output(shape));
-    work.x = tensors.input<uint8_t>(x);
-    work.residual = facts_.inputs > residual ? tensors.input<uint8_t>(residual) : nullptr;
+    work.x = of_x.as<uint8_t>();
+    work.residual = of_residual.as<uint8_t>();
     work.bytes = table.bytes.data();
     work.steps = table.steps.data();
     work.sum = table.sum;
@@ -143,17 +142,9 @@ class QuantizedNode {
   }
 
  private:
-  // X and the residual, in their places. Each input takes ONNX Runtime a tenth of a microsecond.
-  Tensors tensors_alone(const Run& run) const {
-    Tensors tensors{std::vector<Shape>(facts_.inputs), std::vector<const void*>(facts_.inputs), nullptr};
-    for (size_t i = 0; i < facts_.inputs; ++i)
-      if (is_tensor(i)) tensors.inputs[i] = run.input(i, tensors.shapes[i]);
-    return tensors;
-  }
-
   // Why X and the residual may not have their shapes; empty if they may.
-  std::string tensor_refusal(const Tensors& tensors, size_t channels) const {
-    const Shape& shape = tensors.shapes[x];
+  std::string tensor_refusal(const Tensor& of_x, const Tensor& of_residual, size_t channels) const {
+    const Shape& shape = of_x.shape;
     if (shape.size() < 2)
       return std::string("X must be ") + (axis_ == 1 ? "[N, C, *spatial]" : "[N, *spatial, C]") + ", it is " + to_string(shape);
     if (std::string reason = size_refusal(shape); !reason.empty()) return reason;
@@ -161,20 +152,20 @@ class QuantizedNode {
       return std::string(input_names[first_parameter]) + " must be [" + std::to_string(extent) +
              "], one number for each channel of X " + to_string(shape) + ", whose axis is " + std::to_string(axis_) + "; it is [" +
              std::to_string(channels) + "]";
-    if (facts_.inputs > residual && tensors.shapes[residual] != shape)
-      return "residual must have the shape of X, " + to_string(shape) + "; it is " + to_string(tensors.shapes[residual]);
+    if (facts_.inputs > residual && of_residual.shape != shape)
+      return "residual must have the shape of X, " + to_string(shape) + "; it is " + to_string(of_residual.shape);
     return "";
   }
 
   // The table for inputs that are computed; it is made again when they change.
-  std::shared_ptr<const KeyedTable> table_of(const Tensors& tensors) const {
-    refuse(shape_refusal(facts_, tensors));
-    std::vector<uint8_t> key = key_of(facts_, tensors);
+  std::shared_ptr<const KeyedTable> table_of(const std::vector<Tensor>& inputs) const {
+    refuse(shape_refusal(facts_, inputs));
+    std::vector<uint8_t> key = key_of(facts_, inputs);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (last_ && last_->key == key) return last_;
     }
-    auto made = std::make_shared<const KeyedTable>(KeyedTable{std::move(key), table_for(facts_, tensors)});
+    auto made = std::make_shared<const KeyedTable>(KeyedTable{std::move(key), table_for(facts_, inputs)});
     const std::lock_guard<std::mutex> lock(mutex_);
     return last_ = made;
   }

@@ -19,12 +19,13 @@ std::vector<Real> repeated(const Real* values, size_t count, size_t times) {
 }
 
 template <class T>
-void solve_on(const Run& run, const ChannelProblem<T>& problem) {
+void solve_on(const Run& run, const ChannelProblem<T>& problem, MadeOnce<Arithmetic<T>>* prepared) {
   if (problem.empty()) return;
   const size_t channels = problem.channels, extent = problem.extent;
   const bool each_its_own = extent == 1 || (extent < short_run && problem.samples >= enough_samples);
   const size_t repeat = each_its_own ? extent : 1;
-  const std::vector<Arithmetic<T>> table = channel_table(problem, repeat);
+  std::vector<Arithmetic<T>> memory;
+  const std::vector<Arithmetic<T>>& table = channel_table(problem, repeat, prepared, memory);
   ChannelWork<T> work = channel_work(problem, table, channels * repeat);
   work.row_length = each_its_own ? channels * extent : extent;
   work.period = each_its_own ? 1 : channels;
@@ -50,7 +51,7 @@ void run_rows(const Run& run, const RowProblem<T>& work) {
 }
 
 template <class T>
-void solve_on(const Run& run, const RowProblem<T>& problem) {
+void solve_on(const Run& run, const RowProblem<T>& problem, MadeOnce<Arithmetic<T>>*) {
   if (problem.empty()) return;
   RowProblem<T> work = problem;
   std::vector<Arithmetic<T>> weights, biases;
@@ -68,13 +69,14 @@ void solve_on(const Run& run, const RowProblem<T>& problem) {
 }  // namespace
 
 const char* const execution_provider = "CPUExecutionProvider";
+const bool has_host_memory = true;
 
 template <class Problem>
-void Run::solve(const Problem& problem) const {
-  solve_on(*this, problem);
+void Run::solve(const Problem& problem, MadeOnce<typename Problem::Real>* prepared) const {
+  solve_on(*this, problem, prepared);
 }
 
-#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&) const;
+#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce<Problem::Real>*) const;
 #define NNORM_INSTANTIATE(T) NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE_PROBLEM, T)
 NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
 #undef NNORM_INSTANTIATE

@@ -19,12 +19,17 @@ void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, siz
   }, fewest_to_share);
 }
 
-// The prepared parameters of the channels, each `repeat` times.
+// The prepared parameters of the channels, each `repeat` times: made once, or for this run in `memory`.
 template <class T>
-std::vector<Arithmetic<T>> channel_table(const ChannelProblem<T>& problem, size_t repeat) {
-  std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
-  best_target().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
-  return table;
+const std::vector<Arithmetic<T>>& channel_table(const ChannelProblem<T>& problem, size_t repeat,
+                                                MadeOnce<Arithmetic<T>>* prepared, std::vector<Arithmetic<T>>& memory) {
+  const auto make = [&] {
+    std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
+    best_target().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
+    return table;
+  };
+  if (prepared != nullptr && repeat == 1) return prepared->get(make);
+  return memory = make();
 }
 
 // The kernel's work without the fields that say which parameters belong to an element.

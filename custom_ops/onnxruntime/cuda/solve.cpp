@@ -9,14 +9,15 @@ namespace nnorm::ort {
 #define NNORM_EXECUTION_PROVIDER "CUDAExecutionProvider"
 #endif
 const char* const execution_provider = NNORM_EXECUTION_PROVIDER;
+const bool has_host_memory = false;
 
 template <class Problem>
-void Run::solve(const Problem& problem) const {
+void Run::solve(const Problem& problem, MadeOnce<typename Problem::Real>*) const {
   const cudaError_t error = cuda::run(problem, static_cast<cudaStream_t>(gpu_stream()), same_bits_wanted());
   if (error != cudaSuccess) throw Error{ORT_EP_FAIL, std::string("CUDA: ") + cudaGetErrorString(error)};
 }
 
-#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&) const;
+#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce<Problem::Real>*) const;
 #define NNORM_INSTANTIATE(T) NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE_PROBLEM, T)
 NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
 #undef NNORM_INSTANTIATE

@@ -1,8 +1,8 @@
 // Random nodes against the library's callbacks: fuzz_operators [CASES [SEED]].
 //
 // A case is an operator, a type, shapes of rank 0 to 6 with extents of zero and extents whose product overflows,
-// attributes and values, most of them fitting and some hostile. The library must refuse what does not fit, and otherwise
-// its values are compared with the formulas in a wider type. In some cases a call of the API or an allocation fails: the
+// attributes and values, most of them fitting and some hostile, parameters that are constants or computed. The library must
+// refuse what does not fit, and otherwise its values are compared with the formulas in a wider type. In some cases a call of the API or an allocation fails: the
 // library must return an error, lose nothing, and give the right values in the next run.
 #include <cmath>
 #include <cstdio>
@@ -58,7 +58,7 @@ struct Case {
   std::vector<Shape> shapes;
   std::vector<T> x, residual;
   std::vector<std::vector<Real>> parameters;
-  bool attributes_fit = true, shapes_fit = true, huge = false, hostile;
+  bool attributes_fit = true, shapes_fit = true, huge = false, hostile, constant = false;
   int64_t axis = -1, groups = 1, block = 16;
   float epsilon = 1e-5f, delta = 0.0031622776601683794f;
 
@@ -66,7 +66,9 @@ struct Case {
     choose_shapes();
     choose_attributes();
     if (shapes_fit && !huge) choose_values();
+    constant = !huge && shapes_fit && random.below(2);
   }
+  ~Case() { host::constants.clear(); }
 
   std::string describe() const {
     std::string text = target.name + " " + NameOf<T>::value;
@@ -182,13 +184,7 @@ struct Case {
   // Runs the node; the error's message, or an empty string and y.
   std::string run(int place, std::vector<T>& y) {
     const OrtApi* api = host::current_api;
-    void* state = nullptr;
-    OrtStatus* status;
-    {
-      const Inside inside;
-      status = target.op->CreateKernelV2(target.op, api, reinterpret_cast<const OrtKernelInfo*>(&node), &state);
-    }
-    if (status != nullptr) return message(status);
+    const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&node);
     // Copies whose ends are those of their allocations. Huge tensors have no memory that may be read.
     static char nowhere;
     const std::unique_ptr<T[]> x_copy(copy_of(x)), residual_copy(copy_of(residual)), apart(new T[std::max<size_t>(1, x.size())]());
@@ -200,14 +196,29 @@ struct Case {
     for (size_t i = 1; i < target.inputs - target.takes_residual; ++i) {
       if (!hidden) copies.emplace_back(copy_of(parameters[i - 1]));
       context.inputs.push_back({shapes[i], hidden ? static_cast<void*>(&nowhere) : copies.back().get()});
+      host::constants.erase({info, i});
+      if (constant) host::constants[{info, i}] = context.inputs.back();
     }
     if (target.takes_residual)
       context.inputs.push_back({shapes.back(), hidden ? static_cast<void*>(&nowhere) : residual_copy.get()});
     T* const output = place == 1 ? x_copy.get() : place == 2 && target.takes_residual ? residual_copy.get() : apart.get();
     context.output.data = output;
+    void* state = nullptr;
+    OrtStatus* status;
+    {
+      const Inside inside;
+      status = target.op->CreateKernelV2(target.op, api, info, &state);
+    }
+    if (status != nullptr) return message(status);
+    if (constant) {  // the kernel has read them for the last time
+      for (size_t i = 1; i <= parameters.size(); ++i) context.inputs[i].data = nullptr;
+      copies.clear();
+    }
     {
       const Inside inside;
       status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+      if (status == nullptr && output == apart.get())  // again, with what it keeps
+        status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
       target.op->KernelDestroy(state);
     }
     if (status != nullptr) return message(status);
