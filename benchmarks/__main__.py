@@ -1,6 +1,6 @@
 """Networks and kernels, measured and written to benchmarks/RESULTS.md, which has a section for each kind of processor.
 
-python -m benchmarks [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 wideresnet28-2 vit] [--quick]
+python -m benchmarks [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 wideresnet28-2 vit mlp] [--quick]
                      [--write]
 """
 
@@ -23,9 +23,9 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 NETWORKS_TEXT = """
 Medians of {repeats} runs, all rows of a table taking turns, in another order each time; in brackets the median of the
-ratios to the twin, turn by turn. Compare ratios, not milliseconds, between machines. Batches are dynamic in all files.
-Every row was compared with its PyTorch model first, and the rows `bodies`, `fused` and `optimized` were seen to be run
-as they say.
+ratios to the twin, turn by turn. A turn of the mlp is 50 runs. Compare ratios, not milliseconds, between machines.
+Batches are dynamic in all files. Every row was compared with its PyTorch model first, and the rows `bodies`, `fused`
+and `optimized` were seen to be run as they say.
 """
 KERNELS_TEXT = """
 One node in a session of ONNX Runtime, its tensors bound beforehand, float32 unless it says otherwise; sizes are those

@@ -34,7 +34,7 @@ from benchmarks.measure import (
     with_section,
 )
 from benchmarks.models import build
-from benchmarks.networks import NETWORKS, write_plain
+from benchmarks.networks import IMAGES, NETWORKS, write_plain
 from benchmarks.processor import processor
 
 HEADING = "int8, {processor}"
@@ -69,7 +69,7 @@ def write_files(name: str, folder: Path, quick: bool) -> list[Row]:
     network = NETWORKS[name]
     sizes = network.quick_sizes if quick else {}
     torch.manual_seed(1)
-    images = torch.randn(CALIBRATION, 3, 32, 32)
+    images = torch.randn(CALIBRATION, *IMAGES)
     plain, ours = folder / f"{name}.twin.onnx", folder / f"{name}.onnx"
     write_plain(build(network.build, network.twin, images, **sizes), images, plain)
     nnorm_export.export(build(network.build, network.ours, images, **sizes), (images,), ours, verify=False)
@@ -98,7 +98,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
             row.counts = Counter(node.op_type for node in optimized.graph.node)
             runs[row.name] = runner
         for batch in options.batch or NETWORKS[name].batches:
-            images = torch.randn(batch, 3, 32, 32).numpy()
+            images = torch.randn(batch, *IMAGES).numpy()
             timings = time_in_turns(
                 {row: lambda runner=runner, images=images: runner(images) for row, runner in runs.items()},
                 base=TWIN,
@@ -156,7 +156,8 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a session (default 1 2)")
     parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default 1 8, for vit 1 4)")
     parser.add_argument("--repeats", type=int, default=20, help="timed turns (default %(default)s)")
-    parser.add_argument("--models", nargs="*", choices=NETWORKS, default=list(NETWORKS))
+    of_images = [name for name, network in NETWORKS.items() if network.shape == IMAGES]
+    parser.add_argument("--models", nargs="*", choices=of_images, default=of_images)
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
     parser.add_argument("--no-digits", action="store_true", help="leave out the accuracy, which trains two networks")
     parser.add_argument("--write", action="store_true", help=f"replace this processor's section of {RESULTS.name}")

@@ -25,27 +25,34 @@ from torch import Tensor, nn
 import nnorm_export
 from benchmarks.measure import Timing, open_session, time_in_turns
 from benchmarks.models import (
+    MaskedBatchNormalNorm1d,
     MaskedBatchNormalNorm2d,
     MaskedLayerNormalNorm,
+    MultilayerPerceptron,
     Norm,
     ResNet,
     VisionTransformer,
     WideResNet,
     build,
 )
-from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
+from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 
 TWIN = "twin"
+IMAGES = (3, 32, 32)
 
 
 @dataclass(frozen=True)
 class Network:
+    """A network of the tables; ``shape`` is that of a sample, and a turn's time the median of ``runs``."""
+
     build: Callable[..., nn.Module]
     twin: Norm
     ours: Norm
     published: Norm
     batches: tuple[int, ...]
     quick_sizes: dict[str, Any]
+    shape: tuple[int, ...] = IMAGES
+    runs: int = 1
 
 
 NETWORKS = {
@@ -73,11 +80,21 @@ NETWORKS = {
         (1, 4),
         {"depth": 1, "width": 32, "heads": 2, "hidden": 64},
     ),
+    "mlp": Network(
+        MultilayerPerceptron,
+        nn.BatchNorm1d,
+        BatchNormalNorm1d,
+        MaskedBatchNormalNorm1d,
+        (1, 8),
+        {"depth": 2, "width": 16},
+        shape=(64,),
+        runs=50,
+    ),
 }
 
 # What each row of the tables is.
 EXPLANATIONS = {
-    TWIN: "the same network with BatchNorm2d or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm2d",
+    TWIN: "the same network with BatchNorm or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm",
     "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
     "primitives": "nnorm_export.export(form='primitives')",
     "bodies": "nnorm_export.export(), the portable file, without kernels: ONNX Runtime inlines the bodies",
@@ -140,7 +157,7 @@ class Contestants:
         self.network, self.folder, self.name = NETWORKS[name], folder, name
         self.sizes = self.network.quick_sizes if quick else {}
         torch.manual_seed(1)
-        self.images = torch.randn(4, 3, 32, 32)
+        self.images = torch.randn(4, *self.network.shape)
         self.why_not: dict[str, str] = {}
         self.models = {
             "twin": self._build(self.network.twin),
@@ -252,13 +269,14 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
             for threads in options.threads:
                 runs = contestants.open(threads)
                 for batch in batches_of(name, options):
-                    images = torch.randn(batch, 3, 32, 32)
+                    images = torch.randn(batch, *contestants.network.shape)
                     task = progress.add_task(f"{name}: {threads} threads, batch {batch}", total=options.repeats + 2)
                     timings = time_in_turns(
                         {row: lambda run=run, images=images: run(images) for row, run in runs.items()},
                         base=TWIN,
                         repeats=options.repeats,
                         advance=lambda task=task: progress.advance(task),
+                        runs=contestants.network.runs,
                     )
                     for row, timing in timings.items():
                         mine[row].timings[threads, batch] = timing
@@ -281,8 +299,12 @@ def headings(name: str, options: argparse.Namespace) -> list[str]:
 
 def cells(row: Row, options: argparse.Namespace) -> list[str]:
     timings = [row.timings.get(setting) for setting in settings_of(row.network, options)]
-    shown = ["–" if timing is None else f"{timing.milliseconds:.1f} ms ({timing.ratio:.2f})" for timing in timings]
+    shown = ["–" if timing is None else f"{_time(timing.milliseconds)} ({timing.ratio:.2f})" for timing in timings]
     return [row.variant, "–" if row.nodes is None else f"{row.nodes:,}", *shown]
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds:.1f} ms" if milliseconds >= 1 else f"{1000 * milliseconds:.1f} µs"
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

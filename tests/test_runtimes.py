@@ -57,6 +57,17 @@ def test_a_runner_says_what_it_takes_and_what_ran(way: str, portable: Path) -> N
     assert list(runner.implementations) == ["1/BatchNormalNorm", "2/LayerNormalNorm"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_runner_takes_arrays_of_any_layout(way: str, portable: Path) -> None:
+    runner = open_with(portable, way)
+    x = np.random.default_rng(0).standard_normal((3, 4), np.float32)
+    fixed, wide = x.copy(), np.repeat(x, 2, axis=1)
+    fixed.flags.writeable = False
+    (expected,) = runner(x)
+    for array in (fixed, np.asfortranarray(x), np.flip(np.flip(x, 0).copy(), 0), wide[:, ::2]):
+        np.testing.assert_array_equal(runner(array)[0], expected)
+
+
 @pytest.mark.slow
 def test_kernels_are_used_where_they_are_unless_told_otherwise(
     portable: Path, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,8 @@ class OnnxRuntimeRunner(Runner):
         self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
+        self._output_names = [info.name for info in self.outputs]
+        self._has_bfloat16 = any(info.dtype == ml_dtypes.bfloat16 for info in (*self.inputs, *self.outputs))
 
     @cached_property
     def known_faults(self) -> list[str]:
@@ -245,10 +247,12 @@ class OnnxRuntimeRunner(Runner):
         return reason
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
+        if not self._has_bfloat16:  # which NumPy lacks; by ONNX Runtime's own values a call takes 40 µs longer
+            results: list[Array] = self._session.run(self._output_names, feed)
+            return results
         values = {name: self._to_ort(array) for name, array in feed.items()}
-        names = [info.name for info in self.outputs]
-        results = self._session.run_with_ort_values(names, values)
-        return [self._to_numpy(info, value) for info, value in zip(self.outputs, results, strict=True)]
+        found = self._session.run_with_ort_values(self._output_names, values)
+        return [self._to_numpy(info, value) for info, value in zip(self.outputs, found, strict=True)]
 
     def _to_ort(self, array: Array) -> Any:
         if array.dtype == ml_dtypes.bfloat16:
