@@ -251,7 +251,8 @@ def _specs_of(spec: Any, count: int) -> list[Any]:
 
 def to_tensor(array: dtypes.Array) -> Tensor:
     """A tensor with a copy of ``array``, so that a model may work on it in place."""
-    return torch.from_numpy(dtypes.bits(array).copy()).view(getattr(torch, array.dtype.name))
+    tensor = torch.from_numpy(dtypes.bits(array).copy())
+    return tensor.view(torch.bfloat16) if array.dtype == dtypes.DTYPES["bfloat16"].numpy else tensor
 
 
 def to_numpy(tensor: Tensor) -> dtypes.Array:
