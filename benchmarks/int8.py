@@ -1,18 +1,22 @@
 """Networks in int8: our files beside the twins with plain norms, both quantised by nnorm_export.quantize().
 
-python -m benchmarks.int8 [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 wideresnet28-2 vit] [--quick]
-                          [--no-digits] [--write]
+python -m benchmarks.int8 [--threads 1 2] [--batch N …] [--repeats N] [--sessions N] [--quick] [--no-digits] [--write]
+                          [--models resnet18 wideresnet28-2 vit]
 
 The twin is a network with BatchNorm2d or LayerNorm. torch.onnx.export folds a BatchNorm2d that follows a convolution.
+
+Every file is opened several times, and the turns with all of its sessions count: where in memory a session lies moves
+the ratio of an int8 ResNet18 at batch 1 by 0.02, in each of its turns alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import random
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +35,7 @@ from benchmarks.measure import (
     markdown_table,
     session_options,
     time_in_turns,
+    timings_of,
     with_section,
 )
 from benchmarks.models import build
@@ -43,10 +48,10 @@ Written by `python -m benchmarks.int8 {command}`.
 
 Machine: {machine}.
 
-Medians of {repeats} runs, all rows of a table taking turns, in another order each time; in brackets the median of the
-ratios to the int8 twin, turn by turn. `twin` is the same network with BatchNorm2d or LayerNorm. Both are quantised by
-the same call of `quantize`, on random images. The counts are those of ONNX Runtime's optimised graph. LayerNormalNorm
-stays float.
+Medians of {sessions} times {repeats} runs, the files opened anew each time and all rows of a table taking turns, in
+another order each time; in brackets the median of the ratios to the int8 twin, turn by turn. `twin` is the same network
+with BatchNorm2d or LayerNorm. Both are quantised by the same call of `quantize`, on random images. The counts are those
+of ONNX Runtime's optimised graph. LayerNormalNorm stays float.
 """
 SAMPLES = Path(__file__).parents[1] / "samples"
 COUNTED = ("Transpose", "QuantizeLinear", "DequantizeLinear", "BatchNormalization")
@@ -84,19 +89,10 @@ def write_files(name: str, folder: Path, quick: bool) -> list[Row]:
 
 def measure(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
     rows = write_files(name, folder, options.quick)
-    for threads in options.threads:
-        runs = {}
-        for row in rows:
-            settings = session_options(threads)
-            settings.optimized_model_filepath = str(folder / "optimized.onnx")
-            if row.kernels:
-                nnorm_export.register(settings)
-            runner = nnorm_export.load(row.path, session_options=settings)
-            if row.kernels and set(runner.implementations.values()) != {"kernel"}:
-                raise SystemExit(f"{name}, {row.name}: not run by kernels: {runner.implementations}")
-            optimized = onnx.load(folder / "optimized.onnx", load_external_data=False)
-            row.counts = Counter(node.op_type for node in optimized.graph.node)
-            runs[row.name] = runner
+    seconds: defaultdict[tuple[int, int], defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    order = random.Random(0)
+    for threads in options.threads * options.sessions:
+        runs = {row.name: _open(name, row, threads, folder) for row in order.sample(rows, len(rows))}
         for batch in options.batch or NETWORKS[name].batches:
             images = torch.randn(batch, *IMAGES).numpy()
             timings = time_in_turns(
@@ -105,8 +101,26 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
                 repeats=options.repeats,
             )
             for row in rows:
-                row.timings[threads, batch] = timings[row.name]
+                seconds[threads, batch][row.name] += timings[row.name].seconds
+    for setting in sorted(seconds):
+        timings = timings_of(seconds[setting], TWIN)
+        for row in rows:
+            row.timings[setting] = timings[row.name]
     return rows
+
+
+def _open(name: str, row: Row, threads: int, folder: Path) -> nnorm_export.Runner:
+    """A session of a row's file, whose nodes are counted."""
+    settings = session_options(threads)
+    settings.optimized_model_filepath = str(folder / "optimized.onnx")
+    if row.kernels:
+        nnorm_export.register(settings)
+    runner = nnorm_export.load(row.path, session_options=settings)
+    if row.kernels and set(runner.implementations.values()) != {"kernel"}:
+        raise SystemExit(f"{name}, {row.name}: not run by kernels: {runner.implementations}")
+    optimized = onnx.load(folder / "optimized.onnx", load_external_data=False)
+    row.counts = Counter(node.op_type for node in optimized.graph.node)
+    return runner
 
 
 def lines_of(name: str, rows: Sequence[Row]) -> list[list[str]]:
@@ -155,7 +169,8 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.int8", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a session (default 1 2)")
     parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default 1 8, for vit 1 4)")
-    parser.add_argument("--repeats", type=int, default=20, help="timed turns (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20, help="timed turns of a session (default %(default)s)")
+    parser.add_argument("--sessions", type=int, default=5, help="times that a file is opened (default %(default)s)")
     of_images = [name for name, network in NETWORKS.items() if network.shape == IMAGES]
     parser.add_argument("--models", nargs="*", choices=of_images, default=of_images)
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
@@ -178,7 +193,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(terminal_table(lines))
     if options.write:
         command = " ".join(sys.argv[1:] if argv is None else argv)
-        text = TEXT.format(command=command, machine=describe_machine(), repeats=options.repeats)
+        text = TEXT.format(
+            command=command, machine=describe_machine(), repeats=options.repeats, sessions=options.sessions
+        )
         shown = [line for lines in tables for line in markdown_table(lines)]
         page = with_section(
             RESULTS.read_text(encoding="utf-8"), HEADING.format(processor=processor()), "\n".join([text, *shown])

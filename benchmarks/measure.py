@@ -17,7 +17,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,18 @@ def time_in_turns(
                 prepare(name)
             seconds[name].append(statistics.median(_seconds(contestants[name]) for _ in range(runs)))
         advance()
-    measured = {name: times[warm_up:] for name, times in seconds.items()}
+    return timings_of({name: times[warm_up:] for name, times in seconds.items()}, base)
+
+
+def timings_of(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, Timing]:
+    """The timings of contestants, from the seconds of each turn."""
     return {
         name: Timing(
             1000 * statistics.median(times),
-            statistics.median(mine / its for mine, its in zip(times, measured[base], strict=True)),
+            statistics.median(mine / its for mine, its in zip(times, seconds[base], strict=True)),
             tuple(times),
         )
-        for name, times in measured.items()
+        for name, times in seconds.items()
     }
 
 
