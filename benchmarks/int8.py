@@ -102,7 +102,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
             )
             for row in rows:
                 seconds[threads, batch][row.name] += timings[row.name].seconds
-    for setting in sorted(seconds):
+    for setting in seconds:
         timings = timings_of(seconds[setting], TWIN)
         for row in rows:
             row.timings[setting] = timings[row.name]

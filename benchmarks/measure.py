@@ -1,9 +1,9 @@
 """Timing files side by side, so that the ratios mean something on a machine that does other work too.
 
 The sessions take turns, so that a slow moment falls on all of them; a ratio is the median of the ratios within one
-turn. Each turn has an order of its own: what ran before leaves the caches full of its weights and code. An int8
-ResNet18 at batch 1 takes 1.07 and 1.09 times its twin (1 and 2 threads). Directly behind the twin in every turn, with
-float32 networks in front of the twin, it took 1.05 and 1.08, and the other way round 1.09 and 1.13.
+turn. Each turn has an order of its own: what ran before leaves the caches full of its weights and code. In
+one process an int8 ResNet18 at batch 1 took 1.07 and 1.09 times its twin (1 and 2 threads); directly behind the twin in
+every turn, with float32 networks in front of the twin, 1.05 and 1.08, and the other way round 1.09 and 1.13.
 
 Within a run a session's threads spin while they wait, as they do in service; left alone they would go on after it and
 take the cores from the next session, so they are told to stop. A network wakes them once, at its start. A kernel timed

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from fuzz.soak import soak
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from test_operators import ATTRIBUTES, ELEMENTS, make_values
 
 import nnorm_export
@@ -25,18 +25,23 @@ KERNELS = [*OPERATORS, *BLOCKED]
 SHAPE = (3, 16, 53, 61)
 
 
-def open_node(op_type: str, values: dict[str, np.ndarray], threads: int = 1, **attributes: Any) -> Any:
-    """A session with one node and no body, so that only a kernel can run it."""
+def open_node(
+    op_type: str, values: dict[str, np.ndarray], threads: int = 1, constants: bool = False, **attributes: Any
+) -> Any:
+    """A session with one node and no body, so that only a kernel can run it. Its parameters are fed or constants."""
+    weights = values.keys() - tensors_of(values).keys() if constants else set()
     numbers = {np.dtype(kind): number for number, kind in ELEMENTS.values()} | {np.dtype(np.int32): TensorProto.INT32}
     infos = [
         helper.make_tensor_value_info(name, numbers[value.dtype], [f"{name}{axis}" for axis in range(value.ndim)])
         for name, value in values.items()
+        if name not in weights
     ]
     graph = helper.make_graph(
         [helper.make_node(op_type, list(values), ["Y"], name="node", domain=DOMAIN, **attributes)],
         "graph",
         infos,
         [helper.make_tensor_value_info("Y", numbers[values["X"].dtype], None)],
+        [numpy_helper.from_array(values[name], name) for name in sorted(weights)],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -45,6 +50,11 @@ def open_node(op_type: str, values: dict[str, np.ndarray], threads: int = 1, **a
     options.log_severity_level = 4
     nnorm_export.register(options)
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def tensors_of(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inputs that are not parameters."""
+    return {name: value for name, value in values.items() if name in ("X", "residual")}
 
 
 def values_of(kernel: str, shape: tuple[int, ...] = SHAPE) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -63,15 +73,18 @@ def test_any_number_of_threads_gives_the_same_bits(kernel: str) -> None:
         np.testing.assert_array_equal(result, results[0])
 
 
+@pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_sixteen_callers_share_a_session(kernel: str) -> None:
+def test_sixteen_callers_share_a_session(kernel: str, constants: bool) -> None:
     values, attributes = values_of(kernel)
     inputs = [{**values, "X": np.roll(values["X"], shift)} for shift in range(16)]
     alone = [open_node(kernel, values, **attributes).run(None, feeds)[0] for feeds in inputs]
-    shared = open_node(kernel, values, 2, **attributes)
+    shared = open_node(kernel, values, 2, constants, **attributes)
+    feeds = [tensors_of(each) if constants else each for each in inputs]
     with ThreadPoolExecutor(16) as pool:
         for _ in range(3):
-            for result, expected in zip(pool.map(lambda feeds: shared.run(None, feeds)[0], inputs), alone, strict=True):
+            results = pool.map(lambda feed: shared.run(None, feed)[0], feeds)
+            for result, expected in zip(results, alone, strict=True):
                 np.testing.assert_array_equal(result, expected)
 
 
@@ -127,14 +140,16 @@ REFUSALS: list[tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize(("kernel", "shapes", "other", "message"), REFUSALS)
 def test_refusals_name_the_operator_and_the_reason(
-    kernel: str, shapes: dict[str, tuple[int, ...]], other: dict[str, Any], message: str
+    kernel: str, shapes: dict[str, tuple[int, ...]], other: dict[str, Any], message: str, constants: bool
 ) -> None:
     values, attributes = values_of(kernel)
     wrong = {name: np.ones(shapes.get(name, value.shape), np.float32) for name, value in values.items()}
+    fed = tensors_of(wrong) if constants else wrong
     with pytest.raises(Exception, match=message) as refusal:
-        open_node(kernel, wrong, **{**attributes, **other}).run(None, wrong)
+        open_node(kernel, wrong, constants=constants, **{**attributes, **other}).run(None, fed)
     assert kernel in str(refusal.value)
 
 

@@ -96,6 +96,7 @@ def test_halves_keep_the_accuracy(tmp_path: Path) -> None:
 
 def test_benchmark_of_int8_runs_on_a_tiny_network(tmp_path: Path) -> None:
     options = ["--quick", "--no-digits", "--models", "resnet18", "--threads", "1", "--batch", "3", "--repeats", "2"]
+    options += ["--sessions", "2"]
     output = run(tmp_path, "-m", "benchmarks.int8", *options)
     rows = {line[0].strip(): line[1:5] for text in output.splitlines() if len(line := text.strip("│").split("│")) > 5}
     counts = {name: [int(count) for count in rows[name]] for name in ("twin, int8", "normality, int8")}
@@ -103,10 +104,10 @@ def test_benchmark_of_int8_runs_on_a_tiny_network(tmp_path: Path) -> None:
 
 
 def test_benchmark_runs_on_tiny_networks(tmp_path: Path) -> None:
-    models = ["resnet18", "vit"]
+    models = ["resnet18", "vit", "mlp"]
     options = ["--quick", "--models", *models, "--threads", "1", "--batch", "3", "--repeats", "2"]
     output = run(tmp_path, "-m", "benchmarks", *options)
     for variant in ("twin", "published", "primitives", "bodies", "fused", "openvino", "eager", "compiled"):
-        timed = rf"\b{variant}\W+(?:[\d,]+\W+)?[\d.]+ ms \([\d.]+\)"
+        timed = rf"\b{variant}\W+(?:[\d,]+\W+)?[\d.]+ [mµ]s \([\d.]+\)"
         assert len(re.findall(timed, output)) == len(models), output
     assert all(model in output for model in models)

@@ -87,6 +87,7 @@ Tensor Run::input(size_t index) const {
 
 std::vector<Tensor> Run::inputs(size_t first, size_t count) const {
   std::vector<Tensor> tensors;
+  tensors.reserve(count);
   for (size_t i = first; i < first + count; ++i) tensors.push_back(input(i));
   return tensors;
 }

@@ -11,11 +11,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "nnorm/epilogues.h"
+#include "nnorm/line_allocator.h"
 
 namespace nnorm {
 
@@ -56,20 +56,6 @@ struct QuantizedSum {
   int32_t flip;  // from int8 to uint8
   float offset, factor, least, greatest;
   int32_t zero_point;
-};
-
-constexpr size_t cache_line = 64;  // in bytes; a register of AVX-512 has as many
-
-template <class T>
-struct LineAllocator {
-  using value_type = T;
-  LineAllocator() = default;
-  template <class U>
-  LineAllocator(const LineAllocator<U>&) {}
-  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(cache_line))); }
-  void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t(cache_line)); }
-  friend bool operator==(LineAllocator, LineAllocator) { return true; }
-  friend bool operator!=(LineAllocator, LineAllocator) { return false; }
 };
 
 // [channels][entries]; those of a channel begin with a line of the cache.

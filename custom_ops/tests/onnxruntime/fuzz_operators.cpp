@@ -1,9 +1,10 @@
 // Random nodes against the library's callbacks: fuzz_operators [CASES [SEED]].
 //
 // A case is an operator, a type, shapes of rank 0 to 6 with extents of zero and extents whose product overflows,
-// attributes and values, most of them fitting and some hostile, parameters that are constants or computed. The library must
-// refuse what does not fit, and otherwise its values are compared with the formulas in a wider type. In some cases a call of the API or an allocation fails: the
-// library must return an error, lose nothing, and give the right values in the next run.
+// attributes and values, most of them fitting and some hostile, and parameters that are constants or computed. The library
+// must refuse what does not fit, and otherwise its values are compared with the formulas in a wider type. In some cases a
+// call of the API or an allocation fails: the library must return an error, lose nothing, and give the right values in the
+// next run.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -58,7 +59,8 @@ struct Case {
   std::vector<Shape> shapes;
   std::vector<T> x, residual;
   std::vector<std::vector<Real>> parameters;
-  bool attributes_fit = true, shapes_fit = true, huge = false, hostile, constant = false;
+  bool attributes_fit = true, shapes_fit = true, huge = false, hostile;
+  std::vector<bool> constants;  // which of the inputs are constants
   int64_t axis = -1, groups = 1, block = 16;
   float epsilon = 1e-5f, delta = 0.0031622776601683794f;
 
@@ -66,7 +68,10 @@ struct Case {
     choose_shapes();
     choose_attributes();
     if (shapes_fit && !huge) choose_values();
-    constant = !huge && shapes_fit && random.below(2);
+    constants.resize(target.inputs);
+    const size_t share = random.below(3);  // none, all or some
+    for (size_t i = 1; !huge && shapes_fit && i < target.inputs - target.takes_residual; ++i)
+      constants[i] = share == 1 || (share == 2 && random.below(2));
   }
   ~Case() { host::constants.clear(); }
 
@@ -196,8 +201,7 @@ struct Case {
     for (size_t i = 1; i < target.inputs - target.takes_residual; ++i) {
       if (!hidden) copies.emplace_back(copy_of(parameters[i - 1]));
       context.inputs.push_back({shapes[i], hidden ? static_cast<void*>(&nowhere) : copies.back().get()});
-      host::constants.erase({info, i});
-      if (constant) host::constants[{info, i}] = context.inputs.back();
+      if (constants[i]) host::constants[{info, i}] = context.inputs.back();
     }
     if (target.takes_residual)
       context.inputs.push_back({shapes.back(), hidden ? static_cast<void*>(&nowhere) : residual_copy.get()});
@@ -210,15 +214,18 @@ struct Case {
       status = target.op->CreateKernelV2(target.op, api, info, &state);
     }
     if (status != nullptr) return message(status);
-    if (constant) {  // the kernel has read them for the last time
-      for (size_t i = 1; i <= parameters.size(); ++i) context.inputs[i].data = nullptr;
+    if (!parameters.empty() && size_t(std::count(constants.begin(), constants.end(), true)) == parameters.size()) {
+      for (size_t i = 1; i <= parameters.size(); ++i) context.inputs[i].data = nullptr;  // the kernel has copies
       copies.clear();
     }
     {
       const Inside inside;
       status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
-      if (status == nullptr && output == apart.get())  // again, with what it keeps
+      if (status == nullptr && output == apart.get()) {  // again, with what the kernel keeps
+        std::fill_n(output, x.size(), T{});
+        context.output_made = false;
         status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+      }
       target.op->KernelDestroy(state);
     }
     if (status != nullptr) return message(status);

@@ -113,6 +113,7 @@ struct Node {
   std::vector<T> x, residual;
   std::vector<std::vector<Arithmetic<T>>> parameters;
   const OrtCustomOp* op;
+  bool on_device = false;  // the parameters are constants, in memory that the host cannot read
 
   explicit Node(const OrtCustomOp* called, int64_t extent = 5) : shape{2, 16, extent}, op(called) {
     Random random(7);
@@ -133,7 +134,10 @@ struct Node {
     const OrtApi* const api = host::current_api;
     void* state = nullptr;
     const host::Node attributes;
+    for (size_t i = 1; on_device && i <= parameters.size(); ++i)
+      host::constants[{reinterpret_cast<const OrtKernelInfo*>(&attributes), i}] = {{shape[1]}, reinterpret_cast<void*>(1)};
     OrtStatus* status = op->CreateKernelV2(op, api, reinterpret_cast<const OrtKernelInfo*>(&attributes), &state);
+    host::constants.clear();
     if (status == nullptr) {
       host::Context context;
       context.refused_from = SIZE_MAX;
@@ -186,6 +190,10 @@ void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double to
       worst = std::max(worst, std::fabs(double(nnorm::widened(y[i])) - value) / (1 + std::fabs(value)));
     }
     CHECK(worst <= tolerance, "%s of %s: the kernels differ by %.3g", op->GetName(op), NameOf<T>::value, worst);
+    std::vector<T> again;
+    on_gpu.on_device = true;
+    CHECK(on_gpu.run(again).empty() && same_bits(again, y), "%s: constants in the device's memory", op->GetName(op));
+    on_gpu.on_device = false;
     ++compared;
     const size_t different = count_different<T>(op, same);
     if (sizeof(T) > 2 || nnorm::same_bits_wanted())
