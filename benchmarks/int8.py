@@ -5,8 +5,8 @@ python -m benchmarks.int8 [--threads 1 2] [--batch N …] [--repeats N] [--sessi
 
 The twin is a network with BatchNorm2d or LayerNorm. torch.onnx.export folds a BatchNorm2d that follows a convolution.
 
-Every file is opened several times, and the turns with all of its sessions count: where in memory a session lies moves
-the ratio of an int8 ResNet18 at batch 1 by 0.02, in each of its turns alike.
+Every file is opened several times, and a figure is the median over the turns of all sessions: the ratio of an int8
+ResNet18 at batch 1 differs by up to 0.02 between sessions.
 """
 
 from __future__ import annotations

@@ -143,11 +143,11 @@ class Row:
     timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
 
 
-def write_plain(model: nn.Module, images: Tensor, path: Path) -> None:
+def write_plain(model: nn.Module, samples: Tensor, path: Path) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists every optional package that is not installed
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, (images,), path, dynamo=True, dynamic_shapes=({0: "batch"},), external_data=False)
+        torch.onnx.export(model, (samples,), path, dynamo=True, dynamic_shapes=({0: "batch"},), external_data=False)
 
 
 class Contestants:
@@ -157,7 +157,7 @@ class Contestants:
         self.network, self.folder, self.name = NETWORKS[name], folder, name
         self.sizes = self.network.quick_sizes if quick else {}
         torch.manual_seed(1)
-        self.images = torch.randn(4, *self.network.shape)
+        self.samples = torch.randn(4, *self.network.shape)
         self.why_not: dict[str, str] = {}
         self.models = {
             "twin": self._build(self.network.twin),
@@ -166,7 +166,7 @@ class Contestants:
         }
 
     def _build(self, norm: Norm) -> nn.Module:
-        return build(self.network.build, norm, self.images, **self.sizes)
+        return build(self.network.build, norm, self.samples, **self.sizes)
 
     def path(self, file: str) -> Path:
         return self.folder / f"{self.name}-{file}.onnx"
@@ -181,14 +181,14 @@ class Contestants:
                 return
             nnorm_export.optimize(self.path("portable"), path)
         elif file in ("portable", "primitives"):
-            nnorm_export.export(model, (self.images,), path, form=file, verify=False)
+            nnorm_export.export(model, (self.samples,), path, form=file, verify=False)
         else:
             try:
-                write_plain(model, self.images, path)
+                write_plain(model, self.samples, path)
             except Exception as error:  # torch's exporter raises dozens of unrelated types
                 self.why_not[file] = _root_cause(error)
                 return
-        parity = nnorm_export.verify(path, model, (self.images,))
+        parity = nnorm_export.verify(path, model, (self.samples,))
         if not parity:
             raise SystemExit(
                 f"{self.name}, {file}: the file does not compute what PyTorch computes, so it is not timed\n{parity}"
@@ -197,7 +197,7 @@ class Contestants:
     def write_for_pytorch(self, row: str) -> None:
         """Writes the file of a row, which its exporter compares with PyTorch."""
         file, write, model = PYTORCH_FILES[row]
-        write(self.models[model], (self.images,), self.folder / f"{self.name}-{file}")
+        write(self.models[model], (self.samples,), self.folder / f"{self.name}-{file}")
 
     def open(self, threads: int) -> dict[str, Callable[[Tensor], Any]]:
         """Every contestant that can run, by the name of its row."""
@@ -211,15 +211,15 @@ class Contestants:
                 import openvino  # noqa: PLC0415 - an extra: benchmarks/gpu imports this file without OpenVINO
 
                 compiled = openvino.Core().compile_model(self.path(file), "CPU", settings)
-                runs[row] = lambda images, compiled=compiled: compiled(images.numpy())
+                runs[row] = lambda samples, compiled=compiled: compiled(samples.numpy())
                 continue
             runner = open_session(self.path(file), threads, kernels=RAN_BY.get(row) == "kernel")
             if row in RAN_BY and set(runner.implementations.values()) != {RAN_BY[row]}:
                 raise SystemExit(f"{self.name}, {row}: not run as it says: {runner.implementations}")
-            runs[row] = lambda images, runner=runner: runner(images.numpy())
+            runs[row] = lambda samples, runner=runner: runner(samples.numpy())
         for row, (file, _, _) in PYTORCH_FILES.items():
             runner = nnorm_export.load(self.folder / f"{self.name}-{file}")
-            runs[row] = lambda images, runner=runner: runner(images.numpy())
+            runs[row] = lambda samples, runner=runner: runner(samples.numpy())
         ours = self.models["ours"]
         torch._dynamo.reset()
         for row, model in (("eager", ours), ("compiled", torch.compile(ours)), ("eager_twin", self.models["twin"])):
@@ -229,9 +229,9 @@ class Contestants:
 
     def _compare(self, runs: dict[str, Callable[[Tensor], Any]]) -> None:
         """Compares OpenVINO and torch.compile, whose results no exporter has verified, with PyTorch eager."""
-        expected = runs["eager"](self.images).numpy()
+        expected = runs["eager"](self.samples).numpy()
         for row in ("openvino", "compiled"):
-            result = runs[row](self.images)
+            result = runs[row](self.samples)
             error = np.abs(np.asarray(result[0] if row == "openvino" else result) - expected).max()
             if not error <= 1e-4 * max(1.0, np.abs(expected).max()):
                 raise SystemExit(f"{self.name}, {row}: off by {error:.1e}, so it is not timed")
@@ -269,10 +269,10 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
             for threads in options.threads:
                 runs = contestants.open(threads)
                 for batch in batches_of(name, options):
-                    images = torch.randn(batch, *contestants.network.shape)
+                    samples = torch.randn(batch, *contestants.network.shape)
                     task = progress.add_task(f"{name}: {threads} threads, batch {batch}", total=options.repeats + 2)
                     timings = time_in_turns(
-                        {row: lambda run=run, images=images: run(images) for row, run in runs.items()},
+                        {row: lambda run=run, samples=samples: run(samples) for row, run in runs.items()},
                         base=TWIN,
                         repeats=options.repeats,
                         advance=lambda task=task: progress.advance(task),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ml_dtypes
@@ -53,9 +53,10 @@ def single_node_model(
     values: dict[str, np.ndarray],
     opset: int = 20,
     variant: str | None = None,
+    constants: Collection[str] = (),
     **attributes: Any,
 ) -> str:
-    """A model of one node with a body, by default the one for ``values``; of inputs of any length."""
+    """A model of one node with a body, by default the one for ``values``; of inputs of any length, or constants."""
     operator = OPERATORS[op_type]
     variant = operator.variant(values) if variant is None else variant
     assert tuple(values) == operator.inputs
@@ -64,12 +65,14 @@ def single_node_model(
     infos = [
         helper.make_tensor_value_info(name, element[value.dtype], [f"{name}{axis}" for axis in range(value.ndim)])
         for name, value in values.items()
+        if name not in constants
     ]
+    weights = [numpy_helper.from_array(values[name], name) for name in constants]
     x = values["X"]
     output = helper.make_tensor_value_info("Y", element[x.dtype], [f"X{axis}" for axis in range(x.ndim)])
     arithmetic = "double" if x.dtype == np.float64 else "float"
     model = helper.make_model(
-        helper.make_graph([node], "graph", infos, [output]),
+        helper.make_graph([node], "graph", infos, [output], weights),
         functions=[operator.function(opset, arithmetic, variant, overload=variant)],
         opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
         ir_version=10,
@@ -231,22 +234,24 @@ def test_parameters_that_are_constants_give_the_bits_of_computed_ones(op_type: s
     if op_type == "LayerNormalNorm":
         shapes = [(3, 8, 37), (5, 1, 37), (1, 1, 37), (0, 8, 37)]
     operator, values = OPERATORS[op_type], make_values(op_type, shapes[0], dtype)
-    constants = {name: values[name] for name in operator.parameters}
-    feeds = [
-        {name: value for name, value in make_values(op_type, shape, dtype).items() if name not in constants}
-        for shape in shapes
-    ]
-    path = single_node_model(tmp_path / "computed.onnx", op_type, values, **ATTRIBUTES.get(op_type, {}))
-    computed = open_with(path, "kernel")
-    model = onnx.load(path)
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
-    infos = [info for info in model.graph.input if info.name not in constants]
-    del model.graph.input[:]
-    model.graph.input.extend(infos)
-    onnx.save(model, tmp_path / "constants.onnx")
-    kept = open_with(tmp_path / "constants.onnx", "kernel")
-    for values in 2 * feeds:
-        (result,), (expected,) = kept(**values), computed(**values, **constants)
+    parameters = {name: values[name] for name in operator.parameters}
+    computed, kept = (
+        open_with(
+            single_node_model(
+                tmp_path / f"{len(constants)}.onnx",
+                op_type,
+                values,
+                constants=constants,
+                **ATTRIBUTES.get(op_type, {}),
+            ),
+            "kernel",
+        )
+        for constants in ((), operator.parameters)
+    )
+    assert computed.implementations == kept.implementations == {"node": "kernel"}
+    for shape in 2 * shapes:
+        tensors = {name: x for name, x in make_values(op_type, shape, dtype).items() if name not in parameters}
+        (result,), (expected,) = kept(**tensors), computed(**tensors, **parameters)
         assert (result.shape, result.tobytes()) == (expected.shape, expected.tobytes())
 
 

@@ -58,8 +58,10 @@ def test_a_runner_says_what_it_takes_and_what_ran(way: str, portable: Path) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_runner_takes_arrays_of_any_layout(way: str, portable: Path) -> None:
+def test_a_runner_takes_arrays_of_any_layout(way: str, portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ONNX Runtime without OrtValues, which are slower."""
     runner = open_with(portable, way)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_ort_values", None)
     x = np.random.default_rng(0).standard_normal((3, 4), np.float32)
     fixed, wide = x.copy(), np.repeat(x, 2, axis=1)
     fixed.flags.writeable = False

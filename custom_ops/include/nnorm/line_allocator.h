@@ -1,4 +1,4 @@
-// Memory that begins with a line of the cache, in which no load of a whole register crosses from one line to the next.
+// Memory that is aligned to a line of the cache: a load of a whole register reads one line, not two.
 #pragma once
 
 #include <cstddef>

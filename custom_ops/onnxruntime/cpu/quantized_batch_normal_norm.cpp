@@ -106,22 +106,27 @@ std::vector<uint8_t> key_of(const Facts& facts, const std::vector<Tensor>& input
   return key;
 }
 
+// The inputs, by read(index); X and the residual are left empty.
+template <class Read>
+std::vector<Tensor> inputs_without_tensors(const Facts& facts, Read read) {
+  std::vector<Tensor> inputs;
+  for (size_t i = 0; i < facts.inputs; ++i) inputs.push_back(is_tensor(i) ? Tensor{} : read(i));
+  return inputs;
+}
+
 class QuantizedNode {
  public:
   QuantizedNode(const Attributes& attributes, const Facts& facts) : facts_(facts) {
     attributes.read("axis", axis_);
     if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
-    std::vector<Tensor> constants;
+    const std::vector<Tensor> constants = inputs_without_tensors(facts, [&](size_t i) { return attributes.constant(i); });
     bool all_constant = true;
-    for (size_t i = 0; i < facts.inputs; ++i) {
-      constants.push_back(is_tensor(i) ? Tensor{} : attributes.constant(i));
-      all_constant = all_constant && (is_tensor(i) || constants.back().data != nullptr);
-    }
+    for (size_t i = 0; i < facts.inputs; ++i) all_constant = all_constant && (is_tensor(i) || constants[i].data != nullptr);
     if (all_constant) constant_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants)});
   }
 
   void operator()(const Run& run) const {
-    const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(run.inputs(0, facts_.inputs));
+    const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(run);
     const QuantizedTable& table = made->table;
     const Tensor of_x = run.input(x), of_residual = facts_.inputs > residual ? run.input(residual) : Tensor{};
     const Shape& shape = of_x.shape;
@@ -158,7 +163,8 @@ class QuantizedNode {
   }
 
   // The table for inputs that are computed; it is made again when they change.
-  std::shared_ptr<const KeyedTable> table_of(const std::vector<Tensor>& inputs) const {
+  std::shared_ptr<const KeyedTable> table_of(const Run& run) const {
+    const std::vector<Tensor> inputs = inputs_without_tensors(facts_, [&](size_t i) { return run.input(i); });
     refuse(shape_refusal(facts_, inputs));
     std::vector<uint8_t> key = key_of(facts_, inputs);
     {

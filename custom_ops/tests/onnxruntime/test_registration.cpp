@@ -8,6 +8,8 @@
 namespace nnorm_test {
 namespace {
 
+using nnorm::Shape;
+
 // Registration with every ONNX Runtime that there may be, and with every call and allocation failing in turn.
 void check_registration(const OrtApi& api) {
   std::string reason;
@@ -94,6 +96,41 @@ void check_missing_input(const Operator& target) {
   target.op->KernelDestroy(state);
 }
 
+// A run with constants reads X and the residual only, and allocates memory only for their shapes. The extent is one for which
+// no kernel repeats its parameters.
+void check_cost_of_a_run(const Operator& target) {
+  constexpr int64_t extent = 16;
+  host::Node node;
+  if (target.blocked) node["block"] = int64_t(8);
+  const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&node);
+  std::vector<double> memory(2 * 8 * extent, 1.0), y(memory.size());
+  const int64_t parameter = target.per_channel ? 8 : extent;
+  host::Context context{{}, {{}, y.data()}, SIZE_MAX};
+  for (size_t i = 0; i < target.inputs; ++i) {
+    const bool is_tensor = i == 0 || (target.takes_residual && i + 1 == target.inputs);
+    context.inputs.push_back({is_tensor ? Shape{2, 8, extent} : Shape{parameter}, memory.data()});
+    if (!is_tensor) host::constants[{info, i}] = context.inputs.back();
+  }
+  void* state = nullptr;
+  CHECK(target.op->CreateKernelV2(target.op, host::current_api, info, &state) == nullptr, "%s", target.name.c_str());
+  host::constants.clear();
+  constexpr long many = 1000;
+  for (const bool first : {true, false}) {
+    host::failing_call = failing_allocation = many;
+    OrtStatus* status;
+    {
+      const Inside inside;
+      status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+    }
+    const long calls = many - host::failing_call, allocations = many - failing_allocation, tensors = 1 + target.takes_residual;
+    host::stop_failing();
+    CHECK(status == nullptr, "%s", target.name.c_str());
+    CHECK(first || (calls == 5 * tensors + 2 && allocations == tensors), "%s: %ld calls, %ld allocations in a run",
+          target.name.c_str(), calls, allocations);
+  }
+  target.op->KernelDestroy(state);
+}
+
 }  // namespace
 }  // namespace nnorm_test
 
@@ -110,6 +147,7 @@ int main() {
     check_inference(target);
     check_inplace(target);
     check_missing_input(target);
+    check_cost_of_a_run(target);
   }
   CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses and %ld infos are lost", host::live_statuses,
         host::live_infos);
