@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from network_with_attention import images, quantize_for_all, write_network
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from torch import Tensor
 
 from nnorm_export import NnormExportError, QuantizeReport, load, quantize
@@ -147,6 +147,37 @@ def test_quantize_and_serve_repo_name_it(
 def test_what_computes_in_float_does_not_overflow(made: dict[str, QuantizeReport]) -> None:
     """ONNX Runtime computes a Conv in float, unless its output is rounded to 8 bits."""
     assert _overflow.unsafe_weights(onnx_file.read(made["tensorrt"].path)) == WEIGHTS - 1
+
+
+def test_weights_in_nodes_and_branches_are_named(of_8_bits: Path, tmp_path: Path) -> None:
+    """Other tools write weights as Constant nodes; a branch of an If has weights of its own, or reads those outside."""
+    proto = onnx.load(of_8_bits)
+    kept = [tensor for tensor in proto.graph.initializer if tensor.data_type != onnx.TensorProto.INT8]
+    moved = [tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
+    for number, constant in enumerate(constants):
+        proto.graph.node.insert(number, constant)
+    onnx.save(proto, tmp_path / "constants.onnx")
+    assert _overflow.unsafe_weights(onnx_file.read(tmp_path / "constants.onnx")) == WEIGHTS
+
+    for place in ("inside", "outside"):
+        branch = helper.make_graph(proto.graph.node, "branch", [], proto.graph.output, initializer=kept)
+        if place == "outside":
+            del branch.node[: len(moved)]
+        either = helper.make_node("If", ["yes"], [value.name for value in proto.graph.output])
+        either.attribute.extend(helper.make_attribute(f"{name}_branch", branch) for name in ("then", "else"))
+        if place == "inside":  # a branch with safe weights of the same names
+            for node in either.attribute[1].g.node[: len(moved)]:
+                node.attribute[0].t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(node.attribute[0].t) // 2))
+        yes = numpy_helper.from_array(np.array(True), "yes")
+        weights = [yes, *(moved if place == "outside" else [])]
+        graph = helper.make_graph([either], "outer", proto.graph.input, proto.graph.output, initializer=weights)
+        model = helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+        model.functions.extend(proto.functions)
+        onnx.save(model, tmp_path / f"{place}.onnx")
+        assert _overflow.unsafe_weights(onnx_file.read(tmp_path / f"{place}.onnx")) == WEIGHTS, place
 
 
 def test_entries_of_the_configuration_that_are_refused(source: Path) -> None:

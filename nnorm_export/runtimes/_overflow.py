@@ -10,14 +10,14 @@ from __future__ import annotations
 import platform
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from nnorm_export.files.onnx_file import ModelFile, read_with_weights
+from nnorm_export.files.onnx_file import ModelFile, read_with_weights, with_nested
 from nnorm_export.files.optimized_for import OPTIMIZED
 
 # Entries of a session's configuration with which no sum overflows. With the second, what is between DequantizeLinear
@@ -52,18 +52,37 @@ def overflow_of(file: ModelFile) -> str:
 
 def unsafe_weights(file: ModelFile) -> int:
     """How many weights of products that ONNX Runtime computes in int8 have numbers beyond ±64."""
-    if not any(tensor.data_type == onnx.TensorProto.INT8 for tensor in file.proto.graph.initializer):
+    if not any(weights for _, weights in _scopes(file.proto)):
         return 0
-    graph = read_with_weights(file.path).graph
-    weights = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
-    factors = [weights[name] for name in set(_second_factors(graph)) if name in weights]
-    return sum(bool((np.abs(numpy_helper.to_array(each).astype(np.int16)) > _SAFE).any()) for each in factors)
+    count = 0
+    for nodes, weights in _scopes(read_with_weights(file.path)):
+        factors = set(_second_factors(nodes))
+        count += len({name for name, tensor in weights if name in factors and _is_unsafe(tensor)})
+    return count
 
 
-def _second_factors(graph: onnx.GraphProto) -> Iterator[str]:
-    stored = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+def _is_unsafe(weight: onnx.TensorProto) -> bool:
+    return bool((np.abs(numpy_helper.to_array(weight).astype(np.int16)) > _SAFE).any())
+
+
+def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[list[onnx.NodeProto], list[tuple[str, onnx.TensorProto]]]]:
+    """The nodes and the int8 weights, by name, of the graph and of each function, and of the graphs in their nodes.
+
+    The two branches of an If may give one name to different weights.
+    """
+    for outer, initializers in ((proto.graph.node, proto.graph.initializer), *((f.node, ()) for f in proto.functions)):
+        nodes = [*with_nested(outer)]
+        attributes = [attribute for node in nodes for attribute in node.attribute]
+        graphs = [graph for attribute in attributes for graph in (attribute.g, *attribute.graphs)]
+        stored = [(tensor.name, tensor) for tensor in (*initializers, *(t for g in graphs for t in g.initializer))]
+        stored += [(node.output[0], a.t) for node in nodes if node.op_type == "Constant" for a in node.attribute]
+        yield nodes, [(name, tensor) for name, tensor in stored if tensor.data_type == onnx.TensorProto.INT8]
+
+
+def _second_factors(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
+    stored = {node.output[0]: node.input[0] for node in nodes if node.op_type == "DequantizeLinear"}
     readers = defaultdict(list)
-    for node in graph.node:
+    for node in nodes:
         for name in node.input:
             readers[name].append(node)
 
@@ -77,7 +96,7 @@ def _second_factors(graph: onnx.GraphProto) -> Iterator[str]:
             for reader in readers[value]
         )
 
-    for node in graph.node:
+    for node in nodes:
         if node.op_type in _READING_INT8:
             yield node.input[_READING_INT8[node.op_type]]
         # A Conv whose output is not rounded to 8 bits computes in float.
