@@ -21,6 +21,11 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 BLOCKED = [*BLOCKED_TWINS]
 KERNELS = [*OPERATORS, *BLOCKED]
+NUMBERS = {np.dtype(kind): number for number, kind in ELEMENTS.values()} | {
+    np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
+    np.dtype(bool): TensorProto.BOOL,
+}
 # More than enough elements to be spread over threads; a whole number of blocks of channels.
 SHAPE = (3, 16, 53, 61)
 
@@ -30,19 +35,17 @@ def open_node(
 ) -> Any:
     """A session with one node and no body, so that only a kernel can run it. Its parameters are fed or constants."""
     weights = values.keys() - tensors_of(values).keys() if constants else set()
-    numbers = {np.dtype(kind): number for number, kind in ELEMENTS.values()} | {np.dtype(np.int32): TensorProto.INT32}
-    infos = [
-        helper.make_tensor_value_info(name, numbers[value.dtype], [f"{name}{axis}" for axis in range(value.ndim)])
-        for name, value in values.items()
-        if name not in weights
-    ]
     graph = helper.make_graph(
         [helper.make_node(op_type, list(values), ["Y"], name="node", domain=DOMAIN, **attributes)],
         "graph",
-        infos,
-        [helper.make_tensor_value_info("Y", numbers[values["X"].dtype], None)],
+        [info_of(name, value) for name, value in values.items() if name not in weights],
+        [helper.make_tensor_value_info("Y", NUMBERS[values["X"].dtype], None)],
         [numpy_helper.from_array(values[name], name) for name in sorted(weights)],
     )
+    return open_graph(graph, threads)
+
+
+def open_graph(graph: onnx.GraphProto, threads: int = 1) -> Any:
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
@@ -50,6 +53,10 @@ def open_node(
     options.log_severity_level = 4
     nnorm_export.register(options)
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def info_of(name: str, value: np.ndarray) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, NUMBERS[value.dtype], [f"{name}{axis}" for axis in range(value.ndim)])
 
 
 def tensors_of(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -86,6 +93,51 @@ def test_sixteen_callers_share_a_session(kernel: str, constants: bool) -> None:
             results = pool.map(lambda feed: shared.run(None, feed)[0], feeds)
             for result, expected in zip(results, alone, strict=True):
                 np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "weight", "bias"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_constants_of_a_graph_around_the_node(kernel: str, hidden: str) -> None:
+    """The body of a Loop may have a value with the name of a constant outside, and the node be in a branch of its own.
+
+    ONNX Runtime 1.29 and newer names the constant outside to the kernel. A condition that is constant leaves no branch.
+    """
+    values, attributes = values_of(kernel, (2, 16, 5, 3))
+    state = "other" if hidden == "nothing" else hidden
+    constants = {name: value for name, value in values.items() if name not in tensors_of(values)}
+    constants = {"other": np.ones(1, np.float32), "times": np.array(3), "yes": np.array(True)} | constants
+
+    def branch(result: str) -> onnx.GraphProto:
+        inputs = ["x" if name == "X" else name for name in values]
+        node = helper.make_node(kernel, inputs, [result], domain=DOMAIN, **attributes)
+        return helper.make_graph([node], result, [], [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)])
+
+    carried = [("go", np.array(True)), ("x", values["X"]), (state, constants[state])]
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", [state, state], ["doubled"]),
+            helper.make_node("If", ["go"], ["y"], then_branch=branch("one"), else_branch=branch("another")),
+            helper.make_node("Identity", ["go"], ["go on"]),
+        ],
+        "body",
+        [info_of("step", np.array(0)), *(info_of(name, value) for name, value in carried)],
+        [info_of(name, value) for name, (_, value) in zip(("go on", "y", "doubled"), carried, strict=True)],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["times", "yes", "X", state], ["Y", "last"], body=body)],
+        "graph",
+        [info_of(name, value) for name, value in tensors_of(values).items()],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    (result,) = open_graph(graph).run(None, tensors_of(values))
+
+    alone, expected = open_node(kernel, values, **attributes), dict(values)
+    for _ in range(3):
+        expected["X"] = alone.run(None, expected)[0]
+        if hidden != "nothing":
+            expected[hidden] = 2 * expected[hidden]
+    np.testing.assert_array_equal(result, expected["X"])
 
 
 def in_blocks(x: np.ndarray, block: int) -> np.ndarray:

@@ -40,33 +40,36 @@ struct FloatSignature {
   }
 };
 
-// The parameters of a FloatSignature, and what a provider has made of them, if they are constants.
 template <class Signature>
-class Parameters {
- public:
-  using Real = typename Signature::Real;
+constexpr Roles roles_of{Signature::inputs, Signature::is_tensor};
 
-  explicit Parameters(const Attributes& attributes) : constants_(attributes, 1, Signature::parameter_count, sizeof(Real)) {}
-  const Constants& constants() const { return constants_; }
-  MadeOnce<Real>* prepared() const { return constants_.are_known() ? &prepared_ : nullptr; }
+// What a kernel with a FloatSignature keeps of its parameters, if they are constants: them, and what a provider makes of them.
+template <class Signature>
+struct Parameters {
+  const Constants constants;
+  mutable MadeOnce<typename Signature::Real> prepared;
 
- private:
-  const Constants constants_;
-  mutable MadeOnce<Real> prepared_;
+  explicit Parameters(const Attributes& attributes) : constants(attributes, roles_of<Signature>) {}
 };
 
 // The inputs of a FloatSignature in one run.
 template <class Signature>
 class Inputs {
  public:
-  Inputs(const Run& run, const Constants& constants)
+  using Real = typename Signature::Real;
+
+  Inputs(const Run& run, const Parameters<Signature>& kept)
       : x_(run.input(0)),
-        computed_(constants.are_known() ? std::vector<Tensor>() : run.inputs(1, Signature::parameter_count)),
-        parameters_(constants.are_known() ? constants.tensors() : computed_),
+        prepared_(kept.constants.are_inputs_of(run) ? &kept.prepared : nullptr),
+        computed_(prepared_ ? std::vector<Tensor>() : run.parameters(roles_of<Signature>)),
+        parameters_(prepared_ ? kept.constants.tensors() : computed_),
         operand_(has_operand ? run.input(last) : Tensor{}) {}
   Inputs(const Inputs&) = delete;
 
-  const Tensor& operator[](size_t i) const { return i == 0 ? x_ : has_operand && i == last ? operand_ : parameters_[i - 1]; }
+  const Tensor& operator[](size_t i) const { return i == 0 ? x_ : has_operand && i == last ? operand_ : parameters_[i]; }
+
+  // For what is made of the parameters once; nullptr if they are computed.
+  MadeOnce<Real>* prepared() const { return prepared_; }
 
  private:
   static constexpr size_t last = Signature::inputs - 1;
@@ -74,6 +77,7 @@ class Inputs {
   static_assert(last <= Signature::parameter_count + 1);
 
   const Tensor x_;
+  MadeOnce<Real>* const prepared_;
   const std::vector<Tensor> computed_;
   const std::vector<Tensor>& parameters_;
   const Tensor operand_;
@@ -115,6 +119,8 @@ struct Callbacks {
   static size_t ORT_API_CALL may_inplace(int** inputs, int** outputs) noexcept {
     size_t choices = 0;
     for (size_t i = 0; i < Signature::inputs; ++i) choices += may_be_y(i);
+    *inputs = *outputs = nullptr;
+    if (choices == 0) return 0;  // ONNX Runtime releases nothing then
     *inputs = new (std::nothrow) int[choices]();
     *outputs = new (std::nothrow) int[choices]();  // output 0 for each
     if (*inputs == nullptr || *outputs == nullptr) {
@@ -174,6 +180,7 @@ class Operators {
 
   template <class Kernel>
   void add() {
+    Kernel::name();  // the first call may allocate, and throw; ONNX Runtime asks where nothing may be thrown
     ops_.push_back(custom_op<Kernel>(api_, version_));
   }
 

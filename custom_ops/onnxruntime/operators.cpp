@@ -18,9 +18,9 @@ class Kernel {
   }
 
   void operator()(const Run& run) const {
-    const Inputs<Signature> inputs(run, parameters_.constants());
+    const Inputs<Signature> inputs(run, parameters_);
     refuse(operator_.shape_refusal(inputs));
-    run.solve(operator_.template problem<T>(inputs, run.output(inputs[0].shape)), parameters_.prepared());
+    run.solve(operator_.template problem<T>(inputs, run.output(inputs[0].shape)), inputs.prepared());
   }
 
  private:

@@ -16,6 +16,12 @@ std::string message_without(const OrtApi* api, OrtStatus* status, const char* at
   return message;
 }
 
+void* data_of(const OrtApi* api, const OrtValue* value) {
+  void* data = nullptr;
+  check(api, api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  return data;
+}
+
 Tensor read_tensor(const OrtApi* api, const OrtValue* value) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api->GetTensorTypeAndShape(value, &info));
@@ -24,9 +30,7 @@ Tensor read_tensor(const OrtApi* api, const OrtValue* value) {
   check(api, api->GetDimensionsCount(info, &rank));
   Tensor tensor{Shape(rank), nullptr};
   check(api, api->GetDimensions(info, tensor.shape.data(), rank));
-  void* data = nullptr;
-  check(api, api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-  tensor.data = data;
+  tensor.data = data_of(api, value);
   return tensor;
 }
 
@@ -63,19 +67,29 @@ Tensor Attributes::constant(size_t input) const {
   int is_constant = 0;
   const OrtValue* value = nullptr;
   check(api_, api_->KernelInfoGetConstantInput_tensor(info_, input, &is_constant, &value));
-  return is_constant ? read_tensor(api_, value) : Tensor{};
+  if (!is_constant) return {};
+  // A graph's constant is where the graph's own nodes read it, and a branch may have nodes on another provider.
+  const OrtMemoryInfo* memory = nullptr;
+  check(api_, api_->GetTensorMemoryInfo(value, &memory));
+  OrtMemoryInfoDeviceType device;
+  api_->MemoryInfoGetDeviceType(memory, &device);
+  return device == OrtMemoryInfoDeviceType_CPU ? read_tensor(api_, value) : Tensor{};
 }
 
-Constants::Constants(const Attributes& attributes, size_t first, size_t count, size_t element_size) {
-  for (size_t i = first; are_known_ && i < first + count; ++i) {
-    Tensor& tensor = tensors_.emplace_back(attributes.constant(i));
-    const auto* const bytes = tensor.as<char>();
-    are_known_ = bytes != nullptr;
-    if (are_known_) tensor.data = memory_.emplace_back(bytes, bytes + nnorm::count(tensor.shape) * element_size).data();
+Constants::Constants(const Attributes& attributes, Roles roles) : roles_(roles) {
+  if (!has_host_memory) return;
+  for (size_t i = 0; i < roles.inputs; ++i) {
+    tensors_.push_back(roles.is_tensor(i) ? Tensor{} : attributes.constant(i));
+    if (roles.is_tensor(i) || tensors_.back().data != nullptr) continue;
+    tensors_.clear();
+    return;
   }
-  if (are_known_) return;
-  tensors_.clear();
-  memory_.clear();
+}
+
+bool Constants::are_inputs_of(const Run& run) const {
+  for (size_t i = 0; i < tensors_.size(); ++i)
+    if (!roles_.is_tensor(i) && run.data(i) != tensors_[i].data) return false;
+  return are_known();
 }
 
 Tensor Run::input(size_t index) const {
@@ -85,19 +99,23 @@ Tensor Run::input(size_t index) const {
   return read_tensor(api_, value);
 }
 
-std::vector<Tensor> Run::inputs(size_t first, size_t count) const {
+const void* Run::data(size_t index) const {
+  const OrtValue* value = nullptr;
+  check(api_, api_->KernelContext_GetInput(context_, index, &value));
+  return value == nullptr ? nullptr : data_of(api_, value);
+}
+
+std::vector<Tensor> Run::parameters(Roles roles) const {
   std::vector<Tensor> tensors;
-  tensors.reserve(count);
-  for (size_t i = first; i < first + count; ++i) tensors.push_back(input(i));
+  tensors.reserve(roles.inputs);
+  for (size_t i = 0; i < roles.inputs; ++i) tensors.push_back(roles.is_tensor(i) ? Tensor{} : input(i));
   return tensors;
 }
 
 void* Run::output(const Shape& shape) const {
   OrtValue* value = nullptr;
   check(api_, api_->KernelContext_GetOutput(context_, 0, shape.data(), shape.size(), &value));
-  void* data = nullptr;
-  check(api_, api_->GetTensorMutableData(value, &data));
-  return data;
+  return data_of(api_, value);
 }
 
 void Run::over_items(size_t items, void* call, void (*item)(void*, size_t), size_t fewest_to_share) const {

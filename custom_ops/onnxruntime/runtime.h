@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "nnorm/line_allocator.h"
 #include "nnorm/operators.h"
 
 namespace nnorm::ort {
@@ -63,7 +62,7 @@ class Attributes {
   // another type.
   void read(const char* name, int32_t& value) const;
   void read(const char* name, float& value) const;
-  // The input, with nullptr for its data if it is not a constant of the model, or has no elements.
+  // The input, with nullptr for its data if it is not a constant of the model, has no elements, or lies in a GPU's memory.
   Tensor constant(size_t input) const;
 
  private:
@@ -79,19 +78,30 @@ class Attributes {
 extern const char* const execution_provider;
 extern const bool has_host_memory;
 
-// Copies of inputs that are constants of the model. A BatchNormalNorm that reads and prepares its parameters in each run takes
-// 0.9 µs longer; its kernel computes 1,500 elements in that time.
+// Which of a node's inputs are parameters; the others are X and tensors of its shape.
+struct Roles {
+  size_t inputs;
+  bool (*is_tensor)(size_t input);
+};
+
+class Run;
+
+// A node's parameters, if all of them are constants of the model. A BatchNormalNorm that reads and prepares its parameters in
+// each run takes 0.9 µs longer; its kernel computes 1,500 elements in that time.
 class Constants {
  public:
-  // The `count` inputs from `first` on, with elements of this size; no copies if one of them is computed.
-  Constants(const Attributes& attributes, size_t first, size_t count, size_t element_size);
-  Constants(const Constants&) = delete;  // the tensors are in its memory
-  bool are_known() const { return are_known_; }
+  Constants(const Attributes& attributes, Roles roles);
+  bool are_known() const { return !tensors_.empty(); }
+
+  // Whether this run's parameters are these. ONNX Runtime 1.29 and newer names, to a kernel in a branch or a loop, a constant
+  // of an outer graph, although a value that a graph between them computes has the same name.
+  bool are_inputs_of(const Run& run) const;
+
+  // The inputs of the node, in the memory of ONNX Runtime; empty for X and the like.
   const std::vector<Tensor>& tensors() const { return tensors_; }
 
  private:
-  bool are_known_ = has_host_memory;
-  std::vector<std::vector<char, LineAllocator<char>>> memory_;
+  Roles roles_;
   std::vector<Tensor> tensors_;
 };
 
@@ -124,8 +134,11 @@ class Run {
 
   Tensor input(size_t index) const;
 
-  // The `count` inputs from `first` on.
-  std::vector<Tensor> inputs(size_t first, size_t count) const;
+  // Where the input's elements are; nullptr if it is missing.
+  const void* data(size_t index) const;
+
+  // The parameters among the inputs; empty for X and the like.
+  std::vector<Tensor> parameters(Roles roles) const;
 
   // The memory of the output, which gets this shape.
   void* output(const Shape& shape) const;

@@ -21,7 +21,7 @@ class NchwcKernel {
   }
 
   void operator()(const Run& run) const {
-    const Inputs<Signature> inputs(run, parameters_.constants());
+    const Inputs<Signature> inputs(run, parameters_);
     const Shape& x = inputs[0].shape;
     if (x.size() < 3) refuse("X must be [N, C, spatial...], it is " + to_string(x));
     if (x[1] % block_ != 0)
@@ -30,7 +30,7 @@ class NchwcKernel {
     const ChannelProblem<float> problem = Plain().template problem<float>(inputs, run.output(x));
     if (problem.empty()) return;
     std::vector<float> memory;
-    const std::vector<float>& table = channel_table(problem, 1, parameters_.prepared(), memory);
+    const std::vector<float>& table = channel_table(problem, 1, inputs.prepared(), memory);
     const size_t block = size_t(block_);
     ChannelWork<float> work = channel_work(problem, table, problem.channels);
     work.row_length = problem.extent * block;

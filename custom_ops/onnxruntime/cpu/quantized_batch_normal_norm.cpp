@@ -106,27 +106,18 @@ std::vector<uint8_t> key_of(const Facts& facts, const std::vector<Tensor>& input
   return key;
 }
 
-// The inputs, by read(index); X and the residual are left empty.
-template <class Read>
-std::vector<Tensor> inputs_without_tensors(const Facts& facts, Read read) {
-  std::vector<Tensor> inputs;
-  for (size_t i = 0; i < facts.inputs; ++i) inputs.push_back(is_tensor(i) ? Tensor{} : read(i));
-  return inputs;
-}
-
 class QuantizedNode {
  public:
-  QuantizedNode(const Attributes& attributes, const Facts& facts) : facts_(facts) {
+  QuantizedNode(const Attributes& attributes, const Facts& facts)
+      : facts_(facts), constants_(attributes, {facts.inputs, is_tensor}) {
     attributes.read("axis", axis_);
     if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
-    const std::vector<Tensor> constants = inputs_without_tensors(facts, [&](size_t i) { return attributes.constant(i); });
-    bool all_constant = true;
-    for (size_t i = 0; i < facts.inputs; ++i) all_constant = all_constant && (is_tensor(i) || constants[i].data != nullptr);
-    if (all_constant) constant_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants)});
+    if (constants_.are_known())
+      of_constants_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants_.tensors())});
   }
 
   void operator()(const Run& run) const {
-    const std::shared_ptr<const KeyedTable> made = constant_ ? constant_ : table_of(run);
+    const std::shared_ptr<const KeyedTable> made = constants_.are_inputs_of(run) ? of_constants_ : table_of(run);
     const QuantizedTable& table = made->table;
     const Tensor of_x = run.input(x), of_residual = facts_.inputs > residual ? run.input(residual) : Tensor{};
     const Shape& shape = of_x.shape;
@@ -164,7 +155,7 @@ class QuantizedNode {
 
   // The table for inputs that are computed; it is made again when they change.
   std::shared_ptr<const KeyedTable> table_of(const Run& run) const {
-    const std::vector<Tensor> inputs = inputs_without_tensors(facts_, [&](size_t i) { return run.input(i); });
+    const std::vector<Tensor> inputs = run.parameters({facts_.inputs, is_tensor});
     refuse(shape_refusal(facts_, inputs));
     std::vector<uint8_t> key = key_of(facts_, inputs);
     {
@@ -177,9 +168,10 @@ class QuantizedNode {
   }
 
   const Facts facts_;
+  const Constants constants_;
   int32_t axis_ = 1;
-  std::shared_ptr<const KeyedTable> constant_;  // for inputs that are constants
-  mutable std::mutex mutex_;                    // a session may run in several threads
+  std::shared_ptr<const KeyedTable> of_constants_;
+  mutable std::mutex mutex_;  // a session may run in several threads
   mutable std::shared_ptr<const KeyedTable> last_;
 };
 

@@ -61,10 +61,10 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
   const char* runtime = base->GetVersionString();
   const uint32_t level = api_level(runtime);
   if (level < oldest_api) {
-    const OrtApi* oldest = base->GetApi(1);
-    const std::string message = std::string("nnorm: ONNX Runtime 1.18 or newer is needed, this is ") + runtime +
-                                "; update the package onnxruntime";
-    return oldest->CreateStatus(ORT_FAIL, message.c_str());
+    return guarded(base->GetApi(1), "nnorm", [&] {
+      throw Error{ORT_FAIL, std::string("ONNX Runtime 1.18 or newer is needed, this is ") + runtime +
+                                "; update the package onnxruntime"};
+    });
   }
   const uint32_t version = level < ORT_API_VERSION ? level : ORT_API_VERSION;
   const OrtApi* api = base->GetApi(version);

@@ -33,6 +33,7 @@ struct Info {
 struct Tensor {
   Shape shape;
   void* data;
+  bool on_gpu = false;
 };
 
 using Attribute = std::variant<int64_t, float, std::string>;
@@ -215,6 +216,15 @@ inline OrtApi make_api() {
     *is_constant = found != constants.end();
     *value = *is_constant ? reinterpret_cast<const OrtValue*>(&found->second) : nullptr;
     return static_cast<OrtStatus*>(nullptr);
+  };
+  api.GetTensorMemoryInfo = [](const OrtValue* value, const OrtMemoryInfo** memory) noexcept {
+    if (OrtStatus* status = injected()) return status;
+    *memory = reinterpret_cast<const OrtMemoryInfo*>(value);
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.MemoryInfoGetDeviceType = [](const OrtMemoryInfo* memory, OrtMemoryInfoDeviceType* device) noexcept {
+    const bool on_gpu = reinterpret_cast<const Tensor*>(memory)->on_gpu;
+    *device = on_gpu ? OrtMemoryInfoDeviceType_GPU : OrtMemoryInfoDeviceType_CPU;
   };
   api.ShapeInferContext_GetInputTypeShape = [](const OrtShapeInferContext* context, size_t,
                                                OrtTensorTypeAndShapeInfo** info) noexcept {

@@ -35,9 +35,10 @@ struct Case {
   }
 
   const OrtKernelInfo* info() const { return reinterpret_cast<const OrtKernelInfo*>(&node); }
-  void declare_constants() const {
+  void declare_constants() const { declare_constants(inputs); }
+  void declare_constants(const std::vector<host::Tensor>& constants) const {
     for (size_t i = 1; i < inputs.size(); ++i)
-      if (i != 11) host::constants[{info(), i}] = inputs[i];
+      if (i != 11) host::constants[{info(), i}] = constants[i];
   }
   ~Case() { host::constants.clear(); }
 };
@@ -89,7 +90,8 @@ void check_signature(const OrtCustomOp* op, size_t count) {
   for (size_t i = 0; i < choices; ++i)
     CHECK(op->GetInputType(op, size_t(inputs[i])) == op->GetOutputType(op, 0) && outputs[i] == 0 && inputs[i] % 11 == 0,
           "%s: in place %d", op->GetName(op), inputs[i]);
-  op->ReleaseMayInplace(inputs, outputs);
+  if (choices > 0) op->ReleaseMayInplace(inputs, outputs);  // as ONNX Runtime does
+  else CHECK(inputs == nullptr && outputs == nullptr, "%s: memory that nobody releases", op->GetName(op));
 }
 
 void check_inference(const OrtCustomOp* op) {
@@ -163,6 +165,16 @@ void check_operator(const OrtCustomOp* op) {
       if (constant) each.declare_constants();
       return run(op, each);
     });
+  }
+  for (const bool on_gpu : {false, true}) {  // constants of an outer graph, which are not the run's
+    Case c(count), other(count);
+    other.x_scale = 0.4f;
+    for (host::Tensor& constant : other.inputs)
+      if (on_gpu) constant.data = reinterpret_cast<void*>(1), constant.on_gpu = true;
+    c.declare_constants(other.inputs);
+    const std::string message = run(op, c);
+    CHECK(message.empty(), "%s: %s", op->GetName(op), message.c_str());
+    check_result(op, c, is_signed, on_gpu ? "constants on a GPU" : "constants of an outer graph");
   }
   check_refusals(op, count);
 }

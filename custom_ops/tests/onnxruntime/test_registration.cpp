@@ -3,12 +3,25 @@
 #include <cstring>
 #include <memory>
 
+#include "../buffers.h"
 #include "registered.h"
 
 namespace nnorm_test {
 namespace {
 
 using nnorm::Shape;
+
+// ONNX Runtime asks for a name where nothing may be thrown.
+void check_names(const host::Domain& domain) {
+  for (const OrtCustomOp* op : domain.operators) {
+    failing_allocation = 1;
+    {
+      const Inside inside;
+      op->GetName(op);
+    }
+    CHECK(!host::stop_failing(), "%s: the name is made after registration", op->GetName(op));
+  }
+}
 
 // Registration with every ONNX Runtime that there may be, and with every call and allocation failing in turn.
 void check_registration(const OrtApi& api) {
@@ -96,39 +109,73 @@ void check_missing_input(const Operator& target) {
   target.op->KernelDestroy(state);
 }
 
-// A run with constants reads X and the residual only, and allocates memory only for their shapes. The extent is one for which
-// no kernel repeats its parameters.
-void check_cost_of_a_run(const Operator& target) {
-  constexpr int64_t extent = 16;
-  host::Node node;
-  if (target.blocked) node["block"] = int64_t(8);
-  const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&node);
-  std::vector<double> memory(2 * 8 * extent, 1.0), y(memory.size());
-  const int64_t parameter = target.per_channel ? 8 : extent;
+// A node whose tensors hold one number, and whose parameters may be constants. The extent is one for which no kernel repeats
+// its parameters.
+struct Node {
+  static constexpr int64_t extent = 16;
+  const Operator& target;
+  host::Node attributes;
+  std::vector<double> memory = std::vector<double>(2 * 8 * extent, 1.0), y = std::vector<double>(memory.size());
   host::Context context{{}, {{}, y.data()}, SIZE_MAX};
-  for (size_t i = 0; i < target.inputs; ++i) {
-    const bool is_tensor = i == 0 || (target.takes_residual && i + 1 == target.inputs);
-    context.inputs.push_back({is_tensor ? Shape{2, 8, extent} : Shape{parameter}, memory.data()});
-    if (!is_tensor) host::constants[{info, i}] = context.inputs.back();
-  }
   void* state = nullptr;
-  CHECK(target.op->CreateKernelV2(target.op, host::current_api, info, &state) == nullptr, "%s", target.name.c_str());
-  host::constants.clear();
-  constexpr long many = 1000;
-  for (const bool first : {true, false}) {
-    host::failing_call = failing_allocation = many;
-    OrtStatus* status;
-    {
-      const Inside inside;
-      status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
-    }
-    const long calls = many - host::failing_call, allocations = many - failing_allocation, tensors = 1 + target.takes_residual;
-    host::stop_failing();
-    CHECK(status == nullptr, "%s", target.name.c_str());
-    CHECK(first || (calls == 5 * tensors + 2 && allocations == tensors), "%s: %ld calls, %ld allocations in a run",
-          target.name.c_str(), calls, allocations);
+
+  explicit Node(const Operator& operation) : target(operation) {
+    if (target.blocked) attributes["block"] = int64_t(8);
+    const Shape parameter{target.per_channel ? 8 : extent};
+    for (size_t i = 0; i < target.inputs; ++i) context.inputs.push_back({is_tensor(i) ? Shape{2, 8, extent} : parameter, memory.data()});
   }
-  target.op->KernelDestroy(state);
+  ~Node() { target.op->KernelDestroy(state); }
+
+  bool is_tensor(size_t input) const { return input == 0 || (target.takes_residual && input + 1 == target.inputs); }
+
+  // Creates the kernel, which is told that its parameters are constants in this memory; in none if it is null.
+  void create(void* constants, bool on_gpu = false) {
+    const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&attributes);
+    for (size_t i = 0; constants != nullptr && i < target.inputs; ++i)
+      if (!is_tensor(i)) host::constants[{info, i}] = {context.inputs[i].shape, constants, on_gpu};
+    CHECK(target.op->CreateKernelV2(target.op, host::current_api, info, &state) == nullptr, "%s", target.name.c_str());
+    host::constants.clear();
+  }
+
+  const std::vector<double>& run() {
+    const Inside inside;
+    OrtStatus* const status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+    CHECK(status == nullptr, "%s", target.name.c_str());
+    return y;
+  }
+};
+
+// A run with constants reads X and the residual, asks where its parameters are, and allocates memory only for the shapes.
+void check_cost_of_a_run(const Operator& target) {
+  Node node(target);
+  node.create(node.memory.data());
+  node.run();
+  constexpr long many = 1000;
+  host::failing_call = failing_allocation = many;
+  node.run();
+  const long calls = many - host::failing_call, allocations = many - failing_allocation, tensors = 1 + target.takes_residual;
+  host::stop_failing();
+  CHECK(calls == 5 * tensors + 2 * (long(target.inputs) - tensors) + 2 && allocations == tensors,
+        "%s: %ld calls, %ld allocations in a run", target.name.c_str(), calls, allocations);
+}
+
+// ONNX Runtime may name constants of outer graphs that are not the parameters of a run, or that are in a GPU's memory.
+void check_constants_that_are_not_the_parameters(const Operator& target) {
+  std::vector<double> others(2 * 8 * Node::extent, 2.0);
+  Node computed(target), of_others(target), misled(target), on_gpu(target);
+  computed.create(nullptr);
+  of_others.create(others.data());
+  for (size_t i = 0; i < target.inputs; ++i)
+    if (!of_others.is_tensor(i)) of_others.context.inputs[i].data = others.data();
+  misled.create(others.data());
+  on_gpu.create(reinterpret_cast<void*>(1), true);
+  CHECK(!same_bits(computed.run(), of_others.run()), "%s: these parameters make no difference", target.name.c_str());
+  for (int run = 0; run < 2; ++run) {
+    CHECK(same_bits(misled.run(), computed.run()), "%s: constants of an outer graph", target.name.c_str());
+    CHECK(same_bits(on_gpu.run(), computed.run()), "%s: constants on a GPU", target.name.c_str());
+  }
+  misled.context.inputs = of_others.context.inputs;  // a loop may begin with the constants
+  CHECK(same_bits(misled.run(), of_others.y), "%s: constants that are the parameters", target.name.c_str());
 }
 
 }  // namespace
@@ -136,7 +183,9 @@ void check_cost_of_a_run(const Operator& target) {
 
 int main() {
   using namespace nnorm_test;
-  static const OrtApi api = host::make_api();
+  static const OrtApi api = host::make_api(), first = api;
+  std::string refusal;
+  if (const host::Domain* const domain = registered(&first, refusal)) check_names(*domain);
   check_registration(api);
   static const OrtApi used = host::make_api();
   std::string reason;
@@ -148,6 +197,7 @@ int main() {
     check_inplace(target);
     check_missing_input(target);
     check_cost_of_a_run(target);
+    check_constants_that_are_not_the_parameters(target);
   }
   CHECK(host::live_statuses == 0 && host::live_infos == 0, "%ld statuses and %ld infos are lost", host::live_statuses,
         host::live_infos);
