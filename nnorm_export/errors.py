@@ -55,6 +55,13 @@ class PyTorchMissingError(RuntimeMissingError, ModuleNotFoundError):
     """
 
 
+def root_cause(error: BaseException) -> str:
+    """The class and the first line of the error that ``error`` came from in the end."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error of another library, whose messages may have dozens; its class if it has no message.
 

@@ -17,7 +17,7 @@ from small_network import Network, randomized
 from test_after_tools import add_prefix, changed, float16_of_onnxruntime, nodes_of, version_converter
 from test_golden import STANDINS, trained_network
 
-from nnorm_export import ExportError, ModelFileError, ParityError, change_form, export, load
+from nnorm_export import ExportError, InputError, ModelFileError, ParityError, change_form, export, load
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
 
@@ -147,7 +147,59 @@ def test_refusals(exported: Source, tmp_path: Path) -> None:
     onnx.save(edited, tmp_path / "edited.onnx")
     with pytest.raises(ModelFileError, match="unknown body of LayerNormalNorm"):
         change_form(tmp_path / "edited.onnx", target, "primitives")
+    with pytest.raises(InputError, match=r"was not compared: .* itself gives NaN.*Give other inputs"):
+        change_form(exported("portable"), target, "primitives", inputs=[np.full((2, 3, 8, 6), np.nan, np.float32)])
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda proto: setattr(proto.opset_import[0], "version", 16), "has opset 16, and the bodies .* need 18"),
+        (lambda proto: setattr(proto.graph.initializer[0], "data_type", 0), "has the type 0, which ONNX does not have"),
+        (
+            lambda proto: setattr(proto.graph.initializer[0], "raw_data", b"123"),
+            "damaged, or has something that onnx_ir",
+        ),
+        (lambda proto: proto.graph.node.append(proto.graph.node[0]), "damaged, .*redeclared"),
+    ],
+)
+def test_damaged_files(
+    edit: Callable[[onnx.ModelProto], object], message: str, exported: Source, tmp_path: Path
+) -> None:
+    proto = onnx.load(exported("portable"))
+    proto.opset_import.sort(key=lambda entry: entry.domain)
+    edit(proto)
+    onnx.save(proto, tmp_path / "net.onnx")
+    with pytest.raises(ModelFileError, match=message):
+        change_form(tmp_path / "net.onnx", tmp_path / "new.onnx", "primitives")
+
+
+def test_operators_that_this_version_lacks(exported: Source, image: Array, tmp_path: Path) -> None:
+    """Those of a newer version keep their bodies. Another domain may have an operator named as one of ONNX."""
+    path, proto = tmp_path / "newer.onnx", onnx.load(exported("portable"))
+    for named in (*proto.graph.node, *proto.functions):
+        if named.domain == DOMAIN and getattr(named, "op_type", None) == "BatchNormalNorm":
+            named.op_type = "BatchNormalNormGelu"
+        elif getattr(named, "name", "") == "BatchNormalNorm":
+            named.name = "BatchNormalNormGelu"
+    same = onnx.helper.make_node("Identity", ["x"], ["y"])
+    proto.functions.append(onnx.helper.make_function("user", "Reshape", ["x"], ["y"], [same], proto.opset_import))
+    proto.opset_import.append(onnx.helper.make_opsetid("user", 1))
+    output = proto.graph.output[0].name
+    last = next(node for node in proto.graph.node if output in node.output)
+    last.output[:] = ["inner" if name == output else name for name in last.output]
+    proto.graph.node.append(onnx.helper.make_node("Reshape", ["inner"], [output], domain="user"))
+    onnx.save(proto, path)
+    expected = computes(exported("portable"), image)
+    for form in FORMS:
+        made = change_form(path, tmp_path / f"{form}.onnx", form).path
+        for found, value in zip(computes(made, image), expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=0, atol=ATOL["fp32"])
+    del proto.functions[:]
+    onnx.save(proto, path)
+    with pytest.raises(ExportError, match="knows no operator BatchNormalNormGelu, and the file has no body for it"):
+        change_form(path, tmp_path / "new.onnx", "portable")
 
 
 def test_what_cannot_be_compared_here_is_not_written(

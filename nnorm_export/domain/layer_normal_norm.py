@@ -44,11 +44,13 @@ def _statement(axes: int) -> str:
 def variant(parameters: Mapping[str, Array | None]) -> str:
     """The name of the body for a weight of this rank; that for one axis has none.
 
+    The rank of a weight that is computed is what a negative attribute ``axis`` says.
+
     Raises:
         ValueError: there is none for this rank.
     """
-    weight = parameters["weight"]
-    axes = 1 if weight is None else np.ndim(weight)
+    weight, axis = parameters["weight"], parameters.get("axis")
+    axes = np.ndim(weight) if weight is not None else max(1, 0 if axis is None else -int(axis))
     if not 1 <= axes <= MOST_AXES:
         raise ValueError(f"it normalizes {axes} axes at a time, and a body takes 1 to {MOST_AXES}")
     return _name(axes)

@@ -11,15 +11,17 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from nnorm_export.errors import ModelFileError, ParityError
+from nnorm_export.domain.released_bodies import OLDEST_OPSET
+from nnorm_export.errors import InputError, ModelFileError, ParityError, root_cause
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import half_parameters, original_name, renamed
 from nnorm_export.files.forms import apply_form, check_form
-from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_weights
+from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_weights, refuse_unknown_types
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.parity.agreement import compare
+from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.judgement import ParityReport
 from nnorm_export.runtimes import load
 
@@ -88,19 +90,20 @@ def change_form(
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
     check_target(target)
     file = _restored(source)
-    nodes = dict(Counter(node.op_type for node in file.normalizations))
-    model = ir.from_proto(file.proto)
-    for node in model.graph.all_nodes():
-        if node.domain == DOMAIN:
-            node.overload = ""
-    for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
-        del model.functions[identifier]
-    model.opset_imports[DOMAIN] = DOMAIN_VERSION
-    apply_form(model, form)
-    model.metadata_props[METADATA_PREFIX + "form"] = form
+    nodes = dict(Counter(node.op_type for node in all_nodes(file.proto) if node.domain == DOMAIN))
     with staged(target) as staging:
-        with writing(target):
-            save(model, staging, external_data)
+        try:
+            model = ir.from_proto(file.proto)
+            model.opset_imports[DOMAIN] = DOMAIN_VERSION
+            apply_form(model, form)
+            model.metadata_props[METADATA_PREFIX + "form"] = form
+            with writing(target):
+                save(model, staging, external_data)
+        except (ir.serde.SerdeError, ir.passes.PassError) as error:
+            raise ModelFileError(
+                f"{path}: the file is damaged, or has something that onnx_ir cannot rewrite ({root_cause(error)}); "
+                "onnx.checker.check_model says what ONNX does not allow in it"
+            ) from error
         parity = _compare(source, staging, target, inputs) if verify else None
         if parity is not None and not parity:
             raise ParityError(
@@ -123,7 +126,7 @@ def _restored(source: ModelFile) -> ModelFile:
             f"{source.path}: the file is optimised for one kind of machine; give the portable file that it was made "
             "from"
         )
-    if not source.normalizations:
+    if not any(node.domain == DOMAIN for node in all_nodes(source.proto)):
         inlined = " and has its bodies inlined" if source.form == "primitives" else ""
         raise ModelFileError(
             f"{source.path}: the file has no nnorm nodes (its form is {source.form!r}{inlined}); give the portable "
@@ -131,6 +134,14 @@ def _restored(source: ModelFile) -> ModelFile:
         )
     if half := half_parameters(source):
         raise ModelFileError(f"{source.path}: {half}")
+    refuse_unknown_types(source)
+    opset = next((entry.version for entry in source.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if opset < OLDEST_OPSET:
+        raise ModelFileError(
+            f"{source.path}: the file has opset {opset}, and the bodies of normalizations need {OLDEST_OPSET} or "
+            f"newer; convert it, onnx.version_converter.convert_version(model, {OLDEST_OPSET}), or export the model "
+            "again"
+        )
     proto = read_with_weights(source.path)
     for node in all_nodes(proto):
         _rename(node, node.domain, "op_type")
@@ -164,4 +175,15 @@ def _compare(
                 f"{source.path} cannot be compared with {target}, because one of them does not run here ({error}). "
                 "Install what it needs, or write the file without comparing it (verify=False, --no-verify)"
             ) from error
-    return compare(made, original, inputs, name=f"the new file {target.name}", other_roundings=True)
+    name = f"the new file {target.name}"
+    report = compare(made, original, inputs, name=name, other_roundings=True)
+    if report and (bodies := run_by_bodies(staging, made)) is not None:
+        try:
+            by_bodies = compare(bodies, original, inputs, name=f"{name}, by its bodies,", other_roundings=True)
+        except InputError as error:  # the kernels have run on the inputs
+            raise ModelFileError(
+                f"{target}: its bodies do not run in ONNX Runtime ({root_cause(error)}), so that it would run only where "
+                "the kernels are installed; write it without comparing it if that is enough (verify=False, --no-verify)"
+            ) from error
+        report = replace(report, by_bodies=by_bodies.outputs)
+    return report

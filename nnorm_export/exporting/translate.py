@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 import torch
 
-from nnorm_export.errors import ExportError, first_line
+from nnorm_export.errors import ExportError, root_cause
 from nnorm_export.exporting.attention import with_attention_of_rank_4
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.forms import nodes_of
@@ -46,7 +46,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
             )
         except Exception as error:  # a translation may raise any exception, and the exporter wraps it
             raise ExportError(
-                f"torch.onnx.export cannot translate the model: {_root_cause(error)}. Replace that operator in the "
+                f"torch.onnx.export cannot translate the model: {root_cause(error)}. Replace that operator in the "
                 "model, or export with export_program (--format pt2), which writes every operator of PyTorch"
             ) from error
     assert onnx_program is not None
@@ -57,7 +57,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     model.ir_version = IR_VERSION
     model.opset_imports[DOMAIN] = DOMAIN_VERSION
     _name_axes(model, traced.axis_names)
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.domain == DOMAIN:
             _complete(node)
         _drop_torch_metadata(node)
@@ -74,7 +74,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
 
 def _round_folded_weights(model: ir.Model) -> None:
     """Casts weights that torch's exporter folded a BatchNorm into, and left in float32, to the layer's dtype."""
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
             continue
         dtype = node.inputs[0].dtype
@@ -108,7 +108,7 @@ def _restamp(model: ir.Model, opset: int) -> None:
     written = model.opset_imports[""]
     if written == opset:
         return
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.domain != "":
             continue
         old, new = (onnx.defs.get_schema(node.op_type, version, "").since_version for version in (written, opset))
@@ -138,7 +138,7 @@ def _name_axes(model: ir.Model, axis_names: Mapping[tuple[int, int], str]) -> No
             return length if isinstance(length, int) else None
         return length_by_names(length.value, names)
 
-    for value in [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]:
+    for value in [*model.graph.inputs, *(output for node in model.graph.all_nodes() for output in node.outputs)]:
         if value.shape is not None:
             # A new shape, because some of torch's translations, that of SiLU for example, leave immutable shapes.
             value.shape = ir.Shape([named(length) for length in value.shape])
@@ -170,9 +170,3 @@ def _drop_torch_metadata(node: ir.Node) -> None:
         node.metadata_props[LAYER_PATH] = layer
     for output in node.outputs:
         output.metadata_props.clear()
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {first_line(error)}"

@@ -24,8 +24,10 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
+from nnorm_export._version import __version__
 from nnorm_export.domain import ALL_OPERATORS, Operator
 from nnorm_export.domain.operator import Array
+from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ExportError
 from nnorm_export.names import DOMAIN, FORMS, METADATA_PREFIX
 
@@ -38,9 +40,11 @@ def check_form(form: str) -> None:
 
 
 def apply_form(model: ir.Model, form: str) -> None:
-    """Brings ``model``, which is in the form ``custom``, into ``form``."""
+    """Brings ``model``, which is in the form ``portable`` or ``custom``, into ``form``."""
     check_form(form)
-    if form != "custom":
+    if form == "custom":
+        strip_bodies(model)
+    else:
         _attach_bodies(model)
     if form == "primitives":
         _inline_and_fold(model)
@@ -70,40 +74,84 @@ def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(ALL_OPERATOR
 
 
 def nodes_of(model: ir.Model) -> list[ir.Node]:
-    """The normalizations of ``model`` that are nodes of the domain ``nnorm``."""
-    return [node for node in model.graph if node.domain == DOMAIN]
+    """The nodes of the domain ``nnorm``, wherever they are: in branches, loops and functions too."""
+    return [*_nodes_in(model.graph), *_nodes_in_functions(model)]
+
+
+def _nodes_in_functions(model: ir.Model) -> list[ir.Node]:
+    return [node for function in model.functions.values() for node in _nodes_in(function.graph)]
+
+
+def _nodes_in(graph: ir.Graph) -> list[ir.Node]:
+    return [node for node in graph.all_nodes() if node.domain == DOMAIN]
 
 
 def _attach_bodies(model: ir.Model) -> None:
-    """Adds the body of each normalization. Those of one operator with different bodies call them by overloads."""
-    nodes = nodes_of(model)
-    arithmetics = {_arithmetic(node) for node in nodes}
-    for node in nodes:
-        operator, arithmetic = ALL_OPERATORS[node.op_type], _arithmetic(node)
-        try:
-            variant = operator.variant(_parameters_and_attributes(operator, node))
-        except ValueError as error:
-            raise ExportError(f"{node.name}: {error}; flatten axes before the layer") from error
-        is_mixed = len(arithmetics) > 1 and arithmetic == "double"
+    """Gives each normalization its body. Those of one operator with different bodies call them by overloads."""
+    nodes = [node for node in nodes_of(model) if node.op_type in ALL_OPERATORS]
+    arithmetics = [_arithmetic(node, model.functions.get(node.op_identifier())) for node in nodes]
+    # A newer version of this package may have operators that this one lacks: they keep their bodies.
+    bodies = {key: body for key, body in model.functions.items() if key[0] == DOMAIN and key[1] not in ALL_OPERATORS}
+    known = {*ALL_OPERATORS, *(key[1] for key in bodies)}
+    if unknown := [node for node in nodes_of(model) if node.op_type not in known]:
+        raise ExportError(
+            f"{unknown[0].name}: nnorm_export {__version__} knows no operator {unknown[0].op_type}, and the file has "
+            "no body for it; upgrade nnorm_export if a newer one wrote the file"
+        )
+    kinds = [(_variant(node), arithmetic) for node, arithmetic in zip(nodes, arithmetics, strict=True)]
+    # ONNX Runtime ignores the overload of a node in a function: there the body without one is right.
+    inside = _nodes_in_functions(model)
+    plain = {node.op_type: kind for node, kind in zip(nodes, kinds, strict=True) if node in inside}
+    for node, kind in zip(nodes, kinds, strict=True):
+        variant, arithmetic = kind
+        is_mixed = "float" in arithmetics and arithmetic == "double"
         node.overload = "_".join(filter(None, [variant, arithmetic if is_mixed else ""]))
-        if node.op_identifier() not in model.functions:
-            function = operator.function(model.opset_imports[""], arithmetic, variant, node.overload)
-            model.functions[node.op_identifier()] = ir.serde.deserialize_function(function)
+        if node.op_type in plain:
+            node.overload = "" if kind == plain[node.op_type] else node.overload or "other"
+        if node.op_identifier() not in bodies:
+            function = ALL_OPERATORS[node.op_type].function(model.opset_imports[""], arithmetic, variant, node.overload)
+            bodies[node.op_identifier()] = ir.serde.deserialize_function(function)
+    others = {key: function for key, function in model.functions.items() if key[0] != DOMAIN}
+    model.functions.clear()
+    model.functions.update(bodies | others)  # onnx's evaluator reads a function before those that call it
 
 
-def _arithmetic(node: ir.Node) -> str:
-    """``float`` or ``double``, by the dtype of the parameters."""
+def _variant(node: ir.Node) -> str:
+    """The name of the body for the parameters of ``node``."""
     operator = ALL_OPERATORS[node.op_type]
-    parameter = node.inputs[operator.inputs.index(operator.parameters[0])]
-    return "double" if parameter is not None and parameter.dtype == ir.DataType.DOUBLE else "float"
+    values = _parameters_and_attributes(operator, node)
+    try:
+        return operator.variant(values)
+    except ValueError as error:
+        raise ExportError(f"{node.name}: {error}; flatten axes before the layer") from error
+
+
+def _arithmetic(node: ir.Node, body: ir.Function | None) -> str:
+    """``float`` or ``double``: by the dtype of the parameters, or else by the body that the node had, or by X."""
+    operator = ALL_OPERATORS[node.op_type]
+    values = dict(zip(operator.inputs, node.inputs, strict=True))
+    parameters = [value for name in operator.parameters if (value := values[name]) is not None]
+    dtypes = [constant.dtype if (constant := _constant(value)) else value.dtype for value in parameters]
+    known = next((dtype for dtype in dtypes if dtype is not None), None)
+    if known is None and body is not None:
+        return arithmetic_of(ir.serde.serialize_function(body)) or "float"
+    if known is None:
+        known = None if (x := values["X"]) is None else x.dtype
+    return "double" if known == ir.DataType.DOUBLE else "float"
+
+
+def _constant(value: ir.Value) -> ir.TensorProtocol | None:
+    """The constant that ``value`` is: an initializer, or what a node Constant has."""
+    return ir.convenience.get_const_tensor(value)
 
 
 def _parameters_and_attributes(operator: Operator, node: ir.Node) -> dict[str, Array | None]:
     """Name -> value; None for a parameter that is not a constant."""
     values = dict(zip(operator.inputs, node.inputs, strict=True))
-    constants = {name: None if (value := values[name]) is None else value.const_value for name in operator.parameters}
+    constants = {name: None if (value := values[name]) is None else _constant(value) for name in operator.parameters}
     parameters = {name: None if constant is None else constant.numpy() for name, constant in constants.items()}
-    attributes = {name: np.asarray(attribute.value) for name, attribute in node.attributes.items()}
+    given = {name: attribute for name, attribute in node.attributes.items() if not attribute.is_ref()}
+    attributes = {name: np.asarray(attribute.value) for name, attribute in given.items()}
     return {**attributes, **parameters}
 
 
@@ -117,7 +165,7 @@ def inline_bodies(model: ir.Model) -> None:
         if node.op_identifier() in model.functions:
             node.metadata_props[_CALL] = node.name or node.op_type  # which the pass copies to the nodes of the body
     onnx_ir.passes.common.InlinePass()(model)
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if (call := node.metadata_props.pop(_CALL, None)) is not None:
             node.name = f"{call}/{node.outputs[0].name}"
     model.opset_imports.pop(DOMAIN, None)
@@ -146,7 +194,7 @@ def _fix_shapes(model: ir.Model) -> None:
 
     Several runtimes take constant shapes only.
     """
-    for node in [node for node in model.graph if node.op_type == "Reshape"]:
+    for node in [node for node in model.graph if node.op_type == "Reshape" and node.domain == ""]:
         data, shape = node.inputs
         source = None if shape is None else shape.producer()
         if source is None or source.op_type != "Shape" or node.attributes.get_int("allowzero"):

@@ -43,8 +43,8 @@ class ModelFile:
 
     @property
     def normalizations(self) -> list[onnx.NodeProto]:
-        """The nodes of the domain ``nnorm``."""
-        return [node for node in self.proto.graph.node if node.domain == DOMAIN]
+        """The nodes of the domain ``nnorm``, those of branches and loops included."""
+        return [node for node in with_nested(self.proto.graph.node) if node.domain == DOMAIN]
 
     @property
     def has_bodies(self) -> bool:
@@ -52,9 +52,10 @@ class ModelFile:
 
     @property
     def bare(self) -> frozenset[str]:
-        """The operators of the normalizations that have no body in the file."""
+        """The operators of the normalizations, those of functions included, that have no body in the file."""
         bodies = {identifier(function) for function in self.proto.functions}
-        return frozenset(node.op_type for node in self.normalizations if identifier(node) not in bodies)
+        nodes = [node for node in all_nodes(self.proto) if node.domain == DOMAIN]
+        return frozenset(node.op_type for node in nodes if identifier(node) not in bodies)
 
     @property
     def external_data(self) -> list[str]:
@@ -89,13 +90,12 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """``nodes``, and those of the graphs in them."""
-    waiting = [*nodes]
-    while waiting:
-        node = waiting.pop()
+    """``nodes``, each with those of the graphs in it behind it."""
+    for node in nodes:
         yield node
         for attribute in node.attribute:
-            waiting += [inner for graph in (attribute.g, *attribute.graphs) for inner in graph.node]
+            for graph in (attribute.g, *attribute.graphs):
+                yield from with_nested(graph.node)
 
 
 def _makes(node: onnx.NodeProto, dtype: int) -> bool:
@@ -138,6 +138,18 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
     return ModelFile(path, proto, metadata)
+
+
+def refuse_unknown_types(source: ModelFile) -> None:
+    """Raises ModelFileError if a value or a weight has a type that ONNX does not have."""
+    graph, known = source.proto.graph, set(onnx.TensorProto.DataType.values())
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {weight.name: weight.data_type for weight in graph.initializer}
+    unknown = [f"{name} has the type {kind}" for name, kind in types.items() if kind not in known]
+    # The type 0 of a value says that it is not known; a weight has one.
+    unknown += [f"{weight.name} has the type 0" for weight in graph.initializer if weight.data_type == 0]
+    if unknown:
+        raise ModelFileError(f"{source.path}: it is damaged: {unknown[0]}, which ONNX does not have; export it again")
 
 
 def read_with_weights(path: str | Path) -> onnx.ModelProto:

@@ -158,7 +158,8 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
             nodes.append(copy)
         outputs.append(_value_info(renamed[part.y], arrays[0], None))
     initializers = [tensor for tensor in proto.graph.initializer if tensor.name in used]
-    graph = onnx.helper.make_graph(nodes, "layers", inputs, outputs, initializers)
+    constants = [node for node in proto.graph.node if node.op_type == "Constant" and used.intersection(node.output)]
+    graph = onnx.helper.make_graph([*constants, *nodes], "layers", inputs, outputs, initializers)
     model = onnx.helper.make_model(graph, functions=list(proto.functions), opset_imports=list(proto.opset_import))
     model.ir_version = proto.ir_version
     model.metadata_props.extend(proto.metadata_props)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from nnorm_export.errors import ExportError, ModelFileError
-from nnorm_export.files.onnx_file import ModelFile, with_nested
+from nnorm_export.files.onnx_file import ModelFile, refuse_unknown_types
 from nnorm_export.files.staging import refuse_source
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN
@@ -28,15 +28,14 @@ def check_options(weights: str, method: str, percentile: float, batch_size: int)
 
 
 def refuse(source: ModelFile, target: Path) -> None:
-    everywhere = sum(node.domain == DOMAIN for node in with_nested(source.proto.graph.node))
-    if everywhere > len(source.normalizations):
+    if len(source.normalizations) > sum(node.domain == DOMAIN for node in source.proto.graph.node):
         raise ModelFileError(
             f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
             "branches as models of their own"
         )
     why = "the quantised file would replace the float32 one, which it is compared with"
     refuse_source(target, source.path, why, ".int8.onnx")
-    _refuse_unknown_types(source)
+    refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
     types = {info.dtype for info in (*inputs_of(source.proto), *outputs_of(source.proto))}
@@ -50,17 +49,6 @@ def refuse(source: ModelFile, target: Path) -> None:
         raise ModelFileError(
             f"{source.path}: it computes in {other[0]}, and float32 is quantised; export with --dtype fp32"
         )
-
-
-def _refuse_unknown_types(source: ModelFile) -> None:
-    graph, known = source.proto.graph, set(onnx.TensorProto.DataType.values())
-    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
-    types |= {weight.name: weight.data_type for weight in graph.initializer}
-    unknown = [f"{name} has the type {kind}" for name, kind in types.items() if kind not in known]
-    # The type 0 of a value says that it is not known; a weight has one.
-    unknown += [f"{weight.name} has the type 0" for weight in graph.initializer if weight.data_type == 0]
-    if unknown:
-        raise ModelFileError(f"{source.path}: it is damaged: {unknown[0]}, which ONNX does not have; export it again")
 
 
 def refuse_not_finite(proto: onnx.ModelProto, path: Path) -> None:

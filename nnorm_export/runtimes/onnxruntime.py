@@ -70,7 +70,7 @@ def providers_with_kernels() -> set[str]:
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
     """Node name -> ``kernel`` if the node is left in the graph that ONNX Runtime runs, else ``body``."""
-    kept = {node.name for node in optimized.graph.node if node.domain == DOMAIN}
+    kept = {node.name for node in onnx_file.with_nested(optimized.graph.node) if node.domain == DOMAIN}
     return {name: "kernel" if name in kept else "body" for name in names}
 
 
