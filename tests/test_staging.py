@@ -207,10 +207,39 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_weights_that_another_model_reads_stay(tmp_path: Path) -> None:
+    """A user copies the model alone, as a backup."""
+    path, copy = tmp_path / "m.onnx", tmp_path / "old.onnx"
+    write(path, 1.0, external_data=True)
+    copy.write_bytes(path.read_bytes())
+    for value, external_data in ((2.0, True), (3.0, False)):
+        write(path, value, external_data)
+        assert value_in(path) == value
+        assert value_in(copy) == 1.0
+    copy.unlink()
+    write(path, 4.0, external_data=True)
+    assert value_in(path) == 4.0
+
+
+def test_a_name_that_a_model_cannot_hold(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"bad\xff.onnx")
+    with pytest.raises(ExportError, match="is not UTF-8"):
+        write(path, 1.0, external_data=True)
+    write(path, 1.0, external_data=False)
+    assert os.listdir(tmp_path) == [path.name]
+
+
 def test_targets_refused_before_the_work(tmp_path: Path) -> None:
     for target, reason in ((tmp_path / "none" / "m", "there is no folder"), (tmp_path, "is a folder")):
         with pytest.raises(ExportError, match=reason):
             check_target(target)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("pipe", "is a device or a pipe"), ("loop", "leads to itself"), ("a\0b", "null character")):
+        with pytest.raises(ExportError, match=reason):
+            check_target(tmp_path / name)
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "loop").unlink()
     if os.geteuid() != 0:  # root may write everywhere
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(ExportError, match="you may not write"):

@@ -40,6 +40,7 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with _weights_undescribed(model):
         if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
+            _refuse_undecoded(path)
             ir.save(model, path, external_data=first_name(path))
         elif size > EXTERNAL_DATA_BYTES:
             raise ExportError(
@@ -48,6 +49,15 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
             )
         else:
             _write(ir.to_proto(model), path)
+
+
+def _refuse_undecoded(path: Path) -> None:
+    try:
+        path.name.encode()
+    except UnicodeEncodeError as error:
+        raise ExportError(
+            f"{path} is not UTF-8, and a model holds the name of the file with its weights; give another name"
+        ) from error
 
 
 @contextmanager
@@ -112,6 +122,16 @@ def owned(path: Path) -> set[str]:
     except DecodeError:
         return set()
     return present.intersection(locations(proto))
+
+
+def is_read_by_others(path: Path, name: str) -> bool:
+    """Whether another model beside ``path``, a copy of the older one for example, may refer to the weights ``name``.
+
+    Raises:
+        OSError: the folder or a model in it cannot be read.
+    """
+    others = [other for other in path.parent.glob("*.onnx") if other.is_file() and not other.samefile(path)]
+    return any(_holds(other, name) for other in others)
 
 
 def named(path: Path, model: Path, old: set[str]) -> str:

@@ -174,8 +174,10 @@ def check_target(target: str | Path) -> None:
         ExportError: the folder does not exist or cannot be written, or a folder has the name.
     """
     path = Path(target).expanduser()
+    _refuse_name(path)
     if not is_package(path):  # which another takes the place of
         _refuse_folder(path.resolve())
+        _refuse_device(path)
     _refuse_parent(path)
 
 
@@ -188,6 +190,22 @@ def refuse_source(target: Path, source: Path, why: str, suffix: str) -> None:
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
         raise ExportError(f"{path} is a folder; give the name of a file to write, {path / 'model.onnx'} for example")
+
+
+def _refuse_name(path: Path) -> None:
+    if "\0" in str(path):
+        raise ExportError(f"{str(path)!r} has a null character, which no name of a file has; give another name")
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ExportError(f"{path} is a link that leads to itself; remove it, or give another name") from error
+
+
+def _refuse_device(path: Path) -> None:
+    """A device or a pipe would go, and a file be in its place."""
+    if path.exists() and not path.is_file():
+        raise ExportError(f"{path} is a device or a pipe, and a model is written as a whole; give the name of a file")
 
 
 def _refuse_parent(path: Path) -> None:
@@ -223,14 +241,14 @@ def _move(new: Path, target: Path, journal: Path) -> None:
 
 
 def _remove_weights(target: Path, journal: Path) -> None:
-    """Removes the weights that ``journal`` names and ``target`` does not refer to."""
+    """Removes the weights that ``journal`` names, and that neither ``target`` nor another model beside it reads."""
     try:
         names = json.loads(journal.read_text(encoding="utf-8"))
         candidates = {names["new"], *(names["old"] if target.exists() else ())} - {None}
     except (FileNotFoundError, ValueError):  # a journal that was not written to its end: nothing was moved
         return
     for name in candidates - external_data.owned(target):
-        if external_data.is_own(target, name):
+        if external_data.is_own(target, name) and not external_data.is_read_by_others(target, name):
             target.with_name(name).unlink(missing_ok=True)
 
 
