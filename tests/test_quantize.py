@@ -21,6 +21,7 @@ from nnorm_export import export, layers, library, load, quantize
 from nnorm_export.errors import ExportError, InputError, ModelFileError, ParityError
 from nnorm_export.files.inspection import describe
 from nnorm_export.quantizing import quantize as quantizer
+from nnorm_export.quantizing.agreement import sqnr
 from nnorm_export.quantizing.qdq import NORMS
 
 pytestmark = pytest.mark.slow
@@ -110,6 +111,13 @@ def test_channels_are_last_beside_convolutions_alone(made: nnorm_export.Quantize
     assert axes.pop("norm3/BatchNormalNorm") == 1
     assert set(axes.values()) == {-1}
     assert len(axes) == 4
+
+
+def test_the_file_is_valid(made: nnorm_export.QuantizeReport, data: Tensor) -> None:
+    """ONNX Runtime's quantizer appends nodes to the graph, where others read what they make."""
+    onnx.checker.check_model(made.path, full_check=True)
+    (found,), (expected,) = (load(made.path, runtime)(data[:4].numpy()) for runtime in ("reference", "onnxruntime"))
+    assert sqnr(found, expected) > 30
 
 
 def test_the_file_says_what_it_is(made: nnorm_export.QuantizeReport, source: Path) -> None:
@@ -280,6 +288,7 @@ def test_data_in_any_shape_give_the_same_file(
         (DataLoader([(torch.ones(3, 7, 6), 1)]), "2 inputs given, the file takes 1: .* without labels"),
         ([], "input image is missing"),
         (torch.ones(0, 3, 7, 6), "no samples"),
+        (None, "calibration: NoneType has no samples; give arrays"),
     ],
 )
 def test_data_that_do_not_fit(given: Any, message: str, source: Path, tmp_path: Path) -> None:

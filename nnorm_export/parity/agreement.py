@@ -17,6 +17,7 @@ from nnorm_export.errors import InputError
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import OutputParity, ParityReport, judge_outputs, worst
 from nnorm_export.parity.yardstick import Array, is_float, machine_epsilon
+from nnorm_export.pytorch_missing import as_array
 from nnorm_export.runtimes import Runner, TensorInfo
 
 ROUNDINGS = 64  # how far entries of an output may be apart, in roundings of its greatest entry
@@ -38,7 +39,7 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
         other_roundings: whether its operators are others than those of ``original``, so that roundings differ.
 
     Raises:
-        InputError: ``original`` does not take the inputs.
+        InputError: ``original`` does not take the inputs, or an output shows nothing: it is empty, or all NaN.
     """
     parts: list[list[OutputParity]] = []
     for feed in _feeds(original, inputs):
@@ -48,6 +49,11 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
         criteria = [_criterion(*arrays) for arrays in zip(expected, moved, strict=True)]
         parts.append(judge_outputs(name, "the original file", original.outputs, actual, expected, criteria=criteria))
     outputs = [worst(each) for each in zip(*parts, strict=True)]
+    if nothing := [output for output in outputs if not output.compared]:
+        raise InputError(
+            f"{name} was not compared: {nothing[0].name}: {nothing[0].note}. Give other inputs (--input), or leave the "
+            "comparison out (verify=False, --no-verify)"
+        )
     criterion = f"at most {ROUNDINGS} roundings of an output's greatest entry"
     if other_roundings:
         criterion += f", or {_MOVES} times what the last bits of the inputs make,"
@@ -111,12 +117,12 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
 
 def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
     if isinstance(inputs, Mapping):
-        return {name: np.asarray(value) for name, value in inputs.items()}
+        return {name: as_array(value) for name, value in inputs.items()}
     values = inputs if isinstance(inputs, (tuple, list)) else [inputs]
     if len(values) > len(infos):
         taken = ", ".join(str(info) for info in infos)
         raise InputError(f"{len(values)} inputs given, the file takes {len(infos)}: give only {taken}")
-    return {info.name: np.asarray(value) for info, value in zip(infos, values, strict=False)}
+    return {info.name: as_array(value) for info, value in zip(infos, values, strict=False)}
 
 
 def _random(info: TensorInfo, rows: int, generator: np.random.Generator) -> Array:

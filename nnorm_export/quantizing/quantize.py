@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from nnorm_export._version import __version__
+from nnorm_export.domain import ALL_OPERATORS
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.exporting.change_form import change_form
@@ -230,26 +231,33 @@ class _FloatGraph:
         inferred = folder / "inferred.onnx"
         onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
         self.proto = onnx.load(inferred)
-        del self.proto.functions[:]
-        for node in self.proto.graph.node:
-            node.overload = ""
+        _strip_bodies(self.proto)
         self._ranks = ranks_of(self.proto)
 
     def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
         """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
         model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
+        model.graph.sort()  # ONNX Runtime's quantizer appends nodes, and ONNX wants a value made before it is read
         return model, use_tables(model, self._ranks, names) if self._with_tables else set()
 
 
 def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
-    del proto.functions[:]
-    for node in proto.graph.node:
-        node.overload = ""
+    _strip_bodies(proto)
     model = ir.from_proto(proto)
     if any(node.domain == DOMAIN for node in model.graph):
         apply_form(model, "portable")
     return ir.to_proto(model)
+
+
+def _strip_bodies(proto: onnx.ModelProto) -> None:
+    """Removes the bodies that :func:`.apply_form` will attach."""
+    others = [each for each in proto.functions if each.domain != DOMAIN or each.name not in ALL_OPERATORS]
+    del proto.functions[:]
+    proto.functions.extend(others)
+    for node in proto.graph.node:
+        if node.domain == DOMAIN and node.op_type in ALL_OPERATORS:
+            node.overload = ""
 
 
 def _note(model: ir.Model, source: ModelFile, about: str, form: str) -> None:

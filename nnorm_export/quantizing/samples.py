@@ -10,7 +10,7 @@ import numpy as np
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.pytorch_missing import is_tensor
+from nnorm_export.pytorch_missing import as_array, is_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,8 @@ def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: s
     Raises:
         InputError: there are no samples, or an input is missing, unknown, of another dtype or another shape.
     """
+    if not isinstance(data, Iterable):
+        raise InputError(f"{what}: {type(data).__name__} has no samples; give arrays, or an iterable of them")
     feeds = [feed for inputs in _sets_of(data) for feed in _split(_by_name(inputs, infos, what), infos, batch_size)]
     if not feeds:
         raise InputError(f"{what}: there are no samples, or the file takes more at a time than there are; give more")
@@ -77,7 +79,7 @@ def _by_name(inputs: Any, infos: Sequence[TensorInfo], what: str) -> Feed:
 
 
 def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
-    array = _to_numpy(value) if is_tensor(value) else np.asarray(value)
+    array = as_array(value)
     if array.dtype != info.dtype:
         if not np.can_cast(array.dtype, info.dtype, "same_kind"):
             raise InputError(f"{what}: input {info.name} is {array.dtype}, the file takes {info}; convert it")
@@ -91,12 +93,6 @@ def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
     if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
         raise InputError(f"{what}: input {info.name} has NaN or infinite numbers, which have no range; leave them out")
     return array
-
-
-def _to_numpy(tensor: Tensor) -> Array:
-    from nnorm_export.models.arguments import to_numpy  # noqa: PLC0415 - needs PyTorch, which is there: a tensor is
-
-    return to_numpy(tensor)
 
 
 def _split(inputs: Feed, infos: Sequence[TensorInfo], batch_size: int) -> Iterator[Feed]:
@@ -113,6 +109,8 @@ def _split(inputs: Feed, infos: Sequence[TensorInfo], batch_size: int) -> Iterat
     else:
         batched = [name for name in lengths if len(fixed) == 1]
         batch_size = next(iter(fixed), 1)
+        if batch_size == 0:
+            raise InputError("the file takes batches of 0 samples alone; export it with a batch that is dynamic")
         if not batched or len({lengths[name] for name in batched}) > 1:
             yield inputs
             return
