@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -219,6 +220,20 @@ def test_a_pipe_that_nobody_reads() -> None:
     command = f'{sys.executable} -c "{program}" inspect net.onnx --no-run | head -c 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a disk that is full")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_standard_output_that_takes_nothing(options: tuple[str, ...], folder: Path) -> None:
+    words = [sys.executable, "-m", "nnorm_export", "inspect", str(folder / "net.onnx"), "--no-run", *options]
+    for redirection, code, message in ((">/dev/full", 2, "error: OSError: [Errno 28] No space left"), (">&-", 0, "")):
+        done = subprocess.run(
+            ["bash", "-c", f"{shlex.join(words)} {redirection}"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stderr.startswith(message), done.stderr
+        assert len(done.stderr.splitlines()) == bool(message), done.stderr
 
 
 # --- names ---

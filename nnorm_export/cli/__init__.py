@@ -23,6 +23,7 @@ from nnorm_export.cli.output import BROKEN_PIPE, INTERRUPTED, Command, Group
 from nnorm_export.cli.quantize import quantize
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
+from nnorm_export.errors import NnormExportError
 
 app = typer.Typer(
     name="nnorm-export",
@@ -72,11 +73,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _flushed(code: int) -> int:
     """Writes what is buffered. A closed pipe is not an error; Python would report one at the end."""
+    if sys.stdout is None:  # the shell has closed it
+        return code
     try:
         sys.stdout.flush()
-    except (BrokenPipeError, ValueError):  # ValueError: it is closed
+    except (OSError, ValueError) as error:  # ValueError: it is closed
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            return code or NnormExportError.exit_code
         return code or BROKEN_PIPE
     return code
 

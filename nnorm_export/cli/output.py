@@ -115,7 +115,8 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool | None, v
     if verbose:
         echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     if as_json:
-        print_json({"error": message, "exit_code": code})
+        with contextlib.suppress(OSError):  # which may be what is told here: standard output cannot be written
+            print_json({"error": message, "exit_code": code})
     echo(message, err=True, label="error")
     raise typer.Exit(code) from None
 
