@@ -219,12 +219,22 @@ def test_the_extras_that_runtimes_name_exist() -> None:
 def test_missing_external_data(tmp_path: Path) -> None:
     path = export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", external_data=True).path
     (tmp_path / "m.onnx.data").unlink()
-    for runtime in ("onnxruntime", "reference"):
-        with pytest.raises(ModelFileError, match=r"cannot load it.*m\.onnx\.data"):
+    remedies = {"onnxruntime": ", which is not beside it; copy it there", "reference": ""}
+    for runtime, remedy in remedies.items():
+        with pytest.raises(ModelFileError, match=rf"cannot load it.*m\.onnx\.data{remedy}"):
             load(path, runtime)
 
 
 @pytest.mark.slow
+def test_a_dtype_without_kernels_in_onnxruntime(tmp_path: Path) -> None:
+    path = export(nn.Conv1d(2, 2, 1), (torch.ones(1, 2, 3),), tmp_path / "net.onnx", dtype="bf16").path
+    with pytest.raises(
+        ModelFileError, match=r"no kernel here for an operator of the file's dtype.*--runtime reference"
+    ):
+        load(path)
+    assert load(path, "reference")(np.ones((1, 2, 3), DTYPES["bfloat16"].numpy))
+
+
 def test_half_precision_passes_an_unknown_norm_through(tmp_path: Path) -> None:
     class OwnNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -231,6 +231,8 @@ class OnnxRuntimeRunner(Runner):
             options.graph_optimization_level = level
 
     def _reason(self, reason: str) -> str:
+        if lost := [name for name in self._file.external_data if not (self._file.path.parent / name).exists()]:
+            return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({reason})"
         if self._target is not None:
             return (
                 f"the file was optimised by ONNX Runtime {self._target.onnxruntime}. If you gave session_options, call "
@@ -243,6 +245,11 @@ class OnnxRuntimeRunner(Runner):
             return (
                 f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernels "
                 f"are registered for them or they refuse it; export the form 'portable' instead. ({reason})"
+            )
+        if "NOT_IMPLEMENTED" in reason:
+            return (
+                "it has no kernel here for an operator of the file's dtype. The runtime reference runs the file, slowly: "
+                f"load(path, 'reference'), --runtime reference. ({reason})"
             )
         return reason
 
