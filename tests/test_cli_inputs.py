@@ -168,3 +168,10 @@ def test_an_array_of_another_byte_order(dtype: str, tmp_path: Path) -> None:
     read = inputs["x"]
     assert read.dtype == (floating if "f" in dtype else np.int64)
     np.testing.assert_array_equal(read, values)
+
+
+def test_arrays_that_a_file_does_not_take(tmp_path: Path) -> None:
+    """A file takes no dicts, as a model may."""
+    np.savez(tmp_path / "other.npz", pixels=np.ones(3))
+    with pytest.raises(nnorm_export.NnormExportError, match=r"none of the model's inputs \(x\); .*x=array\)$"):
+        read_inputs_of_file([str(tmp_path / "other.npz")], {"x": np.dtype(np.float32)})

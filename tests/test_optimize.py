@@ -245,6 +245,22 @@ def test_a_file_that_computes_something_else_is_not_written(
     assert [file.name for file in tmp_path.iterdir()] == ["net.cpu.onnx"]
 
 
+def unloadable(model: ir.Model, _: int | None) -> dict[ir.Node, str]:
+    """In the place of use_blocks(): two nodes make one value, as ONNX Runtime's optimizer does in branches (1.32)."""
+    proto = ir.to_proto(model.graph[-1])
+    model.graph.append(ir.from_proto(proto))
+    return {}
+
+
+def test_a_graph_that_onnxruntime_cannot_load_is_not_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "use_blocks", unloadable)
+    with pytest.raises(ModelFileError, match=r"cannot load the graph that it optimised itself; serve .* as it is"):
+        optimize(source, tmp_path / "net.cpu.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_files_that_are_not_for_it(source: Path, optimized: Path, network: nn.Module, tmp_path: Path) -> None:
     target = tmp_path / "net.cpu.onnx"

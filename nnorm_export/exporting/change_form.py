@@ -182,8 +182,9 @@ def _compare(
             by_bodies = compare(bodies, original, inputs, name=f"{name}, by its bodies,", other_roundings=True)
         except InputError as error:  # the kernels have run on the inputs
             raise ModelFileError(
-                f"{target}: its bodies do not run in ONNX Runtime ({root_cause(error)}), so that it would run only where "
-                "the kernels are installed; write it without comparing it if that is enough (verify=False, --no-verify)"
+                f"{target}: its bodies do not run in ONNX Runtime ({root_cause(error)}), so that it would run only "
+                "where the kernels are installed; write it without comparing it if that is enough (verify=False, "
+                "--no-verify)"
             ) from error
         report = replace(report, by_bodies=by_bodies.outputs)
     return report

@@ -132,8 +132,8 @@ def read_all(
         if file is None:
             inputs.add(name, _random(spec, rest, floating, generator))
         else:
-            accepted = None if parameters is None else [*parameters, *(own_names or ())]
-            _add_file(inputs, name, file, accepted, floating)
+            accepted = None if parameters is None else list(dict.fromkeys((*parameters, *(own_names or ()))))
+            _add_file(inputs, name, file, accepted, floating, takes_dicts=own_names is not None)
     for name in inputs.kwargs.keys() - set(parameters or inputs.kwargs):
         if own_names is not None and name in own_names:
             inputs.add(own_names[name], inputs.kwargs.pop(name))
@@ -181,7 +181,13 @@ def _random(spec: str, text: str, floating: np.dtype[Any], generator: np.random.
 
 
 def _add_file(
-    inputs: Inputs, name: str | None, path: Path, parameters: list[str] | None, floating: np.dtype[Any]
+    inputs: Inputs,
+    name: str | None,
+    path: Path,
+    parameters: list[str] | None,
+    floating: np.dtype[Any],
+    *,
+    takes_dicts: bool,
 ) -> None:
     head, colon, key = str(path).rpartition(":")
     if colon and head.lower().endswith(".npz"):  # data.npz:key
@@ -211,11 +217,11 @@ def _add_file(
     accepted = None if unnamed or parameters is None else {*parameters}
     wanted = [key for key in arrays if accepted is None or {key, key.partition(".")[0]} & accepted]
     if not wanted:
+        first = (parameters or ["x"])[0]
+        of_dict = f", or, if {first} is a dict of them, give --input {first}:{path}:*" if takes_dicts else ""
         raise NnormExportError(
             f"{path}: its arrays ({', '.join(arrays) or 'none'}) are none of the model's inputs "
-            f"({', '.join(parameters or [])}); save them by these names: np.savez('data.npz', "
-            f"{(parameters or ['x'])[0]}=array), or, if {(parameters or ['x'])[0]} is a dict of them, give "
-            f"--input {(parameters or ['x'])[0]}:{path}:*"
+            f"({', '.join(parameters or [])}); save them by these names: np.savez('data.npz', {first}=array){of_dict}"
         )
     if unused := [key for key in arrays if key not in wanted]:
         inputs.notices.append(f"{path.name}: not used, as the model has no such input: {', '.join(unused)}")

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from nnorm_export.errors import ModelFileError, ParityError
+from nnorm_export.errors import ModelFileError, ParityError, root_cause
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
 from nnorm_export.files.staging import check_target, refuse_source, save, staged, writing
@@ -148,7 +148,13 @@ def optimize(
     with staged(target) as staging:
         with writing(target):
             save(model, staging, external_data)
-        runner = load(staging)
+        try:
+            runner = load(staging)
+        except ModelFileError as error:
+            raise ModelFileError(
+                f"{path}: ONNX Runtime {ort.__version__} cannot load the graph that it optimised itself; serve {path} "
+                f"as it is. ({root_cause(error)})"
+            ) from error
         parity = None
         if verify:
             name = "the optimised file"

@@ -248,8 +248,8 @@ class OnnxRuntimeRunner(Runner):
             )
         if "NOT_IMPLEMENTED" in reason:
             return (
-                "it has no kernel here for an operator of the file's dtype. The runtime reference runs the file, slowly: "
-                f"load(path, 'reference'), --runtime reference. ({reason})"
+                "it has no kernel here for an operator of the file's dtype. The runtime reference runs the file, "
+                f"slowly: load(path, 'reference'), --runtime reference. ({reason})"
             )
         return reason
 
