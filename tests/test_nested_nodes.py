@@ -16,6 +16,7 @@ from nnorm_export import change_form, export, layers, load, verify
 from nnorm_export.files import onnx_file
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
+from nnorm_export.tensorrt.parser_input import write_for_parser
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +29,11 @@ class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = NORMS
+        self.last = layers.LayerNormalNorm(6)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.cond(x.sum() > 0, self.first, lambda x: self.third(2 * x), (x,))
-        return self.second(y)
+        y = torch.cond(x.sum() > 0, self.first, lambda x: self.third(self.second(x)), (x,))
+        return self.last(y)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +66,9 @@ def check(path: Path, model: nn.Module, x: Tensor) -> None:
 
 def test_branches_are_exported_with_bodies(exported: dict[str, Path], model: nn.Module, x: Tensor) -> None:
     path = exported["portable"]
-    names = ["first/BatchNormalNorm", "third/LayerNormalNorm", "second/LayerNormalNorm"]
-    assert load(path).implementations == dict.fromkeys(names, "kernel")
-    assert [layer.path for layer in describe(path).layers] == ["first", "third", "second"]
+    names = {"first": "BatchNormalNorm", **dict.fromkeys(("second", "third", "last"), "LayerNormalNorm")}
+    assert load(path).implementations == {f"{layer}/{op_type}": "kernel" for layer, op_type in names.items()}
+    assert [layer.path for layer in describe(path).layers] == list(names)
     assert verify(path, model, (x,)).by_bodies is not None
     assert str(Path(__file__).parent).encode() not in path.read_bytes()  # source lines are not recorded
 
@@ -78,7 +80,7 @@ def test_branches_in_every_form(
     made = [exported[form]]
     for source in ("portable", "custom"):
         report = change_form(exported[source], tmp_path / source, form)
-        assert report.normalizations == {"BatchNormalNorm": 1, "LayerNormalNorm": 2}
+        assert report.normalizations == {"BatchNormalNorm": 1, "LayerNormalNorm": 3}
         made.append(report.path)
     for path in made:
         domains = {node.domain for node in onnx_file.all_nodes(onnx.load(path))}
@@ -87,6 +89,12 @@ def test_branches_in_every_form(
             assert onnx_file.read(path).bare == {"BatchNormalNorm", "LayerNormalNorm"}
         else:
             check(path, model, x)
+
+
+def test_tensorrt_gets_branches_with_their_bodies(
+    exported: dict[str, Path], model: nn.Module, x: Tensor, tmp_path: Path
+) -> None:
+    check(write_for_parser(onnx_file.read(exported["portable"]), frozenset(), tmp_path), model, x)
 
 
 def test_a_function_of_the_user(x: Tensor, tmp_path: Path) -> None:

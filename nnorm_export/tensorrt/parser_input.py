@@ -91,7 +91,8 @@ def _flatten_rows(model: ir.Model) -> None:
             step.outputs[0].name = f"{step.name}/output"
         reshape.outputs[0].name = y.name
         steps = [flatten, shape, matrix, reshape]
-        ir.convenience.replace_nodes_and_values(model.graph, node, [node], steps, [y], reshape.outputs)
+        assert node.graph is not None
+        ir.convenience.replace_nodes_and_values(node.graph, node, [node], steps, [y], reshape.outputs)
 
 
 def _with_weights(path: Path) -> ir.Model:
