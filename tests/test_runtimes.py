@@ -26,11 +26,14 @@ from nnorm_export import (
     layers,
     library,
     load,
+    quantize,
     register,
     runtimes,
     verify,
+    write_repository,
 )
 from nnorm_export.dtypes import DTYPES
+from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.judgement import judge
 from nnorm_export.runtimes.onnxruntime import providers_with_kernels, ran_by
 
@@ -226,6 +229,28 @@ def test_missing_external_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+def test_an_unknown_number_of_axes(runtime: str, tmp_path: Path) -> None:
+    """Other tools write tensors without a shape, which is not the shape of a scalar."""
+    path = export(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (torch.ones(2, 3),), tmp_path / "net.onnx").path
+    proto = onnx.load(path)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    onnx.save(proto, path)
+    runner = load(path, runtime)
+    assert str(runner.inputs[0]) == "input: float32[...]"
+    for shape in ((2, 3), (5, 3)):
+        assert runner(np.ones(shape, np.float32))[0].shape == shape
+    for info in (*runner.inputs, *load(path, "reference").outputs):
+        assert not info.has_rank
+        assert TensorInfo.from_json(info.to_json()) == info
+    inputs = [np.ones((2, 3), np.float32)]
+    assert quantize(path, inputs, tmp_path / "int8.onnx", min_sqnr=None).outputs
+    with pytest.raises(ExportError, match="input: the model does not say how many axes it has, which Triton needs"):
+        write_repository(path, tmp_path / "models", backend="python")
+
+
 def test_a_dtype_without_kernels_in_onnxruntime(tmp_path: Path) -> None:
     path = export(nn.Conv1d(2, 2, 1), (torch.ones(1, 2, 3),), tmp_path / "net.onnx", dtype="bf16").path
     with pytest.raises(

@@ -106,7 +106,7 @@ def inputs_for(
         args, kwargs = source.program.example_inputs
         inputs = Inputs(list(args), dict(kwargs))
     else:
-        if unknown := [info for info in infos if info.shape and all(dim is None for dim in info.shape)]:
+        if unknown := [i for i in infos if not i.has_rank or (i.shape and all(dim is None for dim in i.shape))]:
             raise NnormExportError(f"{path} takes {unknown[0]}, of unknown lengths; give {EXAMPLES}")
         shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
         specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]

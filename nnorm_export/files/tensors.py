@@ -22,26 +22,40 @@ class TensorInfo:
         dtype: a NumPy dtype, ``ml_dtypes.bfloat16`` for bfloat16; ``object`` if NumPy has no dtype for its elements, or
             if it is not a tensor.
         shape: the axes: a length, the name of a dynamic axis, or None for a dynamic axis without a name.
+        has_rank: False if the model does not say how many axes there are; ``shape`` is empty then, as a scalar's.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: Axes
+    has_rank: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.shape)}]"
+        axes = ", ".join("?" if dim is None else str(dim) for dim in self.shape) if self.has_rank else "..."
+        return f"{self.name}: {self.dtype}[{axes}]"
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape may be the tensor."""
+        return not self.has_rank or (
+            len(shape) == len(self.shape)
+            and all(not isinstance(dim, int) or dim == size for dim, size in zip(self.shape, shape, strict=True))
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "dtype": self.dtype.name, "shape": list(self.shape)}
+        return {
+            "name": self.name,
+            "dtype": self.dtype.name,
+            "shape": list(self.shape) if self.has_rank else None,
+        }
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> TensorInfo:
         """Raises ValueError, KeyError or TypeError if ``entry`` is not what :meth:`to_json` returns."""
-        name, dtype, shape = str(entry["name"]), str(entry["dtype"]), tuple(entry["shape"])
+        name, dtype, shape = str(entry["name"]), str(entry["dtype"]), tuple(entry["shape"] or ())
         if not all(isinstance(axis, (int, str, type(None))) for axis in shape):
             raise ValueError(f"the shape of {name} is {shape}")
         known = DTYPES.get(dtype)
-        return cls(name, known.numpy if known else np.dtype(dtype), shape)
+        return cls(name, known.numpy if known else np.dtype(dtype), shape, entry["shape"] is not None)
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorInfo]:
@@ -57,4 +71,4 @@ def outputs_of(model: onnx.ModelProto) -> list[TensorInfo]:
 def info_of(value: onnx.ValueInfoProto) -> TensorInfo:
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim)
-    return TensorInfo(value.name, numpy_of_onnx(tensor.elem_type), shape)
+    return TensorInfo(value.name, numpy_of_onnx(tensor.elem_type), shape, tensor.HasField("shape"))

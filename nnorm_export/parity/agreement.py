@@ -100,6 +100,8 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
     infos = runner.inputs
     dynamic = [info for info in infos if info.shape and not isinstance(info.shape[0], int)]
     if inputs is None:
+        if unknown := [info for info in infos if not info.has_rank]:
+            raise InputError(f"the file takes {unknown[0]}, of an unknown number of axes; give inputs (--input)")
         generator = np.random.default_rng(SEED)
         for rows in BATCHES if dynamic else BATCHES[:1]:
             yield {info.name: _random(info, rows, generator) for info in infos}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -84,11 +85,9 @@ def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
         if not np.can_cast(array.dtype, info.dtype, "same_kind"):
             raise InputError(f"{what}: input {info.name} is {array.dtype}, the file takes {info}; convert it")
         array = array.astype(info.dtype)
-    fits = array.ndim == len(info.shape) and all(
-        not isinstance(length, int) or length == size
-        for length, size in zip(info.shape[1:], array.shape[1:], strict=True)
-    )
-    if not fits:
+    # The samples may be any number, of which a fixed batch takes some at a time.
+    any_batch = replace(info, shape=(None, *info.shape[1:])) if info.shape else info
+    if not any_batch.fits(array.shape):
         raise InputError(f"{what}: input {info.name} has shape {list(array.shape)}, the file takes {info}")
     if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
         raise InputError(f"{what}: input {info.name} has NaN or infinite numbers, which have no range; leave them out")

@@ -89,12 +89,10 @@ def _fit(info: TensorInfo, value: ArrayLike) -> Array:
     array = np.asarray(value)
     if array.dtype != info.dtype:
         wanted = f"{'ml_dtypes' if info.dtype.name == 'bfloat16' else 'np'}.{info.dtype.name}"
-        raise InputError(f"input {info.name} is {array.dtype}, the model takes {info}; pass array.astype({wanted})")
-    fits = array.ndim == len(info.shape) and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(info.shape, array.shape, strict=True)
-    )
-    if not fits:
+        raise InputError(f"input {info.name!r} is {array.dtype}, the model takes {info}; pass array.astype({wanted})")
+    if not info.fits(array.shape):
         raise InputError(
-            f"input {info.name} has shape {list(array.shape)}, the model takes {info}; named axes and ? have any length"
+            f"input {info.name!r} has shape {list(array.shape)}, the model takes {info}; named axes and ? have any "
+            "length"
         )
     return array

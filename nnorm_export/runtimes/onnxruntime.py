@@ -24,7 +24,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import changes_of, renamed
 from nnorm_export.files.optimized_for import CPU, machine_of
-from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.files.tensors import TensorInfo, info_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
 from nnorm_export.runtimes._known_faults import CONFIG_KEY, avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
@@ -281,7 +281,11 @@ class OnnxRuntimeRunner(Runner):
                 f"{self._file.path}: {arg.name} is {arg.type}, for which nnorm_export has no NumPy dtype; run the file "
                 "with an onnxruntime.InferenceSession"
             )
-        return TensorInfo(arg.name, _DTYPES[arg.type], tuple(arg.shape))
+        # ONNX Runtime describes a tensor without a shape as a scalar.
+        graph = self._file.proto.graph
+        described = next((value for value in (*graph.input, *graph.output) if value.name == arg.name), None)
+        has_rank = bool(arg.shape) or described is None or info_of(described).has_rank
+        return TensorInfo(arg.name, _DTYPES[arg.type], tuple(arg.shape), has_rank)
 
 
 class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):

@@ -186,6 +186,11 @@ def _head(
 def _tensor(info: TensorInfo, *, batched: bool) -> str:
     if info.dtype.name not in DTYPES:
         raise ExportError(f"{info.name} is {info.dtype.name}, which Triton cannot serve; export the model without it")
+    if not info.has_rank:
+        raise ExportError(
+            f"{info.name}: the model does not say how many axes it has, which Triton needs; onnx.shape_inference may "
+            "find it, or export the model again"
+        )
     dims = [dim if isinstance(dim, int) else -1 for dim in (info.shape[1:] if batched else info.shape)]
     shape = f"dims: [ {', '.join(map(str, dims))} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
     return f"  {{ name: {_quoted(info.name)} data_type: {DTYPES[info.dtype.name].triton} {shape} }}"
