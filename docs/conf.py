@@ -52,20 +52,34 @@ GENERATED = DOCS / "generated"
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
-def page_of(document: str) -> str:
-    """The text of a document of the repository, whose links lead to pages or, for other files, to themselves."""
+def with_links_to_pages(text: str, document: str, page: str) -> str:
+    """The text of a document of the repository as a page: its links lead to pages or, for other files, to the files.
+
+    Args:
+        document: where the text lies in the repository, which its links start from.
+        page: where the page lies in the repository.
+    """
 
     def link(match: re.Match[str]) -> str:
         target = os.path.normpath(Path(document).parent / match[1])
-        if target.startswith("docs/"):
-            place = os.path.relpath(target, "docs/generated")
-        elif target in PAGES:
-            place = PAGES[target] if target != "README.md" else "../index.md"
-        else:
-            place = os.path.relpath(ROOT / target, GENERATED)
-        return f"]({place}{match[2] or ''})"
+        if target in PAGES:
+            target = f"docs/generated/{PAGES[target]}" if target != "README.md" else "docs/index.md"
+        return f"]({os.path.relpath(target, Path(page).parent)}{match[2] or ''})"
 
-    return LINK.sub(link, (ROOT / document).read_text(encoding="utf-8"))
+    return LINK.sub(link, text)
+
+
+def page_of(document: str) -> str:
+    """The page in docs/generated of a document of the repository."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return with_links_to_pages(text, document, f"docs/generated/{PAGES[document]}")
+
+
+def link_to_pages(app: Any, name: str, source: list[str]) -> None:
+    """A page of docs/ links to documents where they lie, for readers of the repository."""
+    page = f"docs/{name}.md"
+    if not name.startswith("generated/") and (ROOT / page).is_file():
+        source[0] = with_links_to_pages(source[0], page, page)
 
 
 def command_line() -> str:
@@ -86,6 +100,7 @@ def escape_absolute_values(app: Any, what: str, name: str, described: Any, optio
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", escape_absolute_values)
+    app.connect("source-read", link_to_pages)
     GENERATED.mkdir(exist_ok=True)
     for document, page in PAGES.items():
         if document != "README.md":
