@@ -32,6 +32,7 @@ NORMAL_LAYERS = [
     (layers.BatchNormalNorm1d(6), (4, 6), FrozenBatchNormalNorm),
     (layers.BatchNormalNorm1d(6, affine=False, form="paper"), (4, 6, 5), FrozenBatchNormalNorm),
     (layers.BatchNormalNorm2d(6, standardize=False), (4, 6, 3, 5), FrozenBatchNormalNorm),
+    (layers.BatchNormalNorm2d(6, track_running_stats=False), (4, 6, 3, 5), FrozenBatchNormalNorm),
     (layers.BatchNormalNorm3d(6, eps=1e-2), (4, 6, 1, 2, 3), FrozenBatchNormalNorm),
     (layers.LayerNormalNorm(7), (3, 5, 7), FrozenLayerNormalNorm),
     (layers.LayerNormalNorm((5, 7), elementwise_affine=False, form="paper"), (3, 5, 7), FrozenLayerNormalNorm),

@@ -27,8 +27,9 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
 
     The model itself is not changed. Shared layers stay shared, and references to a layer from plain lists, dicts and
     attributes lead to its operator too. PyTorch's own layers, including its norms and classes that derive from them,
-    are copied unchanged. So is a layer that is named a norm and is unknown (RMSNorm, a norm of your own): it is PyTorch
-    code like any other, and one warning names all of them. Freezing a frozen model returns a copy of it.
+    are copied unchanged. So is a layer that is named a norm and is unknown (an RMSNorm of another library, a norm of
+    your own): it is PyTorch code like any other, and one warning names all of them. Freezing a frozen model returns a
+    copy of it.
 
     Args:
         model: any module; its normalizations are found by class name and attributes, subclasses included.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nnorm_export.freezing import state
 from nnorm_export.freezing.samples import of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import Row, refuse, register
+from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.mathematics import resolve_exponents
 from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm, FrozenLayerNormalNorm
 
@@ -37,7 +38,8 @@ def _attribute(value: float) -> float:
 
 def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
     """scale = 1/√(σ² + ε), shift = −μ·scale, η₊ and η₋ from λ, resolved once in float64 (NN eq. 3)."""
-    if not layer.track_running_stats:
+    # Evaluation of this package's layer uses the running statistics that it has. What another layer does is not known.
+    if not layer.track_running_stats and not isinstance(layer, RunningStatistics):
         raise refuse(
             path,
             layer,

@@ -27,7 +27,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         iterations: has no effect, as in the authors' implementation, which takes one step; warns if not 1.
         standardize: False leaves x as it is (h = x) and the running mean and variance untouched.
         affine: whether there are ``weight`` and ``bias``.
-        track_running_stats: False freezes the running statistics; evaluation uses them all the same.
+        track_running_stats: False keeps the running statistics as they are; evaluation uses them all the same.
         momentum: m; None for the cumulative average, m = 1/``num_batches_tracked``.
         noise_train, eps, form: see :class:`~nnorm_export.layers.NormalNorm`.
 
@@ -64,7 +64,10 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
     ) -> None:
         super().__init__(eps, noise_train, form)
         if order not in (1, 2):
-            raise ValueError(f"order must be 1 or 2, got {order}")
+            raise ValueError(
+                f"order must be 1 or 2, got {order}; give eps and momentum by name: their places differ from those in "
+                "torch.nn.BatchNorm"
+            )
         if iterations != 1:
             warnings.warn(
                 f"iterations={iterations} has no effect: like the reference implementation, "
