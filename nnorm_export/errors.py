@@ -39,6 +39,7 @@ class ParityError(NnormExportError):
     def __init__(self, finding: str, advice: str = "") -> None:
         super().__init__(f"{finding}\n{advice}" if advice else finding)
         self.finding = finding
+        self.advice = advice
 
 
 class RuntimeMissingError(NnormExportError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import nnorm_export
 from nnorm_export._version import __version__
-from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.errors import InputError, RuntimeMissingError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -161,8 +161,16 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
     A second call with the same options does nothing, because ONNX Runtime refuses a library that is registered twice.
 
     Raises:
+        InputError: ``session_options`` is something else, an ``InferenceSession`` for example.
         RuntimeMissingError: no library is found, see :func:`get_library_path`, or ONNX Runtime cannot load it.
     """
+    is_class = isinstance(session_options, type)
+    if is_class or not hasattr(session_options, "register_custom_ops_library"):
+        got = f"the class {session_options.__name__}" if is_class else type(session_options).__name__
+        raise InputError(
+            f"register takes onnxruntime.SessionOptions, got {got}; register before the session is made: "
+            "options = SessionOptions(), register(options), InferenceSession(path, options)"
+        )
     if session_options in _registered:
         return
     path = get_library_path()

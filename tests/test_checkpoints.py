@@ -279,7 +279,7 @@ def test_a_factory_a_class_and_a_finished_model(nets: str) -> None:
         ("factory_nets:wrong", {}, "returned a str; name a function"),
         ("factory_nets:fails", {}, r"ValueError: no GPU here \(factory_nets.py, line 8\)"),
         ("factory_nets:needs", {}, r"needs\(width\) cannot be called: missing.*--model-arg"),
-        ("factory_nets:build", {"wdth": 3}, "unexpected keyword argument 'wdth'"),
+        ("factory_nets:build", {"wdth": 3}, "unexpected keyword argument 'wdth'; leave out --model-arg wdth"),
         ("factory_nets:finished", {"width": 3}, "takes no arguments; leave out --model-arg width"),
     ],
 )

@@ -99,6 +99,16 @@ def test_a_failed_export_leaves_the_old_file_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_random_model_is_not_the_fault_of_a_layer(tmp_path: Path) -> None:
+    noisy = ("-m", "cli_nets:Noisy", *INPUT)
+    refused = fails("export", *noisy, "-o", tmp_path / "net.onnx", code=1)
+    run("export", *noisy, "-o", tmp_path / "net.onnx", "--no-verify")
+    for message in (refused, run("verify", tmp_path / "net.onnx", *noisy, code=1).output):
+        assert "another result each time" in message
+        assert "nnorm-export bisect" not in message
+
+
+@pytest.mark.slow
 def test_a_failed_export_says_how_to_find_the_layer(tmp_path: Path) -> None:
     model = ("-m", "cli_nets:another_formula", "--model-arg", "norm='a b'", *INPUT)
     message = fails("export", *model, "-o", tmp_path / "net.onnx", code=1)

@@ -74,6 +74,8 @@ def test_the_shell_completes(words: str, expected: list[str]) -> None:
 def test_a_wrong_choice_is_told_the_right_ones() -> None:
     shown = run("export", "-m", "nets:build", "--form", "other", code=2).stderr
     assert "'other' is not one of portable, primitives, custom." in " ".join(shown.replace("│", " ").split())
+    shown = run("export", "-m", "nets:build", "--dtype", "int8", code=2).stderr
+    assert "Files in int8 are made by nnorm-export quantize." in " ".join(shown.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

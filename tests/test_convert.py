@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from nnorm_export import export, freeze, layers, load
+from nnorm_export import InputError, export, freeze, layers, load
 from nnorm_export.layers import convert_normal_norm
 from nnorm_export.layers.convert import placement
 
@@ -128,9 +128,9 @@ class Scaled(nn.BatchNorm2d):
     [
         (nn.LazyBatchNorm2d, "has no shape yet; run the model once"),
         (frozen_instance_norm, "has track_running_stats=True"),
-        (lambda: RmsNorm(4), "is not a norm of torch.nn"),
-        (lambda: nn.RMSNorm(4), "is not a norm of torch.nn"),
-        (lambda: Scaled(4), "is not a norm of torch.nn"),
+        (lambda: RmsNorm(4), "computes neither BatchNorm"),
+        (lambda: nn.RMSNorm(4), "computes neither BatchNorm"),
+        (lambda: Scaled(4), "computes neither BatchNorm"),
     ],
 )
 def test_what_has_no_counterpart_is_kept_and_named_once(build: Callable[[], nn.Module], reason: str) -> None:
@@ -150,6 +150,20 @@ def test_what_has_no_counterpart_is_kept_and_named_once(build: Callable[[], nn.M
     ]
     assert [(entry.path, entry.layer) for entry in report.kept] == [("body.1", name), ("body.2", name)]
     assert [id(module) for module in model.body.modules()] == before[2:]
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ([nn.BatchNorm2d(4)], "takes a torch.nn.Module, got list; pass the model, or torch.nn.ModuleList"),
+        (nn.BatchNorm2d, "takes a torch.nn.Module, got the class BatchNorm2d; pass an instance"),
+    ],
+)
+def test_what_is_no_module_is_refused(module: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        convert_normal_norm(module)
+    with pytest.raises(InputError, match=message):
+        layers.convert_norm(module, layers.BMLV)
 
 
 def test_a_lazy_layer_converts_once_it_has_a_shape() -> None:
@@ -200,6 +214,19 @@ def test_a_batch_norm_without_running_statistics_is_exported_with_a_dynamic_batc
     x = torch.randn(5, 3, 6, 6)
     (y,) = load(tmp_path / "model.onnx")(x.numpy())
     torch.testing.assert_close(torch.from_numpy(y), model.eval()(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_layer_whose_running_statistics_are_kept_is_exported_with_them(tmp_path: Path) -> None:
+    norm = nn.BatchNorm2d(4)
+    norm(3 + torch.randn(8, 4, 5, 5))
+    norm.track_running_stats = False
+    model = convert_normal_norm(nn.Sequential(nn.Conv2d(3, 4, 3), norm))
+    assert not model[1].track_running_stats
+    assert torch.equal(model[1].running_mean, norm.running_mean)
+    report = export(model.eval(), torch.randn(3, 3, 6, 6), tmp_path / "model.onnx")
+    assert report.parity
+    assert [layer["op_type"] for layer in report.layers] == ["BatchNormalNorm"]
 
 
 class NormAct(nn.BatchNorm2d):
@@ -354,6 +381,8 @@ def test_a_warm_start_estimates_statistics_and_lmbda() -> None:
     assert float(norm.running_lmbda.max()) < 0.9, "the exponential of a normal variable is skewed"
     assert (norm.momentum, norm.noise_train, int(norm.num_batches_tracked)) == (0.1, 0.4, 0)
     assert [module.training for module in model.modules()] == [False, True, False, False]
+    with pytest.raises(InputError, match=r"takes batches, got a tensor; write \[tensor\]"):
+        convert_normal_norm(nn.Sequential(nn.BatchNorm1d(2)), warm_start=torch.randn(4, 2))
     with pytest.raises(ValueError, match="warm_start has no batch"):
         convert_normal_norm(nn.Sequential(nn.BatchNorm1d(2)), warm_start=[])
 

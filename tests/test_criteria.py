@@ -59,6 +59,8 @@ def test_each_output_has_its_own() -> None:
         ({"statistic": "mode"}, "unknown statistic 'mode'; choose max, mean, median, or a percentile, p99"),
         ({"statistic": {"a": "p101"}}, "unknown statistic 'p101'"),
         ({"atol": {"a": -1.0}}, "a tolerance is -1.0; give finite numbers of at least 0"),
+        ({"rtol": "1e-3"}, "a tolerance is '1e-3', which is not a number; give a number"),
+        ({"statistic": 3}, "unknown statistic 3; choose max"),
         ({"rtol": float("nan")}, "a tolerance is nan"),
         ({"kind": "budget", "rtol": {"a": 1.0}}, "rtol and atol go with the criterion allclose"),
     ],

@@ -40,7 +40,7 @@ class Branching(nn.Module):
         ({"form": "onnx"}, ExportError, "unknown form 'onnx'; choose one of portable, primitives, custom"),
         ({"opset_version": 17}, ExportError, "opset 17 cannot be written: choose one from 18"),
         ({"opset_version": 999}, ExportError, "opset 999 cannot be written"),
-        ({"dtype": "int8"}, ExportError, "unknown dtype 'int8'"),
+        ({"dtype": "int8"}, ExportError, r"unknown dtype 'int8'.*; int8 files are made by nnorm_export\.quantize"),
         ({"args": ()}, InputError, r"do not fit Network\.forward: missing a required argument: 'image'"),
         ({"input_names": ["a", "b"]}, ExportError, "input_names has 2 names, the model has 1: image"),
         ({"f": "."}, ExportError, "is a folder"),
@@ -162,8 +162,17 @@ class Wide(nn.Module):
 
 def test_a_random_model_is_refused(tmp_path: Path) -> None:
     model = Wide(lambda y: F.dropout(y, 0.5))  # a common slip: training=True is the default
-    with pytest.raises(ParityError, match=r"another result each time; look for F\.dropout without training"):
+    with pytest.raises(ParityError, match=r"another result each time; look for F\.dropout without training") as refused:
         export(model, torch.randn(8, 6), tmp_path / "m.onnx")
+    assert "bisect" not in str(refused.value)  # no layer of the file is to blame
+
+
+def test_dynamic_shapes_of_another_input_are_refused_for_their_name(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch")
+    for shapes in ({"y": {0: batch}}, ({0: batch}, {0: batch})):
+        with pytest.raises(ExportError, match=r"\['x'\]|has 1 elements") as refused:
+            export(Wide(torch.relu), torch.randn(8, 6), tmp_path / "m.onnx", dynamic_shapes=shapes)
+        assert "every length" not in str(refused.value)
 
 
 @pytest.mark.slow
@@ -285,7 +294,7 @@ def test_a_batch_that_the_code_fixes_is_explained(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, 4), (0,)])
 def test_an_empty_input_is_called_empty(shape: tuple[int, ...], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"input input is empty: its shape is \[{', '.join(map(str, shape))}\]"):
+    with pytest.raises(InputError, match=rf"input 'input' is empty: its shape is \[{', '.join(map(str, shape))}\]"):
         export(nn.ReLU(), torch.zeros(shape), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 

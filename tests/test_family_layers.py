@@ -206,6 +206,15 @@ def test_impossible_states(name: str, change: dict[str, Any], message: str) -> N
             lambda: layers.convert_norm(nn.ModuleList([nn.BatchNorm2d(4), nn.ReLU()]), layers.EvoNormS0),
             "has no norm followed by activation of torch.nn, next to each other in an nn.Sequential",
         ),
+        (lambda: layers.convert_norm(nn.BatchNorm2d(4), "EvoNormS0"), "to is 'EvoNormS0'; it must be a class"),  # type: ignore[arg-type]
+        (
+            lambda: layers.convert_norm(nn.BatchNorm2d(4), layers.BatchNormalNorm2d),  # type: ignore[arg-type]
+            "convert_norm cannot put in BatchNormalNorm2d; use convert_normal_norm",
+        ),
+        (
+            lambda: layers.convert_norm(nn.BatchNorm2d(4), nn.GroupNorm),  # type: ignore[arg-type]
+            "convert_norm cannot put in GroupNorm; give a layer of nnorm_export.layers",
+        ),
     ],
 )
 def test_bad_arguments(call: Callable[[], Any], message: str) -> None:

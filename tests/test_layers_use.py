@@ -90,6 +90,8 @@ def test_delta() -> None:
         (lambda: layers.LayerNormalNorm(4, noise_train=-1.0), "noise_train must not be negative"),
         (lambda: layers.LayerNormalNorm(()), "normalized_shape must name at least one axis"),
         (lambda: layers.BatchNormalNorm1d(4, order=3), "order must be 1 or 2, got 3"),
+        (lambda: layers.BatchNormalNorm2d(4, 1e-5), "order must be 1 or 2, got 1e-05; give eps and momentum by name"),  # type: ignore[arg-type]
+        (lambda: layers.GroupNormalNorm(2, 4), "num_channels is the first argument here"),
         (lambda: layers.GroupNormalNorm(4, 3), r"num_channels \(4\) must be divisible by num_groups \(3\)"),
         (lambda: layers.GroupNormalNorm(4, 0), r"num_channels \(4\) must be divisible by num_groups \(0\)"),
     ],

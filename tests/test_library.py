@@ -13,7 +13,7 @@ import torch
 import nnorm_export
 from nnorm_export import layers, library
 from nnorm_export._version import __version__
-from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.errors import InputError, RuntimeMissingError
 
 
 @pytest.fixture
@@ -117,6 +117,13 @@ def test_load_warns_where_the_installed_kernels_are_of_another_version(
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         nnorm_export.load(exported)
+
+
+def test_register_takes_options(installed: str) -> None:
+    cases = ((None, "NoneType"), (object(), "object"), (onnxruntime.SessionOptions, "the class SessionOptions"))
+    for given, name in cases:
+        with pytest.raises(InputError, match=rf"onnxruntime\.SessionOptions, got {name}; register before the session"):
+            nnorm_export.register(given)  # type: ignore[arg-type]
 
 
 def test_registering_twice_is_registering_once(installed: str) -> None:

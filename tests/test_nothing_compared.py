@@ -53,7 +53,7 @@ def diverged(model: nn.Module) -> None:
         (lambda x: x * NAN, "Net itself gives NaN in 15 of 15 elements; look for NaN"),
         (lambda x: torch.cat([x[:4], x[4:] * NAN]), "Net itself gives NaN in 3 of 15"),
         (lambda x: x * INF, "Net itself gives NaN"),
-        (lambda x: x[:0], "it has no elements; give inputs"),
+        (lambda x: x[:0], "it is empty; give at least one row"),
     ],
     ids=["nan", "one row of nan", "infinite", "empty"],
 )

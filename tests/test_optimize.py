@@ -200,7 +200,11 @@ def test_inputs_of_the_users_own(source: Path, tmp_path: Path) -> None:
         assert report.parity is not None
         assert report.parity.outputs[0].rows == SHAPE[0] + sum(agreement.BATCHES)
     assert optimize(source, target, verify=False).parity is None
-    for inputs, message in (((x, x), "2 inputs given"), ({"y": x}, "no input named y"), (x[:, :2], "the model takes")):
+    for inputs, message in (
+        ((x, x), "2 inputs given"),
+        ({"y": x}, "no input named 'y'"),
+        (x[:, :2], "the model takes"),
+    ):
         with pytest.raises(InputError, match=message):
             optimize(source, target, inputs=inputs)
 

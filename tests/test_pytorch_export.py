@@ -268,7 +268,7 @@ def test_inputs_stay_the_users(name: str, tmp_path: Path) -> None:
     x = torch.randn(5, 4)
     before = x.clone()
     if name == "program.pt2":
-        with pytest.raises(ExportError, match="the model changes its input input in place"):
+        with pytest.raises(ExportError, match="the model changes its input 'input' in place"):
             GRAPHS[name](model, x, tmp_path / name)
     else:
         report = GRAPHS[name](model, x, tmp_path / name)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ways import WAYS, open_with
 
 from nnorm_export import (
+    ExportError,
     InputError,
     ModelFileError,
     NnormExportError,
@@ -103,11 +104,12 @@ def test_a_node_that_the_optimized_graph_still_holds_was_run_by_a_kernel(portabl
 @pytest.mark.parametrize(
     ("arrays", "named", "message"),
     [
-        ([], {}, r"missing input input; the model takes input: float32\[batch, 4\]"),
+        ([], {}, r"missing input 'input'; the model takes input: float32\[batch, 4\]"),
         ([0, 0], {}, "2 arrays given, the model takes 1"),
-        ([], {"x": 0}, "no input named x"),
+        ([], {"x": 0}, "no input named 'x'"),
         ([0], {"input": 0}, "input given both by position and by name"),
-        ([np.zeros((2, 4))], {}, r"input input is float64, .* input: float32.*; pass array\.astype\(np\.float32\)"),
+        ([{"input": np.zeros((2, 4))}], {}, r"the inputs are a dict; call runner\(\*\*arrays\)"),
+        ([np.zeros((2, 4))], {}, r"input 'input' is float64, .* input: float32.*; pass array\.astype\(np\.float32\)"),
         ([np.zeros((2, 5), np.float32)], {}, r"has shape \[2, 5\]"),
         ([np.zeros(4, np.float32)], {}, r"has shape \[4\]"),
     ],
@@ -127,6 +129,12 @@ def test_a_scalar_stays_a_scalar(dtype: str, runtime: str, tmp_path: Path) -> No
     onnx.save(model, tmp_path / "m.onnx")
     (result,) = load(tmp_path / "m.onnx", runtime)(np.array(-3, kind.numpy))
     assert (result.shape, result.dtype, float(result)) == ((), kind.numpy, -3.0)
+
+
+def test_threads_are_a_number(portable: Path) -> None:
+    with pytest.raises(NnormExportError, match="intra_op_num_threads is '2'; give a whole number"):
+        load(portable, intra_op_num_threads="2")
+    assert load(portable, intra_op_num_threads=np.int64(2))
 
 
 def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module, tmp_path: Path) -> None:

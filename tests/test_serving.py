@@ -163,7 +163,8 @@ def test_external_data_outside_of_the_folder_is_not_copied(
     [
         ({"backend": "openvino"}, "unknown backend 'openvino'; choose one of onnxruntime, tensorrt, python"),
         ({"backend": "tensorrt"}, "the backend tensorrt serves engines, not this"),
-        ({"name": "a/b"}, "'a/b' is not a name for a model"),
+        ({"name": "a/b"}, "'a/b' is not a name for a model: it becomes a folder; give name= (--name) letters"),
+        ({"version": 0}, "version is 0; it must be 1 or more"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"instances": 0}, "max_batch_size is 32 and instances 0; at least 0 and 1 are needed"),
         ({"library_path": "lib.so"}, "Triton needs the absolute path that the library has on the server"),

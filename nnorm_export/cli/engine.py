@@ -25,7 +25,7 @@ def engine(
     options: EngineOptions,
     output: Output,
 ) -> None:
-    """Build an engine of TensorRT, or of TensorRT-RTX, of an ONNX file.
+    """Build an engine of TensorRT, or of TensorRT-RTX, from an ONNX file.
 
     TensorRT builds for the GPU of this machine, in minutes; a timing cache
     makes the next build quicker. TensorRT-RTX (--rtx) builds for RTX cards on

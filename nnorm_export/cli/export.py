@@ -91,6 +91,8 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
             )
             description = describe(path)
     except ParityError as error:
+        if not error.advice:  # bisect cannot help
+            raise
         form = "--format onnx " if file_format != "onnx" else "--form portable "
         kept = str(Path(path).with_suffix(".unverified.onnx"))
         raise ParityError(

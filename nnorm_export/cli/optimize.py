@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def optimize(
-    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A file in the form portable.")],
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A file in the form portable or custom.")],
     options: OptimizeOptions,
     output: Output,
 ) -> None:

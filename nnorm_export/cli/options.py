@@ -170,7 +170,9 @@ class ExportOptions:
         panels.file(
             "--dtype TYPE",
             "fp32, fp16, bf16 or fp64; the model's own by default.",
-            **panels.one_of("nnorm_export.names:DTYPE_NAMES"),
+            **panels.one_of(
+                "nnorm_export.names:DTYPE_NAMES", {"int8": "Files in int8 are made by nnorm-export quantize."}
+            ),
         ),
     ] = None
     external_data: ExternalData = None
@@ -242,7 +244,8 @@ class VerifyOptions:
         list[str] | None,
         panels.comparison(
             "--rtol [OUTPUT:]X",
-            "Relative tolerance, in place of the error budget, of one output or of all. Repeatable.",
+            "Relative tolerance, in place of the error budget, of one output or of all. Without --atol, atol is 0 and "
+            "elements near 0 fail: give both. Repeatable.",
         ),
     ] = None
     atol: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
@@ -28,12 +28,17 @@ def completing(names: str) -> dict[str, Any]:
     return {"autocompletion": lambda incomplete: [name for name in _named(names) if name.startswith(incomplete)]}
 
 
-def one_of(names: str) -> dict[str, Any]:
-    """Settings: the value is one of ``package.module:NAMES``, which ``--help`` does not import."""
+def one_of(names: str, hints: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Settings: the value is one of ``package.module:NAMES``, which ``--help`` does not import.
+
+    Args:
+        hints: what to say of other values that a user may try.
+    """
 
     def parse(value: str) -> str:
         if value not in _named(names):
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(_named(names))}.")
+            hint = f" {hints[value]}" if hints and value in hints else ""
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(_named(names))}.{hint}")
         return value
 
     return {"parser": parse, **completing(names)}

@@ -145,7 +145,9 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
 
     if any(not parity.compared for parity in report.outputs):
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
-    advice = f". {report.other_weights}" if report.other_weights else bisect_advice(path, model, options.runtime)
+    advice = f". {report.other_weights}" if report.other_weights else ""
+    if not advice and not report.is_unsteady:
+        advice = bisect_advice(path, model, options.runtime)
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 

@@ -198,7 +198,7 @@ def _decomposed(program: torch.export.ExportedProgram, choose: Choice) -> torch.
         ) from error
     if changed := list(decomposed.graph_signature.user_inputs_to_mutate.values()):
         raise ExportError(
-            f"the model changes its input {changed[0]} in place, which a functional program cannot do; let forward "
+            f"the model changes its input {changed[0]!r} in place, which a functional program cannot do; let forward "
             "work on a copy (x.clone()), or call its first layer without inplace=True"
         )
     if left := [node for node in nodes_of(decomposed) if node.target in _OPERATORS]:

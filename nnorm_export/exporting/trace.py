@@ -25,6 +25,9 @@ from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
 from nnorm_export.steps import step
 
+# What torch.export says of dynamic_shapes that do not fit the inputs: then lengths are not the cause.
+_WRONG_NAMES = "top-level keys must be the arg names|mismatch between the structure"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
@@ -93,7 +96,7 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
                     "Export with dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic "
                     "(--dynamic)."
                 )
-            elif dynamic_shapes:
+            elif dynamic_shapes and not re.search(_WRONG_NAMES, str(error)):
                 remedy = (
                     "\nThe model does not take every length of the dynamic axes. Give the lengths that it takes, as in "
                     "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "

@@ -12,7 +12,14 @@ _SHOWN_PATHS = 3
 
 @dataclass(frozen=True)
 class Converted:
-    """A normalization that was replaced: its path in the model, its class, the class of the new norm, what differs."""
+    """A normalization that was replaced.
+
+    Attributes:
+        path: its path in the model.
+        layer: the name of its class.
+        norm: the name of the class of the new norm.
+        note: what the new norm does otherwise; empty if there is nothing.
+    """
 
     path: str
     layer: str
@@ -22,7 +29,13 @@ class Converted:
 
 @dataclass(frozen=True)
 class Kept:
-    """A normalization that stays: its path in the model, its class, and why it has no counterpart."""
+    """A normalization that stays.
+
+    Attributes:
+        path: its path in the model.
+        layer: the name of its class.
+        reason: why it has no counterpart.
+    """
 
     path: str
     layer: str
@@ -31,7 +44,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was converted and what was kept, in the order of the model; ``str`` is a summary by class and reason."""
+    """What was converted and what was kept, in the order of the model; ``str`` is a summary by class and reason.
+
+    Attributes:
+        converted: the normalizations that were replaced.
+        kept: those that stay, because they have no counterpart.
+    """
 
     converted: tuple[Converted, ...]
     kept: tuple[Kept, ...]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from nnorm_export.errors import InputError
 from nnorm_export.layers._base import Form, NormalNorm
 from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
@@ -29,7 +30,7 @@ from nnorm_export.layers.group import (
 from nnorm_export.layers.layer import ChannelsFirst, LayerNormalNorm
 from nnorm_export.layers.recognition import Recognized, Recognizer, looks_like_norm
 from nnorm_export.layers.warm_start import estimate_statistics
-from nnorm_export.models.modules import keep_norms_from_fusion
+from nnorm_export.models.modules import keep_norms_from_fusion, require_module
 
 _BATCH: tuple[type[BatchNormalNorm1d | BatchNormalNorm2d | BatchNormalNorm3d], ...] = (
     BatchNormalNorm1d, BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d,
@@ -84,8 +85,8 @@ def convert_normal_norm(
     (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
     the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1,
     where ψ is the identity, except for the exponent shift √ε of ``form="reference"``: a pretrained network with batch
-    norms computes what it did, and can be fine-tuned. A layer that occurs several times is replaced by one layer. A
-    layer without bias gets one of zeros, so build the optimizer after converting. The fused inference path of
+    norms computes almost what it did, and can be fine-tuned. A layer that occurs several times is replaced by one
+    layer. A layer without bias gets one of zeros, so build the optimizer after converting. The fused inference path of
     nn.TransformerEncoderLayer always computes a plain LayerNorm, so it is switched off where a norm of such a layer is
     replaced.
 
@@ -114,12 +115,16 @@ def convert_normal_norm(
         ``module``, or its replacement if it is itself a normalization; with ``return_report`` (that, the report).
 
     Raises:
-        ValueError: ``only`` or ``skip`` names what the model does not have; with ``strict``, a normalization is kept
-            (the message has its path and the reason). The model is then unchanged. Also if ``warm_start`` is empty.
+        ValueError: ``module`` is not a torch.nn.Module; ``only`` or ``skip`` names what the model does not have;
+            ``warm_start`` is a tensor; with ``strict``, a normalization is kept (the message has its path and the
+            reason). The model is then unchanged. Also if ``warm_start`` is empty.
 
     Warns:
         UserWarning: once, naming the normalizations that were kept and why, and each SyncBatchNorm.
     """
+    require_module("convert_normal_norm", module)
+    if isinstance(warm_start, Tensor):
+        raise InputError("warm_start takes batches, got a tensor; write [tensor] for one batch")
     options: dict[str, Any] = {"form": form} if noise_train is None else {"form": form, "noise_train": noise_train}
     is_chosen = _choice(module, only, skip)
     # All layers are built before any is placed, so that an error leaves the model unchanged.
@@ -208,8 +213,8 @@ def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], rec
     recognized = recognize(layer)
     if recognized is None:
         return (
-            "it is not a norm of torch.nn, nor one that its submodules follow, so normality normalization has no "
-            "counterpart of it"
+            "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
+            "submodules, so it has no normality counterpart"
         )
     new = _build(recognized, layer, {**options, "eps": recognized.epsilon, **placement(layer, root)})
     _take_over_state(new, layer, recognized)

@@ -45,7 +45,10 @@ class GroupNormalNorm(NormalNorm):
     ) -> None:
         super().__init__(eps, noise_train, form)
         if num_groups < 1 or num_channels % num_groups != 0:
-            raise ValueError(f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups})")
+            raise ValueError(
+                f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups}); num_channels is the "
+                "first argument here, and the second of torch.nn.GroupNorm"
+            )
         self.num_channels = num_channels
         self.num_groups = num_groups
         self.affine = affine

@@ -30,7 +30,10 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         return dtype  # type: ignore[return-value]
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
-    raise ExportError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPE_NAMES)} (or the torch dtype)")
+    quantized = "; int8 files are made by nnorm_export.quantize (nnorm-export quantize)" if "int8" in str(dtype) else ""
+    raise ExportError(
+        f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPE_NAMES)} (or the torch dtype){quantized}"
+    )
 
 
 def dtype_name(dtype: str | torch.dtype | None) -> str | None:
@@ -188,8 +191,8 @@ def refuse_empty_batch(arguments: Mapping[str, Any]) -> None:
         if tensors:
             if tensors[0].shape[0] == 0:
                 raise InputError(
-                    f"input {name} is empty: its shape is {list(tensors[0].shape)}. Give an example with at least one "
-                    "row; to export a model that takes an empty input, say which axes are dynamic (dynamic_shapes, "
+                    f"input {name!r} is empty: its shape is {list(tensors[0].shape)}. Give an example with at least "
+                    "one row; to export a model that takes an empty input, say which axes are dynamic (dynamic_shapes, "
                     "--dynamic)"
                 )
             return

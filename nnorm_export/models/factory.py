@@ -113,9 +113,9 @@ def _call(factory: Any, arguments: dict[str, Any], spec: str) -> nn.Module:
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            raise NnormExportError(
-                f"{spec}{signature} cannot be called: {error}; give its arguments with --model-arg key=value"
-            ) from error
+            unknown = [name for name in arguments if name not in signature.parameters]
+            remedy = f"leave out --model-arg {', '.join(unknown)}" if unknown else "give it with --model-arg key=value"
+            raise NnormExportError(f"{spec}{signature} cannot be called: {error}; {remedy}") from error
     try:
         model = factory(**arguments)
     except Exception as error:  # the user's module runs here and may raise any exception; the message shows it

@@ -16,12 +16,24 @@ from torch import fx, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from nnorm_export.errors import FreezeError
+from nnorm_export.errors import FreezeError, InputError
 from nnorm_export.process import LOCK
 
 _blocks: list[bool] = []  # the blocks of without_fused_attention; the first entry is the setting before them
 
 WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; a parametrization is not a hook
+
+
+def require_module(function: str, model: object) -> None:
+    """Raises an InputError if ``model``, the argument of ``function``, is not a torch.nn.Module."""
+    if isinstance(model, nn.Module):
+        return
+    got, remedy = type(model).__name__, "build the model and pass it"
+    if isinstance(model, type):
+        got, remedy = f"the class {model.__name__}", "pass an instance of it"
+    elif isinstance(model, (list, tuple)):
+        remedy = "pass the model, or torch.nn.ModuleList(layers) for several layers"
+    raise InputError(f"{function} takes a torch.nn.Module, got {got}; {remedy}")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -23,7 +23,7 @@ from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, re
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
-from nnorm_export.models.modules import named_layers
+from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.isolation import opened, with_epilogue
@@ -142,6 +142,7 @@ def bisect(
         ModelFileError: not an ONNX file, an optimised one, or one without such nodes if ``layers`` is empty.
         InputError: a path in ``layers`` is not a module of the model, or none of its nodes is left in the file.
     """
+    require_module("bisect", model)
     path = Path(path)
     file = onnx_file.read(path)
     if file.form == "optimized":

@@ -15,6 +15,7 @@ from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in, to_numpy
+from nnorm_export.models.modules import require_module
 from nnorm_export.parity import certificates, signatures
 from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates import DataSet
@@ -79,10 +80,11 @@ def verify(
 
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
-        InputError: the inputs do not fit the model or the file.
+        InputError: ``model`` is not a torch.nn.Module, or the inputs do not fit the model or the file.
         NnormExportError: the file's outputs differ from the model's in number or shape, or a tolerance names an output
             that the file has not; or there is a key and no certificate.
     """
+    require_module("verify", model)
     chosen = Criteria.of(criterion, rtol, atol, statistic)
     if certificate is not None:
         certificates.check_folder(Path(certificate))

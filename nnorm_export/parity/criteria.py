@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -45,10 +46,12 @@ class Criterion:
         if kind not in (None, *CRITERIA):
             raise NnormExportError(f"unknown criterion {kind!r}; choose {' or '.join(CRITERIA)}")
         statistic = "max" if statistic is None else statistic
-        if statistic not in STATISTICS and _percentile(statistic) is None:
+        if statistic not in STATISTICS and (not isinstance(statistic, str) or _percentile(statistic) is None):
             raise NnormExportError(
                 f"unknown statistic {statistic!r}; choose {', '.join(STATISTICS)}, or a percentile, p99 for example"
             )
+        if wrong := [value for value in (rtol, atol) if value is not None and not isinstance(value, Real)]:
+            raise NnormExportError(f"a tolerance is {wrong[0]!r}, which is not a number; give a number such as 1e-3")
         if bad := [value for value in (rtol, atol) if value is not None and not 0 <= value < np.inf]:
             raise NnormExportError(f"a tolerance is {bad[0]}; give finite numbers of at least 0")
         if rtol is None and atol is None:

@@ -58,7 +58,7 @@ class BitsReport:
             if not node.inputs_agree:
                 return f"bits first differ between {before} and {name}"
             if not node.output_agrees:
-                return f"bits first differ in {name}, which reads the same bits"
+                return f"bits first differ in {name}, whose inputs have the same bits in both"
             before = name
         if wrong := [name for name, agrees in self.outputs.items() if not agrees]:
             return f"bits first differ after {before}: in the output {', '.join(wrong)}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nnorm_export.freezing.samples import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import unwrapped
+from nnorm_export.models.modules import require_module, unwrapped
 from nnorm_export.parity.pytorch_model import Passthrough, observe
 from nnorm_export.parity.yardstick import Array
 from nnorm_export.steps import step
@@ -68,8 +68,9 @@ def float16_risks(
         model, inputs, passthrough: as for :func:`nnorm_export.verify`. Real data shows more than random data.
 
     Raises:
-        InputError: the inputs do not fit the model.
+        InputError: ``model`` is not a torch.nn.Module, or the inputs do not fit it.
     """
+    require_module("float16_risks", model)
     step("look for risks of float16")
     layers = normalizations(model)
     taps = observe(model, inputs, layers, passthrough)

@@ -33,6 +33,7 @@ from nnorm_export.parity.yardstick import (
 )
 
 BUDGET = 10.0
+UNSTEADY = "PyTorch returns another result each time; look for F.dropout without training=self.training"
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,15 @@ class OutputParity:
     """One output of the file against PyTorch.
 
     Attributes:
+        name: the output's name in the file.
+        passed: whether it is equal by the criterion.
         max_abs_diff: max |file − PyTorch|.
         max_rel_diff: max |file − PyTorch| / |PyTorch|, over finite elements that are not 0.
         budget_share: an element's error, divided by the error that it may have, the greatest over all elements; at most
             1 passes. None for a float64 output, or if the model runs neither in float64 nor with random last bits.
         top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
         rows: the number of rows that were compared.
+        dtype: the output's dtype in the file.
         note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
         compared: False if it failed because there was nothing to compare, for the reason in ``note``.
     """
@@ -89,6 +93,7 @@ class ParityReport:
     Attributes:
         runtime: the runtime that ran the file, ``onnxruntime`` for example.
         criterion: ``budget`` or ``allclose``, with its numbers.
+        outputs: the comparison of each output of the file, in order, the worst over all inputs.
         implementations: node -> ``kernel``, ``body`` or ``plugin``.
         other_weights: says that the file was made from other weights, if that is why it fails; else empty.
         known_faults: see :attr:`.Runner.known_faults`.
@@ -114,6 +119,11 @@ class ParityReport:
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
         return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights, signature)))
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether it fails because the model is random: then no layer of the file is to blame."""
+        return any(output.note == UNSTEADY for output in self.outputs)
 
     @property
     def reason(self) -> str:
@@ -345,7 +355,7 @@ _UNDECIDED = "of one row, without other inputs that the model takes: it may be c
 def _nothing_to_compare(expected: Array, reference: str) -> str:
     """Returns why a comparison with ``expected`` shows nothing; empty if it shows something."""
     if expected.size == 0:
-        return "it has no elements; give inputs for which it has some"
+        return "it is empty; give at least one row, or inputs for which it has elements"
     if not is_float(expected.dtype):
         return ""
     wide = expected.astype(np.float64)

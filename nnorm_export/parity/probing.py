@@ -34,6 +34,10 @@ class LayerProbe:
     """A normalization on its probes.
 
     Attributes:
+        name: of its node in the file.
+        path: of the layer in the model.
+        op_type: the operator of the node.
+        implementation: ``kernel``, ``body`` or ``plugin``.
         reached, missed: the branches that the probes have reached, and the others.
         parity: the comparison with the formula in PyTorch, the worst over all probes.
     """
@@ -49,7 +53,12 @@ class LayerProbe:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome; true if every normalization computes its formula on every probe."""
+    """The outcome; true if every normalization computes its formula on every probe.
+
+    Attributes:
+        runtime: the runtime that ran the file.
+        layers: the normalizations, in the order of the file.
+    """
 
     runtime: str
     layers: list[LayerProbe]

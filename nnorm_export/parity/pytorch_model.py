@@ -16,7 +16,7 @@ from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
-from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.judgement import UNSTEADY, judge
 from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, random_last_bits
 from nnorm_export.parity.yardstick import Array, is_float, yardsticks_of
 from nnorm_export.process import release_memory
@@ -226,7 +226,7 @@ class PyTorchModel:
     def unsteadiness(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
         """Returns that PyTorch does not return ``result`` again, if so; empty otherwise."""
         if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(result, self.run(example))):
-            return "PyTorch returns another result each time; look for F.dropout without training=self.training"
+            return UNSTEADY
         return ""
 
     def defect_of_freezing(self, example: Mapping[str, Any], truth: Sequence[Array] | None) -> str:

@@ -32,6 +32,7 @@ class RuntimeDiagnosis:
     """A runtime, for one file or in general.
 
     Attributes:
+        runtime: its name, as :func:`nnorm_export.load` takes it.
         problem: why it cannot run, with the remedy; empty if it can.
         exit_code: that of the problem's error; 0 without a problem.
         implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if the file has no such
@@ -53,6 +54,8 @@ class Diagnosis:
     """What :func:`diagnose` found.
 
     Attributes:
+        components: what is installed and what is missing: packages, the kernels, the plugins.
+        runtimes: every runtime that opens files of this format; without a file, every runtime.
         needed: the runtime that must work.
         changes: what other programs changed in the file, and what to do about it (:mod:`nnorm_export.files.changes`).
     """

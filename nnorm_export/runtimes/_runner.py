@@ -69,15 +69,19 @@ class Runner(ABC):
         """
         if len(arrays) > len(self.inputs):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {self._expected}")
+        if any(isinstance(array, Mapping) for array in arrays):
+            raise InputError(f"the inputs are a dict; call runner(**arrays). The model takes {self._expected}")
         given = {info.name: array for info, array in zip(self.inputs, arrays, strict=False)}
         if twice := given.keys() & named_arrays.keys():
             raise InputError(f"{', '.join(sorted(twice))} given both by position and by name; give it once")
         given |= named_arrays
         names = {info.name for info in self.inputs}
         if unknown := given.keys() - names:
-            raise InputError(f"no input named {', '.join(sorted(unknown))}; the model takes {self._expected}")
+            raise InputError(
+                f"no input named {', '.join(map(repr, sorted(unknown)))}; the model takes {self._expected}"
+            )
         if missing := names - given.keys():
-            raise InputError(f"missing input {', '.join(sorted(missing))}; the model takes {self._expected}")
+            raise InputError(f"missing input {', '.join(map(repr, sorted(missing)))}; the model takes {self._expected}")
         return {info.name: _fit(info, given[info.name]) for info in self.inputs}
 
     @property

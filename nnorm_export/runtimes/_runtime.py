@@ -19,6 +19,7 @@ class Component:
     """Something that is installed, or missing.
 
     Attributes:
+        name: what it is.
         found: a version or a path; empty if it is missing.
         remedy: what to do if it is missing or does not work; else empty.
     """

@@ -116,6 +116,10 @@ class OnnxRuntimeRunner(Runner):
         self._config = dict(session_config or {})
         if wrong := [f"{key!r}: {value!r}" for key, value in self._config.items() if not isinstance(value, str)]:
             raise NnormExportError(f'session_config: {wrong[0]} is not text; ONNX Runtime takes "1" for yes')
+        if not isinstance(intra_op_num_threads, (int, np.integer)):
+            raise NnormExportError(
+                f"intra_op_num_threads is {intra_op_num_threads!r}; give a whole number, 0 to let ONNX Runtime decide"
+            )
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
         refuse_invalid(self._file)

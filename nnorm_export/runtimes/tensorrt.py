@@ -29,13 +29,14 @@ def is_rtx_engine(path: str | Path) -> bool:
 
 def _require() -> None:
     if missing := [package for package in _PACKAGES if not installed_version(package)]:
-        raise RuntimeMissingError(f"{' and '.join(missing)} not installed: {_REMEDY}")
+        are = "is" if len(missing) == 1 else "are"
+        raise RuntimeMissingError(f"{' and '.join(missing)} {are} not installed: {_REMEDY}")
 
 
 def _require_rtx() -> None:
     rtx.require_gpu()
     if not installed_version("polygraphy"):
-        raise RuntimeMissingError(f"polygraphy not installed: {rtx.REMEDY}")
+        raise RuntimeMissingError(f"polygraphy is not installed: {rtx.REMEDY}")
 
 
 def _planned_by_rtx(path: str | Path) -> dict[str, str]:

@@ -76,7 +76,7 @@ def write_repository(
         name: the model's name; by default the file's.
         backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers without the ONNX Runtime
             backend. By default the one for the file.
-        version: the number of a new version; by default the next.
+        version: the number of a new version, 1 or more; by default the next.
         max_batch_size: the greatest batch of dynamic batching, if the first axis of all inputs and outputs is dynamic;
             else there is no batching.
         max_queue_delay_microseconds: how long a request waits for others while the model is idle. Requests that come
@@ -96,6 +96,8 @@ def write_repository(
     engine = is_engine(path)
     backend = backend or ("tensorrt" if engine else "onnxruntime")
     name = name or path.stem
+    if version is not None and version < 1:
+        raise ExportError(f"version is {version}; it must be 1 or more, or left out for the next")
     _refuse(path, backend, engine, name, max_batch_size, instances, device)
     inputs, outputs = _tensors(path, engine)
     batches = max_batch_size > 0 and all(
@@ -139,8 +141,8 @@ def _refuse(
         )
     if not _NAME.fullmatch(name) or len(name.encode()) > 200:
         raise ExportError(
-            f"{name!r} is not a name for a model: it becomes a folder; give --name letters, digits and . _ - only, and "
-            "no dot at its beginning or end"
+            f"{name!r} is not a name for a model: it becomes a folder; give name= (--name) letters, digits and . _ - "
+            "only, and no dot at its beginning or end"
         )
     if max_batch_size < 0 or instances < 1:
         raise ExportError(f"max_batch_size is {max_batch_size} and instances {instances}; at least 0 and 1 are needed")

@@ -59,7 +59,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "pt2",
-        r"the model changes its input \w+ in place",
+        r"the model changes its input '\w+' in place",
         "a program cannot change its input, and export_program() says so",
     ),
     (

@@ -10,8 +10,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
+from nnorm_export.errors import InputError
+from nnorm_export.layers._base import NormalNorm
 from nnorm_export.layers.convert import placement
 from nnorm_export.layers.related._standard import Kind
+from nnorm_export.models.modules import require_module
 
 _POINTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
@@ -47,16 +50,25 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
 
     Args:
         module: the model.
-        to: a layer of this package.
+        to: a class of this package, except the normality-normalization layers, which :func:`convert_normal_norm` puts
+            in.
         options: arguments of its constructor, except those that the replaced layers determine.
 
     Returns:
         ``module``, or its replacement if it is itself replaced.
 
     Raises:
-        ValueError: nothing in ``module`` can be replaced, or ``to`` cannot replace a layer; the model is then
-            unchanged.
+        ValueError: ``module`` is not a torch.nn.Module, nothing in it can be replaced, or ``to`` cannot replace a
+            layer; the model is then unchanged.
     """
+    require_module("convert_norm", module)
+    if not isinstance(to, type):
+        raise InputError(f"to is {to!r}; it must be a class, such as EvoNormS0")
+    if not hasattr(to, "replaces") or not hasattr(to, "counterpart"):
+        remedy = "use convert_normal_norm"
+        if not issubclass(to, NormalNorm):
+            remedy = "give a layer of nnorm_export.layers, EvoNormS0 for example"
+        raise InputError(f"convert_norm cannot put in {to.__name__}; {remedy}")
     holder = nn.ModuleList([module])  # so that the module itself has a place
     found = list(_places(holder, to.replaces))
     if not found:
