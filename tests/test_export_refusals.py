@@ -167,6 +167,13 @@ def test_a_random_model_is_refused(tmp_path: Path) -> None:
     assert "bisect" not in str(refused.value)  # no layer of the file is to blame
 
 
+@pytest.mark.parametrize("axis", [2, -1])
+def test_dynamic_shapes_of_an_axis_that_is_not_there(axis: int, tmp_path: Path) -> None:
+    for shapes in ({"x": {axis: torch.export.Dim("n")}}, ({axis: torch.export.Dim("n")},)):
+        with pytest.raises(InputError, match=f"the axis {axis} of 'x', which has the axes 0 to 1"):
+            export(Wide(torch.relu), torch.randn(8, 6), tmp_path / "m.onnx", dynamic_shapes=shapes)
+
+
 def test_dynamic_shapes_of_another_input_are_refused_for_their_name(tmp_path: Path) -> None:
     batch = torch.export.Dim("batch")
     for shapes in ({"y": {0: batch}}, ({0: batch}, {0: batch})):

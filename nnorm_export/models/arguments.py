@@ -216,7 +216,11 @@ def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
 
 
 def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], Any]:
-    """(input, axis) -> the ``torch.export.Dim`` that ``dynamic_shapes`` has there, if it has a name."""
+    """(input, axis) -> the ``torch.export.Dim`` that ``dynamic_shapes`` has there, if it has a name.
+
+    Raises:
+        InputError: an input lacks the axis.
+    """
     if not dynamic_shapes:
         return {}
     shapes = dynamic_shapes
@@ -229,9 +233,16 @@ def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
         for leaf, spec in zip(leaves, _specs_of(shapes.get(name), len(leaves)), strict=True):
             if not isinstance(leaf, Tensor):
                 continue
-            for axis, dim in spec.items() if isinstance(spec, dict) else enumerate(spec or ()):
-                if isinstance(getattr(dim, "__name__", None), str):
-                    dims[index, axis] = dim
+            # torch.export refuses what is neither a dict nor a sequence.
+            axes = spec if isinstance(spec, (tuple, list)) else ()
+            for axis, dim in spec.items() if isinstance(spec, dict) else enumerate(axes):
+                if not isinstance(getattr(dim, "__name__", None), str):
+                    continue
+                if not 0 <= axis < leaf.ndim:
+                    raise InputError(
+                        f"dynamic_shapes names the axis {axis} of {name!r}, which has the axes 0 to {leaf.ndim - 1}"
+                    )
+                dims[index, axis] = dim
             index += 1
     return dims
 
