@@ -281,14 +281,16 @@ def test_data_in_any_shape_give_the_same_file(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (torch.full((2, 3, 7, 6), torch.nan), "calibration: input image has NaN"),
-        (torch.ones(2, 3, 7, 6, dtype=torch.complex64), "input image is complex64"),
-        (torch.ones(2, 4, 7, 6), r"input image has shape \[2, 4, 7, 6\], the file takes image"),
-        ({"pixels": torch.ones(2, 3, 7, 6)}, "input image is missing"),
+        (torch.full((2, 3, 7, 6), torch.nan), "calibration: input 'image' has NaN"),
+        (torch.ones(2, 3, 7, 6, dtype=torch.complex64), "input 'image' is complex64"),
+        (torch.ones(2, 4, 7, 6), r"input 'image' has shape \[2, 4, 7, 6\], the file takes image"),
+        ({"pixels": torch.ones(2, 3, 7, 6)}, "input 'image' is missing"),
         (DataLoader([(torch.ones(3, 7, 6), 1)]), "2 inputs given, the file takes 1: .* without labels"),
-        ([], "input image is missing"),
+        ([], "input 'image' is missing"),
         (torch.ones(0, 3, 7, 6), "no samples"),
         (None, "calibration: NoneType has no samples; give arrays"),
+        ("data.npz", "'data.npz' is a name; give the arrays"),
+        (np.ones((2, 3, 7, 6), np.uint8), "'image' is uint8, .* convert it as in service"),
     ],
 )
 def test_data_that_do_not_fit(given: Any, message: str, source: Path, tmp_path: Path) -> None:
@@ -304,6 +306,7 @@ def test_data_that_do_not_fit(given: Any, message: str, source: Path, tmp_path: 
         ({"form": "onnx"}, ExportError, "choose one of portable, primitives, custom"),
         ({"percentile": 0.99}, ExportError, "percentile is 0.99; give a number above 50"),
         ({"batch_size": 0}, ExportError, "at least 1"),
+        ({"min_agreement": 99}, ExportError, "min_agreement is 99; give a share from 0 to 1, 0.99 for 99 %"),
         ({"f": "net.onnx"}, ModelFileError, r"write it to another name, .*net\.int8\.onnx"),
         ({"f": "nowhere/net.onnx"}, ExportError, "there is no folder"),
     ],

@@ -111,7 +111,7 @@ class QuantizeOptions:
     min_agreement: Annotated[
         float | None,
         panels.comparison(
-            "--min-agreement X", "The least share of rows with the same greatest entry: 0.99.", min=0, max=1
+            "--min-agreement X", "The least share of rows with the same greatest entry; by default any.", min=0, max=1
         ),
     ] = None
     min_sqnr: Annotated[

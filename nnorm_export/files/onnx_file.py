@@ -19,7 +19,7 @@ from nnorm_export.files.wire import read_without_weights
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
 from nnorm_export.reading import PROTOBUF_BYTES, parse_json, read_bytes, size_of
 
-_REMEDY = "; nnorm_export.export writes one of a PyTorch model"
+_REMEDY = "; nnorm_export.export makes one from a PyTorch model"
 
 
 @dataclass(frozen=True)

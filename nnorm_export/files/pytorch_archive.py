@@ -105,7 +105,7 @@ def read_archive(path: str | Path) -> Archive:
     if kind is None:
         raise ModelFileError(
             f"{path}: neither TorchScript, nor an exported program, nor a package of AOTInductor. For a checkpoint, "
-            "export the model that it is for: -m package.module:factory --checkpoint"
+            "export the model that it is for (-m package.module:factory --checkpoint)"
         )
     return Archive(path, kind, _note_of(path, text), compiled_for)
 

@@ -136,7 +136,7 @@ def quantize(
         ExportError: an option is unknown, the target does not take it, or ``f`` cannot be written.
         After an error ``f`` is unchanged.
     """
-    check_options(weights, method, percentile, batch_size)
+    check_options(weights, method, percentile, batch_size, min_agreement)
     row = target_named(target)
     form, activation = chosen(row, "form", form), chosen(row, "activation", activation)
     reduced = row.reduce_range if reduce_range is None else reduce_range

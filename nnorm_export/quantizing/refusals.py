@@ -16,13 +16,15 @@ from nnorm_export.quantizing.calibration import METHODS
 from nnorm_export.quantizing.qdq import WEIGHTS
 
 
-def check_options(weights: str, method: str, percentile: float, batch_size: int) -> None:
+def check_options(weights: str, method: str, percentile: float, batch_size: int, min_agreement: float | None) -> None:
     choices = {"method": (method, METHODS), "weights": (weights, WEIGHTS)}
     for option, (value, known) in choices.items():
         if value not in known:
             raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")
     if not 50 < percentile <= 100:
         raise ExportError(f"percentile is {percentile}; give a number above 50, up to 100")
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
+        raise ExportError(f"min_agreement is {min_agreement}; give a share from 0 to 1, 0.99 for 99 %")
     if batch_size < 1:
         raise ExportError(f"batch_size is {batch_size}; give at least 1")
 

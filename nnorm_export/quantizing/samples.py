@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,8 @@ def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: s
     Raises:
         InputError: there are no samples, or an input is missing, unknown, of another dtype or another shape.
     """
+    if isinstance(data, (str, Path)):
+        raise InputError(f"{what}: {str(data)!r} is a name; give the arrays: numpy.load({str(data)!r})")
     if not isinstance(data, Iterable):
         raise InputError(f"{what}: {type(data).__name__} has no samples; give arrays, or an iterable of them")
     feeds = [feed for inputs in _sets_of(data) for feed in _split(_by_name(inputs, infos, what), infos, batch_size)]
@@ -74,7 +77,7 @@ def _by_name(inputs: Any, infos: Sequence[TensorInfo], what: str) -> Feed:
     if given.keys() != names:
         wrong = sorted(given.keys() ^ names)[0]
         raise InputError(
-            f"{what}: input {wrong} is {'missing' if wrong in names else 'unknown'}; the file takes {taken}"
+            f"{what}: input {wrong!r} is {'missing' if wrong in names else 'unknown'}; the file takes {taken}"
         )
     return {info.name: _fitted(given[info.name], info, what) for info in infos}
 
@@ -82,15 +85,21 @@ def _by_name(inputs: Any, infos: Sequence[TensorInfo], what: str) -> Feed:
 def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
     array = as_array(value)
     if array.dtype != info.dtype:
-        if not np.can_cast(array.dtype, info.dtype, "same_kind"):
-            raise InputError(f"{what}: input {info.name} is {array.dtype}, the file takes {info}; convert it")
+        both_float = np.issubdtype(array.dtype, np.floating) and np.issubdtype(info.dtype, np.floating)
+        if not both_float and not (info.dtype.kind in "iu" and np.can_cast(array.dtype, info.dtype, "same_kind")):
+            raise InputError(
+                f"{what}: input {info.name!r} is {array.dtype}, the file takes {info}; convert it as in service, where "
+                "images are often divided by 255"
+            )
         array = array.astype(info.dtype)
     # The samples may be any number, of which a fixed batch takes some at a time.
     any_batch = replace(info, shape=(None, *info.shape[1:])) if info.shape else info
     if not any_batch.fits(array.shape):
-        raise InputError(f"{what}: input {info.name} has shape {list(array.shape)}, the file takes {info}")
+        raise InputError(f"{what}: input {info.name!r} has shape {list(array.shape)}, the file takes {info}")
     if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-        raise InputError(f"{what}: input {info.name} has NaN or infinite numbers, which have no range; leave them out")
+        raise InputError(
+            f"{what}: input {info.name!r} has NaN or infinite numbers, which have no range; leave them out"
+        )
     return array
 
 
