@@ -17,7 +17,7 @@ from small_network import Network, randomized
 from test_after_tools import add_prefix, changed, float16_of_onnxruntime, nodes_of, version_converter
 from test_golden import STANDINS, trained_network
 
-from nnorm_export import ExportError, InputError, ModelFileError, ParityError, change_form, export, load
+from nnorm_export import ExportError, InputError, ModelFileError, ParityError, change_form, export, load, quantize
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
 
@@ -173,6 +173,19 @@ def test_damaged_files(
     onnx.save(proto, tmp_path / "net.onnx")
     with pytest.raises(ModelFileError, match=message):
         change_form(tmp_path / "net.onnx", tmp_path / "new.onnx", "primitives")
+
+
+def test_an_input_that_is_an_output_keeps_its_name(exported: Source, image: Array, tmp_path: Path) -> None:
+    proto = onnx.load(exported("portable"))
+    proto.graph.output.insert(0, proto.graph.input[0])
+    path = tmp_path / "net.onnx"
+    onnx.save(proto, path)
+    for form in FORMS:
+        found, *results = computes(change_form(path, tmp_path / f"{form}.onnx", form).path, image)
+        np.testing.assert_array_equal(found, image)
+        assert len(results) == len(proto.graph.output) - 1
+    with pytest.raises(ModelFileError, match="image is an input and an output"):
+        quantize(path, image, tmp_path / "int8.onnx")
 
 
 def test_operators_that_this_version_lacks(exported: Source, image: Array, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
@@ -172,6 +173,22 @@ def inline_bodies(model: ir.Model) -> None:
 
 
 def _inline_and_fold(model: ir.Model) -> None:
+    with _without_inputs_among_outputs(model.graph):
+        _fold(model)
+
+
+@contextmanager
+def _without_inputs_among_outputs(graph: ir.Graph) -> Iterator[None]:
+    """Hides outputs that are inputs: onnxscript's optimizer would give such an input another name."""
+    hidden = [(index, value) for index, value in enumerate(graph.outputs) if value.is_graph_input()]
+    for index, _ in reversed(hidden):
+        del graph.outputs[index]
+    yield
+    for index, value in hidden:
+        graph.outputs.insert(index, value)
+
+
+def _fold(model: ir.Model) -> None:
     inline_bodies(model)
     # Values that depend on parameters alone become constants; the standardization folds into a layer before it.
     onnxscript.optimizer.optimize(model)

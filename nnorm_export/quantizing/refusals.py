@@ -40,6 +40,12 @@ def refuse(source: ModelFile, target: Path) -> None:
     refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
+    inputs = {info.name for info in inputs_of(source.proto)}
+    if same := [info.name for info in outputs_of(source.proto) if info.name in inputs]:
+        raise ModelFileError(
+            f"{source.path}: {same[0]} is an input and an output, which cannot be of 8 bits inside; put a node "
+            "Identity between them, or leave the output out"
+        )
     types = {info.dtype for info in (*inputs_of(source.proto), *outputs_of(source.proto))}
     types |= {
         np.dtype(onnx.helper.tensor_dtype_to_np_dtype(weight.data_type))
