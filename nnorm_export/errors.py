@@ -32,7 +32,7 @@ class InputError(NnormExportError, ValueError):
 
 
 class ParityError(NnormExportError):
-    """A written model does not compute what PyTorch computes; ``advice`` says how to find the layer."""
+    """A written model does not compute what PyTorch computes; ``advice`` says what to do next, if anything helps."""
 
     exit_code = 1
 

@@ -12,23 +12,34 @@ from onnx import TensorProto, helper, numpy_helper
 from small_network import randomized
 from torch import Tensor, nn
 
-from nnorm_export import change_form, export, layers, load, verify
+from nnorm_export import ExportError, ModelFileError, bisect, change_form, export, layers, load, verify
 from nnorm_export.files import onnx_file
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
+from nnorm_export.parity.probing import probe
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
 pytestmark = pytest.mark.slow
 
-# One axis and two: two bodies of one operator.
-NORMS = (layers.BatchNormalNorm1d(4), layers.LayerNormalNorm(6), layers.LayerNormalNorm([4, 6]))
 ATOL = 1e-5
+
+
+def norms() -> tuple[nn.Module, nn.Module, nn.Module]:
+    """One axis and two: two bodies of one operator."""
+    return layers.BatchNormalNorm1d(4), layers.LayerNormalNorm(6), layers.LayerNormalNorm([4, 6])
+
+
+def trained(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 1.0, 0.5)
+    return randomized(model).eval()
 
 
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = NORMS
+        self.first, self.second, self.third = norms()
         self.last = layers.LayerNormalNorm(6)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,8 +54,7 @@ def x() -> Tensor:
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    torch.manual_seed(0)
-    return randomized(Branches()).eval()
+    return trained(Branches())
 
 
 @pytest.fixture(scope="module")
@@ -97,31 +107,84 @@ def test_tensorrt_gets_branches_with_their_bodies(
     check(write_for_parser(onnx_file.read(exported["portable"]), frozenset(), tmp_path), model, x)
 
 
-def test_a_function_of_the_user(x: Tensor, tmp_path: Path) -> None:
+def with_functions(proto: onnx.ModelProto, *indices: int) -> None:
+    """Puts each of these nodes into a function of its own, which takes its inputs."""
+    for index in indices:
+        node, inside = proto.graph.node[index], onnx.NodeProto()
+        inside.CopyFrom(node)
+        names = [f"in{number}" for number in range(len(node.input))]
+        inside.input[:], inside.output[:] = names, ["out"]
+        name = f"Norm{index}"
+        proto.functions.append(helper.make_function("user", name, names, ["out"], [inside], proto.opset_import))
+        node.CopyFrom(helper.make_node(name, list(node.input), list(node.output), domain="user", name=name))
+    proto.opset_import.append(helper.make_opsetid("user", 1))
+
+
+@pytest.mark.parametrize("inside", [0, 2])
+def test_a_function_of_the_user(inside: int, x: Tensor, tmp_path: Path) -> None:
     """onnx's evaluator wants a body before the function that calls it, and ONNX Runtime no overload in there."""
-    model = randomized(nn.Sequential(layers.BatchNormalNorm1d(4), nn.Tanh(), layers.BatchNormalNorm1d(4))).eval()
+    model = trained(nn.Sequential(norms()[1], nn.Tanh(), norms()[2]))
     path = export(model, (x,), tmp_path / "net.onnx").path
     proto = onnx.load(path)
-    inside = onnx.NodeProto()
-    inside.CopyFrom(proto.graph.node[0])
-    names = [f"in{number}" for number in range(len(inside.input))]
-    call = helper.make_node("Norm", list(inside.input), list(inside.output), domain="user", name="call")
-    inside.input[:], inside.output[:] = names, ["out"]
-    proto.functions.append(helper.make_function("user", "Norm", names, ["out"], [inside], proto.opset_import))
-    proto.opset_import.append(helper.make_opsetid("user", 1))
-    proto.graph.node[0].CopyFrom(call)
+    with_functions(proto, inside)
     onnx.save(proto, path)
     for form in ("portable", "primitives"):
         report = change_form(path, tmp_path / f"{form}.onnx", form)
-        assert report.normalizations == {"BatchNormalNorm": 2}
+        assert report.normalizations == {"LayerNormalNorm": 2}
         check(report.path, model, x)
+
+
+def test_functions_of_the_user_that_need_two_bodies(x: Tensor, tmp_path: Path) -> None:
+    model = trained(nn.Sequential(norms()[1], nn.Tanh(), norms()[2]))
+    path = export(model, (x,), tmp_path / "net.onnx").path
+    proto = onnx.load(path)
+    with_functions(proto, 0, 2)
+    onnx.save(proto, path)
+    with pytest.raises(ExportError, match=r"need different bodies, .* the form 'primitives'"):
+        change_form(path, tmp_path / "portable.onnx", "portable")
+    check(change_form(path, tmp_path / "primitives.onnx", "primitives").path, model, x)
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_an_axis_that_is_counted_from_the_first(domain: str, x: Tensor, tmp_path: Path) -> None:
+    """The rank of X says what it is from the last one. The standard domain has two names."""
+    model = trained(nn.Sequential(norms()[2]))
+    path = export(model, (x,), tmp_path / "net.onnx").path
+    proto = onnx.load(path)
+    (node,) = proto.graph.node
+    next(attribute for attribute in node.attribute if attribute.name == "axis").i = 1
+    proto.graph.node.insert(0, helper.make_node("Neg", [node.input[1]], ["minus"], domain=domain))
+    proto.graph.node.insert(1, helper.make_node("Neg", ["minus"], ["weight again"], domain=domain))
+    proto.graph.node[2].input[1] = "weight again"
+    for entry in proto.opset_import:
+        entry.domain = entry.domain or domain
+    onnx.save(proto, path)
+    for form in ("portable", "primitives"):
+        check(change_form(path, tmp_path / f"{form}.onnx", form).path, model, x)
+
+
+def test_norms_in_branches_are_not_probed_or_bisected(x: Tensor, tmp_path: Path) -> None:
+    model = trained(nn.Sequential(norms()[1]))
+    path = export(model, (x,), tmp_path / "net.onnx").path
+    proto = onnx.load(path)
+    (node,) = proto.graph.node
+    branch = helper.make_graph([node], "branch", [], list(proto.graph.output))
+    proto.graph.node[0].CopyFrom(
+        helper.make_node("If", ["yes"], list(node.output), then_branch=branch, else_branch=branch)
+    )
+    proto.graph.input.append(helper.make_tensor_value_info("yes", TensorProto.BOOL, []))
+    onnx.save(proto, path)
+    with pytest.raises(ModelFileError, match=r"inside a control-flow operator, where it cannot be probed"):
+        probe(path)
+    with pytest.raises(ModelFileError, match=r"inside control-flow operators, whose values cannot be compared"):
+        bisect(path, model, (x,))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 @pytest.mark.parametrize("parameters", ["nodes", "computed"])
 def test_parameters_that_are_not_initializers(parameters: str, dtype: str, x: Tensor, tmp_path: Path) -> None:
     """Their dtype and rank say which body a node has."""
-    model = randomized(nn.Sequential(NORMS[0], NORMS[2])).eval()
+    model = trained(nn.Sequential(norms()[0], norms()[2]))
     path = export(model, (x,), tmp_path / "net.onnx", dtype=dtype).path
     proto = onnx.load(path)
     weights = list(proto.graph.initializer)
@@ -147,8 +210,8 @@ def test_parameters_that_are_not_initializers(parameters: str, dtype: str, x: Te
 
 
 def test_what_a_loop_computes_is_not_taken_for_a_constant(tmp_path: Path, x: Tensor) -> None:
-    """Forms are made of names, and a body knows nothing of values: a parameter that a loop changes stays one."""
-    model = randomized(nn.Sequential(NORMS[1])).eval()
+    """A parameter that a loop changes is not folded as if it were the constant that it starts from."""
+    model = trained(nn.Sequential(norms()[1]))
     path = export(model, (x,), tmp_path / "net.onnx").path
     proto = onnx.load(path)
     (norm,) = (node for node in proto.graph.node if node.domain == DOMAIN)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from small_network import randomized
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import nnorm_export
 from nnorm_export import export, layers, library, load, quantize
@@ -46,6 +46,18 @@ class Network(nn.Module):
         x = (self.norm2(self.conv2(y)) + self.shortcut(x)).relu()
         z = self.dense1(self.groups(x).mean((2, 3))).relu()
         return self.head((self.norm3(self.dense2(z)) + z).relu())
+
+
+class Batches(Dataset[Tensor]):
+    """A data set as PyTorch's documentation has it: without ``__iter__``."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index > 1:
+            raise IndexError
+        return self.images[30 * index : 30 * index + 30]
 
 
 TABLES = {  # a residual sum of maps is a node of its own, one of rows is not
@@ -268,8 +280,9 @@ class Two(nn.Module):
         lambda x: {"image": x},
         lambda x: iter([{"image": x[:30]}, (x[30:],)]),
         lambda x: DataLoader(TensorDataset(x), batch_size=30),
+        Batches,
     ],
-    ids=["float64", "by position", "by name", "batches", "DataLoader"],
+    ids=["float64", "by position", "by name", "batches", "DataLoader", "Dataset"],
 )
 def test_data_in_any_shape_give_the_same_file(
     given: Callable[[Tensor], Any], source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -219,6 +220,32 @@ def test_weights_that_another_model_reads_stay(tmp_path: Path) -> None:
     copy.unlink()
     write(path, 4.0, external_data=True)
     assert value_in(path) == 4.0
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_first_writer_killed_beside_another_model(
+    readable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are in place, and its model is not."""
+    path, other = tmp_path / "m.onnx", tmp_path / "other.onnx"
+    write(other, 9.0, external_data=False)
+    for steps in range(40):
+        with pytest.MonkeyPatch.context() as patch:
+            kill_after(patch, steps)
+            with contextlib.suppress(Killed):
+                write(path, 1.0, external_data=True)
+        if (tmp_path / "m.onnx.data").exists():
+            break
+    assert not path.exists()
+    if not readable:
+        holds = external_data._holds
+        monkeypatch.setattr(
+            external_data, "_holds", lambda model, name: (_refused if model == other else holds)(model, name)
+        )
+    write(path, 2.0, external_data=False)
+    assert value_in(path) == 2.0
+    # Whatever a model reads that cannot be read stays.
+    assert (tmp_path / "m.onnx.data").exists() is not readable
 
 
 def test_a_name_that_a_model_cannot_hold(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ struct FloatSignature {
 };
 
 template <class Signature>
-constexpr Roles roles_of{Signature::inputs, Signature::is_tensor};
+constexpr Roles roles_of{Signature::inputs, Signature::is_tensor, Signature::type};
 
-// What a kernel with a FloatSignature keeps of its parameters, if they are constants: them, and what a provider makes of them.
+// The parameters of a kernel with a FloatSignature, if they are constants, and the numbers that a provider prepares of them.
 template <class Signature>
 struct Parameters {
   const Constants constants;

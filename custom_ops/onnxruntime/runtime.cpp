@@ -22,6 +22,15 @@ void* data_of(const OrtApi* api, const OrtValue* value) {
   return data;
 }
 
+ONNXTensorElementDataType type_of(const OrtApi* api, const OrtValue* value) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api, api->GetTensorTypeAndShape(value, &info));
+  const Owner<OrtTensorTypeAndShapeInfo> owner(info, api->ReleaseTensorTypeAndShapeInfo);
+  ONNXTensorElementDataType type;
+  check(api, api->GetTensorElementType(info, &type));
+  return type;
+}
+
 Tensor read_tensor(const OrtApi* api, const OrtValue* value) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api->GetTensorTypeAndShape(value, &info));
@@ -63,7 +72,7 @@ void Attributes::read(const char* name, float& value) const {
   value = given;
 }
 
-Tensor Attributes::constant(size_t input) const {
+Tensor Attributes::constant(size_t input, ONNXTensorElementDataType type) const {
   int is_constant = 0;
   const OrtValue* value = nullptr;
   check(api_, api_->KernelInfoGetConstantInput_tensor(info_, input, &is_constant, &value));
@@ -73,13 +82,13 @@ Tensor Attributes::constant(size_t input) const {
   check(api_, api_->GetTensorMemoryInfo(value, &memory));
   OrtMemoryInfoDeviceType device;
   api_->MemoryInfoGetDeviceType(memory, &device);
-  return device == OrtMemoryInfoDeviceType_CPU ? read_tensor(api_, value) : Tensor{};
+  return device == OrtMemoryInfoDeviceType_CPU && type_of(api_, value) == type ? read_tensor(api_, value) : Tensor{};
 }
 
 Constants::Constants(const Attributes& attributes, Roles roles) : roles_(roles) {
   if (!has_host_memory) return;
   for (size_t i = 0; i < roles.inputs; ++i) {
-    tensors_.push_back(roles.is_tensor(i) ? Tensor{} : attributes.constant(i));
+    tensors_.push_back(roles.is_tensor(i) ? Tensor{} : attributes.constant(i, roles.type(i)));
     if (roles.is_tensor(i) || tensors_.back().data != nullptr) continue;
     tensors_.clear();
     return;

@@ -62,8 +62,9 @@ class Attributes {
   // another type.
   void read(const char* name, int32_t& value) const;
   void read(const char* name, float& value) const;
-  // The input, with nullptr for its data if it is not a constant of the model, has no elements, or lies in a GPU's memory.
-  Tensor constant(size_t input) const;
+  // The input, with nullptr for its data if it is not a constant of the model, has no elements or elements of another type, or
+  // lies in a GPU's memory.
+  Tensor constant(size_t input, ONNXTensorElementDataType type) const;
 
  private:
   // Returns if `status`, of the function `get` for this attribute, means that the node lacks it, and throws otherwise.
@@ -78,10 +79,11 @@ class Attributes {
 extern const char* const execution_provider;
 extern const bool has_host_memory;
 
-// Which of a node's inputs are parameters; the others are X and tensors of its shape.
+// Which of a node's inputs are parameters, and their types; the others are X and tensors of its shape.
 struct Roles {
   size_t inputs;
   bool (*is_tensor)(size_t input);
+  ONNXTensorElementDataType (*type)(size_t input);
 };
 
 class Run;
@@ -93,8 +95,8 @@ class Constants {
   Constants(const Attributes& attributes, Roles roles);
   bool are_known() const { return !tensors_.empty(); }
 
-  // Whether this run's parameters are these. ONNX Runtime 1.29 and newer names, to a kernel in a branch or a loop, a constant
-  // of an outer graph, although a value that a graph between them computes has the same name.
+  // Whether this run's parameters are these. To a kernel in a branch or a loop ONNX Runtime 1.29 and newer names a constant of
+  // an outer graph, although a value that a graph between them computes has the same name.
   bool are_inputs_of(const Run& run) const;
 
   // The inputs of the node, in the memory of ONNX Runtime; empty for X and the like.

@@ -78,12 +78,13 @@ def change_form(
         external_data: as for :func:`nnorm_export.export`.
 
     Raises:
-        ModelFileError: ``path`` has no ``nnorm`` nodes, is optimised for one machine, has a node or a body that this
-            package did not write, or cannot be run here, so that nothing can be compared.
+        ModelFileError: ``path`` has no ``nnorm`` nodes, an opset older than 18, a node or a body that this package did
+            not write, is damaged, is optimised for one machine, or cannot be run here, so that nothing can be compared.
         RuntimeMissingError: ONNX Runtime is not installed, which compares the files.
-        InputError: ``path`` does not run on the inputs.
+        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, or all NaN.
         ParityError: the results of the two files differ.
-        ExportError: the form is unknown, or ``output`` cannot be written.
+        ExportError: the form is unknown, ``output`` cannot be written, or the file has an operator of ``nnorm`` that
+            this version lacks, without a body.
         After an error ``output`` is unchanged.
     """
     check_form(form)
@@ -94,6 +95,10 @@ def change_form(
     with staged(target) as staging:
         try:
             model = ir.from_proto(file.proto)
+            if "ai.onnx" in model.opset_imports:  # the other name of the standard domain
+                model.opset_imports[""] = model.opset_imports.pop("ai.onnx")
+                for node in model.graph.all_nodes():
+                    node.domain = "" if node.domain == "ai.onnx" else node.domain
             model.opset_imports[DOMAIN] = DOMAIN_VERSION
             apply_form(model, form)
             model.metadata_props[METADATA_PREFIX + "form"] = form

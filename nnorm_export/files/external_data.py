@@ -35,7 +35,8 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
     """Writes ``model``; the weights go into ``<path>.data`` if ``external_data``, for None where they exceed 2 GiB.
 
     Raises:
-        ExportError: the weights exceed 2 GiB and ``external_data`` is False.
+        ExportError: the weights exceed 2 GiB and ``external_data`` is False, or they go into a file of their own and
+            the name of ``path`` is not UTF-8.
     """
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with _weights_undescribed(model):
@@ -127,11 +128,17 @@ def owned(path: Path) -> set[str]:
 def is_read_by_others(path: Path, name: str) -> bool:
     """Whether another model beside ``path``, a copy of the older one for example, may refer to the weights ``name``.
 
-    Raises:
-        OSError: the folder or a model in it cannot be read.
+    ``path`` need not exist. A model that cannot be read may refer to them.
     """
-    others = [other for other in path.parent.glob("*.onnx") if other.is_file() and not other.samefile(path)]
-    return any(_holds(other, name) for other in others)
+    for other in path.parent.glob("*.onnx"):
+        try:
+            if other.name != path.name and other.is_file() and _holds(other, name):
+                return True
+        except FileNotFoundError:  # it was removed meanwhile
+            continue
+        except OSError:
+            return True
+    return False
 
 
 def named(path: Path, model: Path, old: set[str]) -> str:

@@ -46,7 +46,7 @@ def apply_form(model: ir.Model, form: str) -> None:
     if form == "custom":
         strip_bodies(model)
     else:
-        _attach_bodies(model)
+        _attach_bodies(model, form)
     if form == "primitives":
         _inline_and_fold(model)
         _drop_unknown_lengths(model)
@@ -87,7 +87,7 @@ def _nodes_in(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph.all_nodes() if node.domain == DOMAIN]
 
 
-def _attach_bodies(model: ir.Model) -> None:
+def _attach_bodies(model: ir.Model, form: str) -> None:
     """Gives each normalization its body. Those of one operator with different bodies call them by overloads."""
     nodes = [node for node in nodes_of(model) if node.op_type in ALL_OPERATORS]
     arithmetics = [_arithmetic(node, model.functions.get(node.op_identifier())) for node in nodes]
@@ -100,9 +100,16 @@ def _attach_bodies(model: ir.Model) -> None:
             "no body for it; upgrade nnorm_export if a newer one wrote the file"
         )
     kinds = [(_variant(node), arithmetic) for node, arithmetic in zip(nodes, arithmetics, strict=True)]
-    # ONNX Runtime ignores the overload of a node in a function: there the body without one is right.
-    inside = _nodes_in_functions(model)
-    plain = {node.op_type: kind for node, kind in zip(nodes, kinds, strict=True) if node in inside}
+    # ONNX Runtime ignores the overload of a node in a function, and runs the body without one.
+    inside = {id(node) for node in _nodes_in_functions(model)}
+    plain: dict[str, tuple[str, str]] = {}
+    for node, kind in zip(nodes, kinds, strict=True):
+        if id(node) in inside and plain.setdefault(node.op_type, kind) != kind and form == "portable":
+            raise ExportError(
+                f"{node.name}: functions of the file have nodes {node.op_type} that need different bodies, of which "
+                "ONNX Runtime would run one for all; inline these functions (onnx.inliner), or write the form "
+                "'primitives'"
+            )
     for node, kind in zip(nodes, kinds, strict=True):
         variant, arithmetic = kind
         is_mixed = "float" in arithmetics and arithmetic == "double"
@@ -147,12 +154,15 @@ def _constant(value: ir.Value) -> ir.TensorProtocol | None:
 
 
 def _parameters_and_attributes(operator: Operator, node: ir.Node) -> dict[str, Array | None]:
-    """Name -> value; None for a parameter that is not a constant."""
+    """Name -> value; None for a parameter that is not a constant. An axis is negative where the rank of X is known."""
     values = dict(zip(operator.inputs, node.inputs, strict=True))
     constants = {name: None if (value := values[name]) is None else _constant(value) for name in operator.parameters}
     parameters = {name: None if constant is None else constant.numpy() for name, constant in constants.items()}
     given = {name: attribute for name, attribute in node.attributes.items() if not attribute.is_ref()}
     attributes = {name: np.asarray(attribute.value) for name, attribute in given.items()}
+    x, axis = values["X"], attributes.get("axis")
+    if axis is not None and axis >= 0 and x is not None and x.shape is not None:
+        attributes["axis"] = axis - len(x.shape)
     return {**attributes, **parameters}
 
 

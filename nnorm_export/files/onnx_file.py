@@ -90,7 +90,7 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """``nodes``, each with those of the graphs in it behind it."""
+    """Yields each of ``nodes``, followed by the nodes of the graphs in its attributes."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

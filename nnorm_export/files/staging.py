@@ -41,7 +41,8 @@ def staged(target: Path) -> Iterator[Path]:
     Exceptions inside the block pass through unchanged: write the file within :func:`writing`.
 
     Raises:
-        ExportError: the folder does not exist or cannot be written, or a folder has the name.
+        ExportError: the folder does not exist or cannot be written, or the name is that of a folder, a device, a pipe
+            or a link to itself.
     """
     check_target(target)
     target = target.resolve()
@@ -171,7 +172,8 @@ def check_target(target: str | Path) -> None:
     """Raises the errors of :func:`staged` that can be known before the work begins.
 
     Raises:
-        ExportError: the folder does not exist or cannot be written, or a folder has the name.
+        ExportError: the folder does not exist or cannot be written, or the name is that of a folder, a device, a pipe
+            or a link to itself.
     """
     path = Path(target).expanduser()
     _refuse_name(path)
@@ -203,7 +205,7 @@ def _refuse_name(path: Path) -> None:
 
 
 def _refuse_device(path: Path) -> None:
-    """A device or a pipe would go, and a file be in its place."""
+    """Raises ExportError for a device or a pipe: renaming a file into its place would remove it."""
     if path.exists() and not path.is_file():
         raise ExportError(f"{path} is a device or a pipe, and a model is written as a whole; give the name of a file")
 

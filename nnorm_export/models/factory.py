@@ -113,7 +113,8 @@ def _call(factory: Any, arguments: dict[str, Any], spec: str) -> nn.Module:
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            unknown = [name for name in arguments if name not in signature.parameters]
+            takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values())
+            unknown = [] if takes_any else [name for name in arguments if name not in signature.parameters]
             remedy = f"leave out --model-arg {', '.join(unknown)}" if unknown else "give it with --model-arg key=value"
             raise NnormExportError(f"{spec}{signature} cannot be called: {error}; {remedy}") from error
     try:

@@ -129,7 +129,7 @@ def optimize(
     Raises:
         ModelFileError: ``path`` has no ``nnorm`` nodes, is optimised already, or ONNX Runtime cannot load it.
         RuntimeMissingError: ONNX Runtime or the library of kernels is not installed.
-        InputError: ``path`` does not run on the inputs.
+        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, or all NaN.
         ParityError: the results of the two files differ.
         ExportError: ``output`` cannot be written.
         After an error ``output`` is unchanged.

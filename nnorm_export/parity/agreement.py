@@ -51,8 +51,8 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
     outputs = [worst(each) for each in zip(*parts, strict=True)]
     if nothing := [output for output in outputs if not output.compared]:
         raise InputError(
-            f"{name} was not compared: {nothing[0].name}: {nothing[0].note}. Give other inputs (--input), or leave the "
-            "comparison out (verify=False, --no-verify)"
+            f"{name} was not compared: {nothing[0].name}: {nothing[0].note}. Give other inputs (inputs=, --input); "
+            "convert and optimize can leave the comparison out (verify=False, --no-verify)"
         )
     criterion = f"at most {ROUNDINGS} roundings of an output's greatest entry"
     if other_roundings:

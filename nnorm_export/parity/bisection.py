@@ -161,6 +161,11 @@ def bisect(
             f"nothing of layer {gone[0]} is left in {path}: it is folded into another layer, or does nothing in eval "
             "mode; name a layer beside it"
         )
+    if not parts and file.normalizations:
+        raise ModelFileError(
+            f"{path}: its normalizations are inside control-flow operators, whose values cannot be compared; name "
+            "layers outside them, or export the branches as models of their own"
+        )
     if not parts:
         raise ModelFileError(
             f"{path}: it has no normalization that is a node (its form is '{file.form}'), and no layers were named; "

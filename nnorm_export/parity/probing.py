@@ -22,6 +22,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid
 from nnorm_export.files.parts import Part, alone, parts_of, refuse_quantized
 from nnorm_export.files.tensors import inputs_of
+from nnorm_export.names import DOMAIN
 from nnorm_export.parity.isolation import opened
 from nnorm_export.parity.judgement import OutputParity, judge, worst
 from nnorm_export.parity.probes import Norm, Probe, branches_of, great_sizes, probes_of, signed_sizes
@@ -78,7 +79,8 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
         runtime: see :func:`nnorm_export.load`.
 
     Raises:
-        ModelFileError: not an ONNX file, or one without such nodes, or an optimised one.
+        ModelFileError: not an ONNX file, or one without such nodes, or an optimised one; or a node is in a branch or a
+            loop.
     """
     step("run probes")
     file = onnx_file.read(path)
@@ -86,6 +88,11 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
         raise ModelFileError(
             f"{path}: its form is '{file.form}', in which no normalization is a node by itself; probe the file in the "
             "form 'portable'"
+        )
+    if sum(node.domain == DOMAIN for node in file.proto.graph.node) < len(file.normalizations):
+        raise ModelFileError(
+            f"{path}: a normalization is inside a control-flow operator, where it cannot be probed; export the "
+            "branches as models of their own"
         )
     refuse_quantized(file)
     refuse_invalid(file)

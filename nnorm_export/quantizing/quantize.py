@@ -243,7 +243,6 @@ class _FloatGraph:
 
 def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
-    _strip_bodies(proto)
     model = ir.from_proto(proto)
     if any(node.domain == DOMAIN for node in model.graph):
         apply_form(model, "portable")

@@ -36,7 +36,7 @@ def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: s
     """
     if isinstance(data, (str, Path)):
         raise InputError(f"{what}: {str(data)!r} is a name; give the arrays: numpy.load({str(data)!r})")
-    if not isinstance(data, Iterable):
+    if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):  # which a Dataset of PyTorch has
         raise InputError(f"{what}: {type(data).__name__} has no samples; give arrays, or an iterable of them")
     feeds = [feed for inputs in _sets_of(data) for feed in _split(_by_name(inputs, infos, what), infos, batch_size)]
     if not feeds:
@@ -87,9 +87,9 @@ def _fitted(value: Any, info: TensorInfo, what: str) -> Array:
     if array.dtype != info.dtype:
         both_float = np.issubdtype(array.dtype, np.floating) and np.issubdtype(info.dtype, np.floating)
         if not both_float and not (info.dtype.kind in "iu" and np.can_cast(array.dtype, info.dtype, "same_kind")):
+            of_images = "" if info.dtype.kind in "iu" else " as in service, where images are often divided by 255"
             raise InputError(
-                f"{what}: input {info.name!r} is {array.dtype}, the file takes {info}; convert it as in service, where "
-                "images are often divided by 255"
+                f"{what}: input {info.name!r} is {array.dtype}, the file takes {info}; convert it{of_images}"
             )
         array = array.astype(info.dtype)
     # The samples may be any number, of which a fixed batch takes some at a time.

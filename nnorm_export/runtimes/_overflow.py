@@ -68,7 +68,7 @@ def _is_unsafe(weight: onnx.TensorProto) -> bool:
 def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[list[onnx.NodeProto], list[tuple[str, onnx.TensorProto]]]]:
     """The nodes and the int8 weights, by name, of the graph and of each function, and of the graphs in their nodes.
 
-    The two branches of an If may give one name to different weights.
+    The two branches of an If may give one name to different weights, and to different values.
     """
     for outer, initializers in ((proto.graph.node, proto.graph.initializer), *((f.node, ()) for f in proto.functions)):
         nodes = [*with_nested(outer)]
@@ -80,9 +80,11 @@ def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[list[onnx.NodeProto], list
 
 
 def _second_factors(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
-    stored = {node.output[0]: node.input[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    stored = defaultdict(set)
     readers = defaultdict(list)
     for node in nodes:
+        if node.op_type == "DequantizeLinear":
+            stored[node.output[0]].add(node.input[0])
         for name in node.input:
             readers[name].append(node)
 
@@ -101,7 +103,7 @@ def _second_factors(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
             yield node.input[_READING_INT8[node.op_type]]
         # A Conv whose output is not rounded to 8 bits computes in float.
         elif node.op_type in _READING_FLOAT and (node.op_type != "Conv" or is_rounded(node.output[0])):
-            yield stored.get(node.input[_READING_FLOAT[node.op_type]], "")
+            yield from stored.get(node.input[_READING_FLOAT[node.op_type]], ())
 
 
 def lacks_vnni() -> bool:

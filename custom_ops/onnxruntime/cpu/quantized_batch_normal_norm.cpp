@@ -46,7 +46,7 @@ struct QuantizedSignature {
 struct Facts {
   Epilogue epilogue;
   Activation activation;
-  size_t inputs;
+  Roles roles;
   bool x_is_signed, y_is_signed, residual_is_signed;
 };
 
@@ -59,7 +59,7 @@ Quantization quantization(const std::vector<Tensor>& inputs, size_t scale, bool 
 // Why the inputs apart from X and the residual may not have their shapes; empty if they may.
 std::string shape_refusal(const Facts& facts, const std::vector<Tensor>& inputs) {
   const Shape& channels = inputs[first_parameter].shape;
-  for (size_t i = 0; i < facts.inputs; ++i) {
+  for (size_t i = 0; i < facts.roles.inputs; ++i) {
     if (is_tensor(i)) continue;
     const Shape& shape = inputs[i].shape;
     if (!is_parameter(i) && !shape.empty())
@@ -77,7 +77,7 @@ QuantizedTable table_for(const Facts& facts, const std::vector<Tensor>& inputs) 
   QuantizedNorm norm{};
   norm.x = quantization(inputs, x_scale, facts.x_is_signed);
   norm.y = quantization(inputs, y_scale, facts.y_is_signed);
-  if (facts.inputs > residual) norm.residual = quantization(inputs, residual_scale, facts.residual_is_signed);
+  if (facts.roles.inputs > residual) norm.residual = quantization(inputs, residual_scale, facts.residual_is_signed);
   for (size_t i = 0; i < 6; ++i) norm.parameters[i] = inputs[first_parameter + i].as<float>();
   norm.channels = count(inputs[first_parameter].shape);
   norm.epilogue = facts.epilogue;
@@ -98,7 +98,7 @@ struct KeyedTable {
 
 std::vector<uint8_t> key_of(const Facts& facts, const std::vector<Tensor>& inputs) {
   std::vector<uint8_t> key;
-  for (size_t i = 0; i < facts.inputs; ++i) {
+  for (size_t i = 0; i < facts.roles.inputs; ++i) {
     if (is_tensor(i)) continue;
     const auto* bytes = inputs[i].as<uint8_t>();
     key.insert(key.end(), bytes, bytes + count(inputs[i].shape) * (is_zero_point(i) ? 1 : sizeof(float)));
@@ -109,17 +109,21 @@ std::vector<uint8_t> key_of(const Facts& facts, const std::vector<Tensor>& input
 class QuantizedNode {
  public:
   QuantizedNode(const Attributes& attributes, const Facts& facts)
-      : facts_(facts), constants_(attributes, {facts.inputs, is_tensor}) {
+      : facts_(facts), constants_(attributes, facts.roles) {
     attributes.read("axis", axis_);
     if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
-    if (constants_.are_known())
+    if (!constants_.are_known()) return;
+    try {
       of_constants_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants_.tensors())});
+    } catch (const Error&) {  // a run that reads these constants says what is wrong with them
+    }
   }
 
   void operator()(const Run& run) const {
-    const std::shared_ptr<const KeyedTable> made = constants_.are_inputs_of(run) ? of_constants_ : table_of(run);
+    const bool has_table = of_constants_ && constants_.are_inputs_of(run);
+    const std::shared_ptr<const KeyedTable> made = has_table ? of_constants_ : table_of(run);
     const QuantizedTable& table = made->table;
-    const Tensor of_x = run.input(x), of_residual = facts_.inputs > residual ? run.input(residual) : Tensor{};
+    const Tensor of_x = run.input(x), of_residual = facts_.roles.inputs > residual ? run.input(residual) : Tensor{};
     const Shape& shape = of_x.shape;
     refuse(tensor_refusal(of_x, of_residual, table.channels));
     QuantizedWork work{};
@@ -148,14 +152,14 @@ class QuantizedNode {
       return std::string(input_names[first_parameter]) + " must be [" + std::to_string(extent) +
              "], one number for each channel of X " + to_string(shape) + ", whose axis is " + std::to_string(axis_) + "; it is [" +
              std::to_string(channels) + "]";
-    if (facts_.inputs > residual && of_residual.shape != shape)
+    if (facts_.roles.inputs > residual && of_residual.shape != shape)
       return "residual must have the shape of X, " + to_string(shape) + "; it is " + to_string(of_residual.shape);
     return "";
   }
 
   // The table for inputs that are computed; it is made again when they change.
   std::shared_ptr<const KeyedTable> table_of(const Run& run) const {
-    const std::vector<Tensor> inputs = run.parameters({facts_.inputs, is_tensor});
+    const std::vector<Tensor> inputs = run.parameters(facts_.roles);
     refuse(shape_refusal(facts_, inputs));
     std::vector<uint8_t> key = key_of(facts_, inputs);
     {
@@ -194,7 +198,7 @@ class QuantizedKernel : public QuantizedNode {
   }
 
   explicit QuantizedKernel(const Attributes& attributes)
-      : QuantizedNode(attributes, {epilogue, activation, Signature::inputs, is_signed<TX>, is_signed<TY>, is_signed<TR>}) {}
+      : QuantizedNode(attributes, {epilogue, activation, roles_of<Signature>, is_signed<TX>, is_signed<TY>, is_signed<TR>}) {}
 
  private:
   template <class T>

@@ -205,6 +205,7 @@ struct Case {
       context.inputs.push_back({shapes[i], hidden ? static_cast<void*>(&nowhere) : copies.back().get()});
       if (!constants[i]) continue;
       host::constants[{info, i}] = context.inputs.back();
+      host::constants[{info, i}].type = target.op->GetInputType(target.op, i);
       if (hidden || !misled) continue;
       of_outer_graphs.emplace_back(new Real[parameters[i - 1].size()]());
       host::constants[{info, i}].data = of_outer_graphs.back().get();

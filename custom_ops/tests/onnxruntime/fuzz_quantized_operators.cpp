@@ -139,7 +139,10 @@ struct Case {
     host::constants.clear();
     const auto* info = reinterpret_cast<const OrtKernelInfo*>(&node);
     for (size_t i = 1; constant && i < context.inputs.size(); ++i)
-      if (i != residual_input) host::constants[{info, i}] = context.inputs[i];
+      if (i != residual_input) {
+        host::constants[{info, i}] = context.inputs[i];
+        host::constants[{info, i}].type = op->GetInputType(op, i);
+      }
     std::vector<uint8_t>& output = place == 1 ? x_copy : place == 2 && takes_residual ? residual_copy : apart;
     context.output.data = data(output);
     void* state = nullptr;

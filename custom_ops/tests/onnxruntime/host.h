@@ -34,6 +34,7 @@ struct Tensor {
   Shape shape;
   void* data;
   bool on_gpu = false;
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // of a constant
 };
 
 using Attribute = std::variant<int64_t, float, std::string>;
@@ -124,7 +125,8 @@ inline OrtApi make_api() {
     const Outside outside;
     if (OrtStatus* status = injected()) return status;
     ++live_infos;
-    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(new Info{reinterpret_cast<const Tensor*>(value)->shape, {}, {}});
+    const Tensor& tensor = *reinterpret_cast<const Tensor*>(value);
+    *info = reinterpret_cast<OrtTensorTypeAndShapeInfo*>(new Info{tensor.shape, {}, tensor.type});
     return static_cast<OrtStatus*>(nullptr);
   };
   api.ReleaseTensorTypeAndShapeInfo = [](OrtTensorTypeAndShapeInfo* info) noexcept {

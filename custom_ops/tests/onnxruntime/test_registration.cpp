@@ -132,7 +132,8 @@ struct Node {
   void create(void* constants, bool on_gpu = false) {
     const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&attributes);
     for (size_t i = 0; constants != nullptr && i < target.inputs; ++i)
-      if (!is_tensor(i)) host::constants[{info, i}] = {context.inputs[i].shape, constants, on_gpu};
+      if (!is_tensor(i))
+        host::constants[{info, i}] = {context.inputs[i].shape, constants, on_gpu, target.op->GetInputType(target.op, i)};
     CHECK(target.op->CreateKernelV2(target.op, host::current_api, info, &state) == nullptr, "%s", target.name.c_str());
     host::constants.clear();
   }
