@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from nnorm_export.errors import ExportError
 from nnorm_export.files import durable
+from nnorm_export.files import external_data as staged_weights
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import check_target, save, staged, staged_folder
 from nnorm_export.runtimes import load
@@ -238,10 +240,14 @@ def test_a_first_writer_killed_beside_another_model(
             break
     assert not path.exists()
     if not readable:
-        holds = external_data._holds
-        monkeypatch.setattr(
-            external_data, "_holds", lambda model, name: (_refused if model == other else holds)(model, name)
-        )
+        holds = staged_weights._holds
+
+        def refused(model: Path, name: str) -> bool:
+            if model == other:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(model))
+            return holds(model, name)
+
+        monkeypatch.setattr(staged_weights, "_holds", refused)
     write(path, 2.0, external_data=False)
     assert value_in(path) == 2.0
     # Whatever a model reads that cannot be read stays.
