@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import oracle
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from scipy import special
 from test_operators import EPILOGUES
@@ -274,7 +275,7 @@ def test_other_commands_understand_the_nodes(tmp_path: Path) -> None:
     assert again.normalizations == {"QuantizedBatchNormalNormRelu": 1}
     np.testing.assert_array_equal(load(again.path)(values["X"])[0], load(path, kernels=False)(values["X"])[0])
     change_form(path, tmp_path / "primitives.onnx", "primitives", inputs=[values["X"]])
-    for refused in (lambda: probe(path), lambda: bisect(path, None, values["X"])):
+    for refused in (lambda: probe(path), lambda: bisect(path, torch.nn.Identity(), values["X"])):
         with pytest.raises(ModelFileError, match="takes integers in the place of PyTorch's values"):
             refused()
 

@@ -112,16 +112,13 @@ class QuantizedNode {
       : facts_(facts), constants_(attributes, facts.roles) {
     attributes.read("axis", axis_);
     if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
-    if (!constants_.are_known()) return;
-    try {
+    // Wrong constants are refused here, where a file is opened: those of an outer graph that are not the run's too.
+    if (constants_.are_known())
       of_constants_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants_.tensors())});
-    } catch (const Error&) {  // a run that reads these constants says what is wrong with them
-    }
   }
 
   void operator()(const Run& run) const {
-    const bool has_table = of_constants_ && constants_.are_inputs_of(run);
-    const std::shared_ptr<const KeyedTable> made = has_table ? of_constants_ : table_of(run);
+    const std::shared_ptr<const KeyedTable> made = constants_.are_inputs_of(run) ? of_constants_ : table_of(run);
     const QuantizedTable& table = made->table;
     const Tensor of_x = run.input(x), of_residual = facts_.roles.inputs > residual ? run.input(residual) : Tensor{};
     const Shape& shape = of_x.shape;
