@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+
+from nnorm_export.pytorch_missing import is_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = NDArray[Any]
 
@@ -90,3 +96,17 @@ def bits(array: Array) -> Array:
     """``array``, contiguous, bfloat16 as uint16: for interfaces that have no bfloat16. ``view`` is the way back."""
     plain = np.asarray(array, order="C")
     return plain.view(np.uint16) if plain.dtype == ml_dtypes.bfloat16 else plain
+
+
+def to_numpy(tensor: Tensor) -> Array:
+    """``tensor`` as a NumPy array; bfloat16 is ``ml_dtypes.bfloat16`` there."""
+    torch = sys.modules["torch"]  # somebody has imported it, and made a tensor
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(DTYPES["bfloat16"].numpy)
+    return tensor.numpy()
+
+
+def as_array(value: Any) -> Array:
+    """``value``, a tensor or what NumPy makes an array of, as an array."""
+    return to_numpy(value) if is_tensor(value) else np.asarray(value)

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import lazy_loader
-import numpy as np
-from numpy.typing import NDArray
 
 from nnorm_export.errors import PyTorchMissingError
 
@@ -75,12 +73,3 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
     """Whether ``value`` is a tensor; where nothing has imported PyTorch there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def as_array(value: Any) -> NDArray[Any]:
-    """``value``, a tensor or what NumPy makes an array of, as an array."""
-    if not is_tensor(value):
-        return np.asarray(value)
-    from nnorm_export.models.arguments import to_numpy  # noqa: PLC0415 - needs PyTorch, which is there: a tensor is
-
-    return to_numpy(value)

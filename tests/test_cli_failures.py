@@ -223,7 +223,7 @@ def test_a_pipe_that_nobody_reads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a disk that is full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full, which acts as a full disk")
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_standard_output_that_takes_nothing(options: tuple[str, ...], folder: Path) -> None:
     words = [sys.executable, "-m", "nnorm_export", "inspect", str(folder / "net.onnx"), "--no-run", *options]

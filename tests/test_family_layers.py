@@ -206,20 +206,24 @@ def test_impossible_states(name: str, change: dict[str, Any], message: str) -> N
             lambda: layers.convert_norm(nn.ModuleList([nn.BatchNorm2d(4), nn.ReLU()]), layers.EvoNormS0),
             "has no norm followed by activation of torch.nn, next to each other in an nn.Sequential",
         ),
-        (lambda: layers.convert_norm(nn.BatchNorm2d(4), "EvoNormS0"), "to is 'EvoNormS0'; it must be a class"),  # type: ignore[arg-type]
-        (
-            lambda: layers.convert_norm(nn.BatchNorm2d(4), layers.BatchNormalNorm2d),  # type: ignore[arg-type]
-            "convert_norm cannot put in BatchNormalNorm2d; use convert_normal_norm",
-        ),
-        (
-            lambda: layers.convert_norm(nn.BatchNorm2d(4), nn.GroupNorm),  # type: ignore[arg-type]
-            "convert_norm cannot put in GroupNorm; give a layer of nnorm_export.layers",
-        ),
     ],
 )
 def test_bad_arguments(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("EvoNormS0", "to is 'EvoNormS0'; it must be a class"),
+        (layers.BatchNormalNorm2d, "convert_norm cannot put in BatchNormalNorm2d; use convert_normal_norm"),
+        (nn.GroupNorm, "convert_norm cannot put in GroupNorm; give a layer of nnorm_export.layers"),
+    ],
+)
+def test_what_cannot_take_the_place_of_a_norm(to: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        layers.convert_norm(nn.BatchNorm2d(4), to)
 
 
 def test_swaps_take_nothing_but_activations_away() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +27,9 @@ class Amplified(nn.Module):
 
 def test_nothing_to_fear() -> None:
     assert float16_risks(randomized(Network()), torch.randn(4, 3, 8, 6)) == []
+    path: Any = "model.onnx"
     with pytest.raises(InputError, match=r"float16_risks takes a torch\.nn\.Module, got str; build the model"):
-        float16_risks("model.onnx", torch.randn(4, 3, 8, 6))  # type: ignore[arg-type]
+        float16_risks(path, torch.randn(4, 3, 8, 6))
     frozen = nn.InstanceNorm2d(4, track_running_stats=True)  # takes no statistics of its input
     assert float16_risks(Amplified(frozen, 1e3), torch.randn(3, 4, 5, 5)) == []
 

@@ -90,7 +90,10 @@ def test_delta() -> None:
         (lambda: layers.LayerNormalNorm(4, noise_train=-1.0), "noise_train must not be negative"),
         (lambda: layers.LayerNormalNorm(()), "normalized_shape must name at least one axis"),
         (lambda: layers.BatchNormalNorm1d(4, order=3), "order must be 1 or 2, got 3"),
-        (lambda: layers.BatchNormalNorm2d(4, 1e-5), "order must be 1 or 2, got 1e-05; give eps and momentum by name"),  # type: ignore[arg-type]
+        (
+            lambda: layers.BatchNormalNorm2d(*(4, 1e-5)),
+            "order must be 1 or 2, got 1e-05; give eps and momentum by name",
+        ),
         (lambda: layers.GroupNormalNorm(2, 4), "num_channels is the first argument here"),
         (lambda: layers.GroupNormalNorm(4, 3), r"num_channels \(4\) must be divisible by num_groups \(3\)"),
         (lambda: layers.GroupNormalNorm(4, 0), r"num_channels \(4\) must be divisible by num_groups \(0\)"),
@@ -99,6 +102,12 @@ def test_delta() -> None:
 def test_wrong_options(build: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_eps_in_the_place_that_it_has_in_torch() -> None:
+    eps: Any = 1e-5
+    with pytest.raises(ValueError, match="order must be 1 or 2, got 1e-05; give eps and momentum by name"):
+        layers.BatchNormalNorm2d(4, eps)
 
 
 def test_iterations_are_ignored_loudly() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -120,10 +121,14 @@ def test_load_warns_where_the_installed_kernels_are_of_another_version(
 
 
 def test_register_takes_options(installed: str) -> None:
-    cases = ((None, "NoneType"), (object(), "object"), (onnxruntime.SessionOptions, "the class SessionOptions"))
+    cases: tuple[tuple[Any, str], ...] = (
+        (None, "NoneType"),
+        (object(), "object"),
+        (onnxruntime.SessionOptions, "the class SessionOptions"),
+    )
     for given, name in cases:
         with pytest.raises(InputError, match=rf"onnxruntime\.SessionOptions, got {name}; register before the session"):
-            nnorm_export.register(given)  # type: ignore[arg-type]
+            nnorm_export.register(given)
 
 
 def test_registering_twice_is_registering_once(installed: str) -> None:

@@ -267,11 +267,3 @@ def to_tensor(array: dtypes.Array) -> Tensor:
     """A tensor with a copy of ``array``, so that a model may work on it in place."""
     tensor = torch.from_numpy(dtypes.bits(array).copy())
     return tensor.view(torch.bfloat16) if array.dtype == dtypes.DTYPES["bfloat16"].numpy else tensor
-
-
-def to_numpy(tensor: Tensor) -> dtypes.Array:
-    """``tensor`` as a NumPy array; bfloat16 is ``ml_dtypes.bfloat16`` there."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(dtypes.DTYPES["bfloat16"].numpy)
-    return tensor.numpy()

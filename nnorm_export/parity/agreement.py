@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from nnorm_export.dtypes import as_array
 from nnorm_export.errors import InputError
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import OutputParity, ParityReport, judge_outputs, worst
 from nnorm_export.parity.yardstick import Array, is_float, machine_epsilon
-from nnorm_export.pytorch_missing import as_array
 from nnorm_export.runtimes import Runner, TensorInfo
 
 ROUNDINGS = 64  # how far entries of an output may be apart, in roundings of its greatest entry

@@ -17,12 +17,13 @@ import onnx
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from nnorm_export.dtypes import to_numpy
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, refuse_quantized, with_outputs
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.arguments import tensors_in, to_numpy
+from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.dependence import change_of_input

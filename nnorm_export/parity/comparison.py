@@ -11,10 +11,11 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.dtypes import to_numpy
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.arguments import tensors_in, to_numpy
+from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity import certificates, signatures
 from nnorm_export.parity.by_bodies import run_by_bodies

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from nnorm_export.dtypes import to_numpy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import frozen_copy
-from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_numpy, to_tensor, unbind
+from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.judgement import UNSTEADY, judge
 from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, random_last_bits

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nnorm_export.dtypes import Array
+from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.pytorch_missing import as_array, is_tensor
+from nnorm_export.pytorch_missing import is_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.dtypes import to_numpy
 from nnorm_export.errors import RuntimeMissingError, first_line
 from nnorm_export.files import pytorch_archive as archive
-from nnorm_export.models.arguments import to_numpy
 from nnorm_export.runtimes._pytorch_runners import PyTorchRunner
 from nnorm_export.runtimes.coreml import RUNTIMES as _COREML
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nnorm_export.dtypes import Array
+from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files import pytorch_archive as archive
 from nnorm_export.files.storages import check_storages
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.models.arguments import to_numpy, to_tensor
+from nnorm_export.models.arguments import to_tensor
 from nnorm_export.models.exported_programs import load_program
 from nnorm_export.process import without_warnings
 from nnorm_export.runtimes._runner import Runner

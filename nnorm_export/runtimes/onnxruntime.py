@@ -17,7 +17,6 @@ import onnx
 
 from nnorm_export import library
 from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS, Operator
-from nnorm_export.domain.quantized_batch_normal_norm import QuantizedOperator
 from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files import onnx_file
@@ -25,7 +24,8 @@ from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import changes_of, renamed
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo, info_of
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, listed
+from nnorm_export.names import DOMAIN, listed
+from nnorm_export.runtimes._every_operator import every_operator
 from nnorm_export.runtimes._known_faults import CONFIG_KEY, avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
 from nnorm_export.runtimes._overflow import WITHOUT_OVERFLOW, overflow_of
@@ -355,31 +355,12 @@ def _kernel_dtypes(dtypes: Iterable[Dtype], operators: Collection[Operator]) -> 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "operators.onnx"
         for dtype in dtypes:
-            onnx.save_model(_every_operator(dtype, operators), file)
+            onnx.save_model(every_operator(dtype, operators), file)
             try:
                 OnnxRuntimeRunner(file, kernels=True)
             except ModelFileError:
                 continue
             yield dtype.name
-
-
-def _every_operator(dtype: Dtype, operators: Collection[Operator]) -> onnx.ModelProto:
-    """A file with a node of each operator, without bodies; tensors are ``dtype``, parameters have its arithmetic."""
-    arithmetic = DTYPES["float64" if dtype.name == "float64" else "float32"]
-    tensor = onnx.helper.make_tensor_value_info
-    inputs, outputs, nodes = {}, [], []
-    for operator in operators:
-        scales = operator.scales if isinstance(operator, QuantizedOperator) else ()
-        zero_points = operator.zero_points if isinstance(operator, QuantizedOperator) else ()
-        for name in operator.inputs:
-            kind = arithmetic if name in (*operator.parameters, *scales) else dtype
-            shape = [1] if name in operator.parameters else [] if name in (*scales, *zero_points) else [1, 1]
-            inputs[name] = tensor(name, kind.onnx_type, shape)
-        nodes.append(onnx.helper.make_node(operator.op_type, operator.inputs, [operator.op_type], domain=DOMAIN))
-        outputs.append(tensor(operator.op_type, dtype.onnx_type, [1, 1]))
-    graph = onnx.helper.make_graph(nodes, "operators", list(inputs.values()), outputs)
-    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
-    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 RUNTIMES = (

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.dtypes import to_numpy
 from nnorm_export.freezing import state
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.table import row_for
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
-from nnorm_export.models.arguments import to_numpy
 from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.half_safety import sample_sets
 from nnorm_export.parity.pytorch_model import Passthrough, Tap, observe
