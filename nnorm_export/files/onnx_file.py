@@ -47,6 +47,11 @@ class ModelFile:
         return [node for node in with_nested(self.proto.graph.node) if node.domain == DOMAIN]
 
     @property
+    def has_normalizations_in_branches(self) -> bool:
+        """Whether a normalization is in a branch or a loop."""
+        return len(self.normalizations) > len([node for node in self.proto.graph.node if node.domain == DOMAIN])
+
+    @property
     def has_bodies(self) -> bool:
         return not self.bare
 

@@ -162,7 +162,7 @@ def bisect(
             f"nothing of layer {gone[0]} is left in {path}: it is folded into another layer, or does nothing in eval "
             "mode; name a layer beside it"
         )
-    if not parts and file.normalizations:
+    if not parts and file.has_normalizations_in_branches:
         raise ModelFileError(
             f"{path}: its normalizations are inside control-flow operators, whose values cannot be compared; name "
             "layers outside them, or export the branches as models of their own"

@@ -22,7 +22,6 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid
 from nnorm_export.files.parts import Part, alone, parts_of, refuse_quantized
 from nnorm_export.files.tensors import inputs_of
-from nnorm_export.names import DOMAIN
 from nnorm_export.parity.isolation import opened
 from nnorm_export.parity.judgement import OutputParity, judge, worst
 from nnorm_export.parity.probes import Norm, Probe, branches_of, great_sizes, probes_of, signed_sizes
@@ -89,7 +88,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
             f"{path}: its form is '{file.form}', in which no normalization is a node by itself; probe the file in the "
             "form 'portable'"
         )
-    if sum(node.domain == DOMAIN for node in file.proto.graph.node) < len(file.normalizations):
+    if file.has_normalizations_in_branches:
         raise ModelFileError(
             f"{path}: a normalization is inside a control-flow operator, where it cannot be probed; export the "
             "branches as models of their own"

@@ -11,7 +11,6 @@ from nnorm_export.errors import ExportError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, refuse_unknown_types
 from nnorm_export.files.staging import refuse_source
 from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.calibration import METHODS
 from nnorm_export.quantizing.qdq import WEIGHTS
 
@@ -30,7 +29,7 @@ def check_options(weights: str, method: str, percentile: float, batch_size: int,
 
 
 def refuse(source: ModelFile, target: Path) -> None:
-    if len(source.normalizations) > sum(node.domain == DOMAIN for node in source.proto.graph.node):
+    if source.has_normalizations_in_branches:
         raise ModelFileError(
             f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
             "branches as models of their own"

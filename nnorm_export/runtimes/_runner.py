@@ -69,8 +69,6 @@ class Runner(ABC):
         """
         if len(arrays) > len(self.inputs):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {self._expected}")
-        if any(isinstance(array, Mapping) for array in arrays):
-            raise InputError(f"the inputs are a dict; call runner(**arrays). The model takes {self._expected}")
         given = {info.name: array for info, array in zip(self.inputs, arrays, strict=False)}
         if twice := given.keys() & named_arrays.keys():
             raise InputError(f"{', '.join(sorted(twice))} given both by position and by name; give it once")
@@ -81,6 +79,7 @@ class Runner(ABC):
                 f"no input named {', '.join(map(repr, sorted(unknown)))}; the model takes {self._expected}"
             )
         if missing := names - given.keys():
+            _refuse_dicts(arrays)
             raise InputError(f"missing input {', '.join(map(repr, sorted(missing)))}; the model takes {self._expected}")
         return {info.name: _fit(info, given[info.name]) for info in self.inputs}
 
@@ -89,9 +88,15 @@ class Runner(ABC):
         return ", ".join(str(info) for info in self.inputs)
 
 
+def _refuse_dicts(values: Sequence[ArrayLike]) -> None:
+    if any(isinstance(value, Mapping) for value in values):
+        raise InputError("the inputs are a dict; call runner(**arrays)")
+
+
 def _fit(info: TensorInfo, value: ArrayLike) -> Array:
     array = np.asarray(value)
     if array.dtype != info.dtype:
+        _refuse_dicts([value])
         wanted = f"{'ml_dtypes' if info.dtype.name == 'bfloat16' else 'np'}.{info.dtype.name}"
         raise InputError(f"input {info.name!r} is {array.dtype}, the model takes {info}; pass array.astype({wanted})")
     if not info.fits(array.shape):
