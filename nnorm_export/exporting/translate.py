@@ -15,6 +15,7 @@ import torch
 from nnorm_export.errors import ExportError, root_cause
 from nnorm_export.exporting.attention import with_attention_of_rank_4
 from nnorm_export.exporting.trace import Traced
+from nnorm_export.files.exact_constants import exact_constants
 from nnorm_export.files.forms import nodes_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, length_by_names, node_names
 from nnorm_export.operators import NORMALIZATIONS
@@ -33,7 +34,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
-    with _registered_schemas():
+    with _registered_schemas(), exact_constants():
         try:
             onnx_program = torch.onnx.export(
                 with_attention_of_rank_4(traced.program),

@@ -30,6 +30,7 @@ from nnorm_export.domain import ALL_OPERATORS, Operator
 from nnorm_export.domain.operator import Array
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ExportError
+from nnorm_export.files.exact_constants import exact_constants
 from nnorm_export.names import DOMAIN, FORMS, METADATA_PREFIX
 
 _CALL = METADATA_PREFIX + "call"
@@ -183,7 +184,7 @@ def inline_bodies(model: ir.Model) -> None:
 
 
 def _inline_and_fold(model: ir.Model) -> None:
-    with _without_inputs_among_outputs(model.graph):
+    with _without_inputs_among_outputs(model.graph), exact_constants():
         _fold(model)
 
 
