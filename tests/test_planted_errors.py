@@ -19,7 +19,7 @@ from nnorm_export import bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm
 from nnorm_export.parity.judgement import BUDGET, judge
 from nnorm_export.parity.perturbation import random_last_bits
-from nnorm_export.parity.yardstick import yardstick_of, yardsticks_of
+from nnorm_export.parity.yardstick import unstable_result, yardstick_of, yardsticks_of
 
 
 @pytest.mark.slow
@@ -172,6 +172,38 @@ def test_a_relu_hides_scales_but_excuses_no_error(shape: tuple[int, ...]) -> Non
         assert (np.abs(rounded(each) - truth) < BUDGET * yardstick).all()
         assert yardstick.max() < 8 * error
         assert shape[0] < 8 or yardstick[:, 3].max() < 1e-30
+
+
+def test_a_mask_hides_no_error_beside_it() -> None:
+    """Logits with -1e9 in every row and column, and none in some."""
+    generator = np.random.default_rng(0)
+    logits = generator.standard_normal((12, 12))
+    for masked in (np.eye(12, dtype=bool), np.tri(12, dtype=bool).T, generator.random((12, 12)) < 0.9):
+        for mask in (-1e9, -1e4):
+            truth = np.where(masked, mask, logits)
+            samples = [np.where(masked, mask, logits * (1 + 1e-7 * generator.standard_normal(logits.shape)))]
+            samples = [sample.astype(np.float32) for sample in samples * 4]
+            yardstick = yardstick_of(samples, truth, "float32")
+            assert (yardstick[~masked] < 1e-6).all()
+            assert unstable_result(truth + 0.1 * ~masked, truth, "float32")
+
+
+def test_the_score_of_one_box() -> None:
+    truth = np.array([[612.0, 301.0, 455.0, 278.0, 3.1e-3]])
+    samples = [(truth * (1 + 1e-7 * np.array([1, -1, 1, -1, sign]))).astype(np.float32) for sign in (-1, 1, 1, -1)]
+    assert yardstick_of(samples, truth, "float32")[0, 4] < 1e-8
+
+
+def test_an_element_that_is_small_by_chance_has_the_scale_of_the_others() -> None:
+    """Its samples may all be exact: a bias cancels it."""
+    generator = np.random.default_rng(0)
+    truth = generator.standard_normal((4, 16))
+    errors = 1e-7 * generator.standard_normal((5, 4, 16))
+    truth[2, 5], errors[:, 2, 5] = 1e-3, 1e-10
+    truth[3, 7], errors[:, 3, 7] = 0.0, 0.0
+    yardstick = yardstick_of(list(truth + errors), truth, "float32")
+    assert yardstick[2, 5] > 1e-7
+    assert yardstick[3, 7] > 1e-7
 
 
 def test_a_sample_that_a_branch_threw_away_hides_nothing() -> None:

@@ -139,9 +139,9 @@ def common_yardstick(result: Array, truth: Array) -> Array:
 def scale_about(values: Array) -> Array:
     """For each element of ``values``, the scale of those about it, which are not negative.
 
-    It is the least of the root mean squares along each axis of two elements or more. Where rows and channels both mix
-    scales, every row and every channel has great elements. There it is the product of the scale of the element's row
-    and that of its channel, if such products fit all elements.
+    It is the least of the scales along each axis of two elements or more (:func:`_scale_along`). Where rows and
+    channels both mix scales, every row and every channel has great elements. There it is the product of the scale of
+    the element's row and that of its channel, if such products fit all elements.
 
     A ReLU hides scales: of eight elements it may leave one that is small by chance. Such lines do not count
     (:func:`_is_told`); of an element without another line, the whole array does.
@@ -149,13 +149,43 @@ def scale_about(values: Array) -> Array:
     axes = tuple(axis for axis, length in enumerate(values.shape) if length > 1)
     if not axes:
         return values
-    least = np.full(values.shape, np.inf)
-    for axis in axes:
-        scales = np.where(_is_told(values, (axis,)), _root_mean_square(values, (axis,)), np.inf)
-        least = np.minimum(least, scales)
+    along = [_scale_along(values, axis) for axis in axes]
+    told = [np.where(_is_told(values, (axis,)), scales, np.inf) for axis, (scales, _) in zip(axes, along)]
+    # A 0 may be of any scale of its line.
+    sure = [np.where((values > 0) | is_one, scales, np.inf) for scales, (_, is_one) in zip(told, along, strict=True)]
     if len(axes) > 1:
-        least = np.minimum(least, _product_of_scales(values, axes))
-    return np.where(np.isinf(least), _root_mean_square(values, axes), least)
+        sure.append(_product_of_scales(values, axes))
+    least = np.minimum.reduce(sure)
+    least = np.where(np.isinf(least), np.minimum.reduce(told), least)
+    of_all, _ = _scale_along(values.reshape(-1), 0)
+    return np.where(np.isinf(least), of_all.reshape(values.shape), least)
+
+
+_GAP, _GAP_OF_ONE = 100.0, 1e4
+
+
+def _scale_along(values: Array, axis: int) -> tuple[Array, Array]:
+    """For each element, the root mean square of those along ``axis`` that are of its scale; and whether all are.
+
+    A mask of -1e9 says nothing about the logits beside it, nor a coordinate in pixels about a probability: in the order
+    of their sizes, elements are of another scale from one on that is more than a hundred times the one before. A single
+    element may be small by chance, and has to be smaller by more. A 0 goes with the least.
+    """
+    order = np.argsort(values, axis=axis)
+    lines = np.moveaxis(np.take_along_axis(values, order, axis), axis, -1)
+    before, after = lines[..., :-1], lines[..., 1:]
+    starts = np.zeros(lines.shape, bool)
+    starts[..., 1:] = (before > 0) & (after > _GAP * before)
+    first = (lines > 0) & (np.cumsum(lines > 0, axis=-1) == 1)
+    is_single = (starts | first)[..., :-1] & starts[..., 1:]
+    starts[..., 1:] &= ~is_single | (after > _GAP_OF_ONE * before)
+    is_one = ~np.moveaxis(starts.any(axis=-1, keepdims=True), -1, axis)
+    starts[..., 0] = True
+    groups = np.cumsum(starts.reshape(-1)) - 1
+    squares = np.bincount(groups, np.square(lines).reshape(-1)) / np.bincount(groups)
+    scales = np.empty(values.shape)
+    np.put_along_axis(scales, order, np.moveaxis(np.sqrt(squares)[groups].reshape(lines.shape), -1, axis), axis)
+    return scales, is_one
 
 
 _ENOUGH = 8
@@ -198,18 +228,16 @@ def _without(axes: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return tuple(other for other in axes if other != axis)
 
 
-def _root_mean_square(values: Array, axes: tuple[int, ...]) -> Array:
-    mean: Array = np.sqrt(np.mean(np.square(values), axis=axes, keepdims=True))
-    return mean
-
-
 def unstable_result(expected: Array, truth: Array, dtype: str) -> str:
     """Returns why PyTorch's own result cannot be the yardstick; empty if it can."""
     lost = int((np.isfinite(truth) & ~np.isfinite(expected)).sum())
     if lost:
         return f"PyTorch itself overflows in {dtype}, in {lost} of {truth.size} entries; choose a dtype with more range"
-    off = float(distance(expected, truth).max(initial=0.0))
-    greatest = float(np.abs(truth[np.isfinite(truth)]).max(initial=0.0))
+    errors = distance(expected, truth)
+    off = float(errors.max(initial=0.0))
+    # A constant like the -1e9 of a mask is exact, and excuses no error beside it.
+    sizes = np.where(errors == 0, np.minimum(np.abs(truth), 1.0), np.abs(truth))
+    greatest = float(sizes[np.isfinite(truth)].max(initial=0.0))
     if off > FLOAT_TYPES[dtype].stable * greatest:
         return (
             f"PyTorch's own result in {dtype} is {off:.2e} off the float64 one, whose greatest entry is "
