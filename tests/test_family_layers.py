@@ -160,6 +160,36 @@ def test_linear_maps_with_computed_weights() -> None:
         torch.testing.assert_close(freeze(layer)(x), layer.eval()(x))
 
 
+class Wrapped(nn.Module):
+    """A linear map with an addition, as adapters for fine-tuning have it."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y
+
+
+def test_a_linear_map_that_is_wrapped_later_keeps_its_axis() -> None:
+    layer = layers.PreLayerNorm(nn.Linear(5, 4)).eval()
+    x = torch.randn(2, 3, 5)
+    expected = layer(x)
+    layer.linear = Wrapped(layer.linear)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(freeze(layer)(x), expected)
+
+
+@pytest.mark.slow
+def test_a_linear_map_that_is_quantized_later_keeps_its_axis() -> None:
+    layer = layers.PreLayerNorm(nn.Linear(5, 4)).eval()
+    x = torch.randn(2, 3, 5)
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(copy.deepcopy(layer)), {nn.Linear})
+    assert not isinstance(quantized[0].linear, nn.Linear)
+    torch.testing.assert_close(quantized(x), layer(x), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.slow
 def test_import_without_docstrings() -> None:
     command = [sys.executable, "-OO", "-c", "import nnorm_export.layers"]

@@ -17,6 +17,7 @@ from nnorm_export import (
     freeze,
     layers,
 )
+from nnorm_export.layers.related.decorrelated import whitening_matrix
 
 
 def test_whitening_whitens() -> None:
@@ -133,3 +134,24 @@ def test_channels_that_depend_on_each_other_whiten_to_numbers(running: Any) -> N
     assert all(value.isfinite().all() for value in layer.state_dict().values())
     assert layer.eval()(torch.randn(8, 16)).isfinite().all()
     assert freeze(layer)(torch.randn(8, 16)).isfinite().all()
+
+
+def test_second_derivatives_of_whitening_by_eigenvectors_are_refused() -> None:
+    """Those of Newton's steps are right."""
+    x = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    layer = layers.DecorrelatedBatchNorm1d(2, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+    newton = layers.DecorrelatedBatchNorm1d(2, iterations=3, affine=False, track_running_stats=False).double()
+    assert torch.autograd.gradgradcheck(newton, (x,))
+
+
+def test_whitening_of_stacked_batches_by_vmap() -> None:
+    layer = layers.DecorrelatedBatchNorm1d(2, track_running_stats=False)
+    x = torch.randn(3, 9, 2)
+    layer(x[0])
+    covariance = torch.stack([torch.cov(batch.T) for batch in x])
+    rows = torch.func.vmap(lambda matrix: whitening_matrix(matrix, 1e-5, None))(covariance)
+    for row, matrix in zip(rows, covariance, strict=True):
+        torch.testing.assert_close(row, whitening_matrix(matrix, 1e-5, None))

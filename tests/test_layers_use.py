@@ -97,6 +97,18 @@ def test_delta() -> None:
         (lambda: layers.GroupNormalNorm(2, 4), "num_channels is the first argument here"),
         (lambda: layers.GroupNormalNorm(4, 3), r"num_channels \(4\) must be divisible by num_groups \(3\)"),
         (lambda: layers.GroupNormalNorm(4, 0), r"num_channels \(4\) must be divisible by num_groups \(0\)"),
+        (lambda: layers.InstanceNormalNorm2d(*(4, 1e-3)), "affine must be True or False, got 0.001; give arguments by"),
+        (lambda: layers.LayerNormalNorm(4, *(1e-5, 0.1)), "elementwise_affine must be True or False, got 0.1"),
+        (lambda: layers.LayerNormalNorm(4, 1e-5, True, False), "noise_train must be a number, got False"),
+        (lambda: layers.GroupNormalNorm(8, 4, 1e-5, *(True, "cpu")), "noise_train must be a number, got 'cpu'"),
+        (lambda: layers.InstanceNormalNorm1d(4, False, True), "eps must be a number, got True"),
+        (lambda: layers.RegNorm(4, *(1e-5, 0.1)), "affine must be True or False, got 0.1"),
+        (lambda: layers.PreLayerNorm(nn.Linear(3, 4), *(1e-5, 0.1)), "affine must be True or False, got 0.1"),
+        (lambda: layers.FilterResponseNorm(4, *(1e-5, 0.1)), "learnable_eps must be True or False, got 0.1"),
+        (lambda: layers.FilterResponseNorm(4, 1e-5, False, *(0.0,)), "threshold must be True or False, got 0.0"),
+        (lambda: layers.BMLV(4, 1e-5, True), "momentum must be a number or None, got True"),
+        (lambda: layers.LMBV(4, 1e-5, 0.1, True, *(0.1,)), "track_running_stats must be True or False, got 0.1"),
+        (lambda: layers.BatchNormalNorm1d(4, 2, 1.0, 1, *(1e-5,)), "standardize must be True or False, got 1e-05"),
     ],
 )
 def test_wrong_options(build: Callable[[], nn.Module], message: str) -> None:

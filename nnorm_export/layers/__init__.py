@@ -26,6 +26,7 @@ from nnorm_export.layers.related.proxy import ProxyNorm
 from nnorm_export.layers.related.swap import convert_norm
 from nnorm_export.layers.related.switchable import SwitchableNorm
 from nnorm_export.layers.related.weight_standardization import WeightStandardization
+from nnorm_export.layers.warm_start import estimate_statistics
 
 __all__ = [
     "BMLV",
@@ -54,5 +55,6 @@ __all__ = [
     "WeightStandardization",
     "convert_norm",
     "convert_normal_norm",
+    "estimate_statistics",
     "regularization_loss",
 ]

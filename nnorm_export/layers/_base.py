@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from nnorm_export.layers._normalization import Normalization
+from nnorm_export.layers._normalization import Normalization, require_number
 from nnorm_export.mathematics import gaussianize, power_transform, resolve_exponents, standardize_over
 
 Form = Literal["reference", "paper"]
@@ -40,6 +40,7 @@ class NormalNorm(Normalization):
         if form not in get_args(Form):
             choices = " or ".join(repr(choice) for choice in get_args(Form))
             raise ValueError(f"form must be {choices}, got {form!r}")
+        require_number("noise_train", noise_train)
         if noise_train < 0:
             raise ValueError(f"noise_train must not be negative, got {noise_train}; 0 switches the noise off")
         self.noise_train = noise_train

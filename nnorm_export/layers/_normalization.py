@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from nnorm_export.mathematics import expand_trailing
 
@@ -22,7 +24,7 @@ class Normalization(nn.Module, ABC):
         eps: ε ≥ 0, added to a variance.
 
     Raises:
-        ValueError: ``eps`` is negative.
+        ValueError: ``eps`` is negative or no number, or a flag is neither True nor False.
     """
 
     weight: nn.Parameter | None
@@ -30,6 +32,7 @@ class Normalization(nn.Module, ABC):
 
     def __init__(self, eps: float) -> None:
         super().__init__()
+        require_number("eps", eps)
         if eps < 0:
             raise ValueError(f"eps must not be negative, got {eps}; torch's default is 1e-5")
         self.eps = eps
@@ -38,12 +41,17 @@ class Normalization(nn.Module, ABC):
         """Normalise ``input``; shape and dtype of the output are those of the input."""
         if isinstance(input, fx.Proxy):
             return call_in_graph(self, input)
+        if input.is_nested:
+            return self._forward_nested(input)
         if not input.is_floating_point():  # torch.nn's norms refuse integers in the same way
             raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}; pass x.float()")
         self._check_input(input)
         x = input if input.dtype == torch.float64 else input.float()
         with without_autocast(input.device):
             return self._normalize(x).to(input.dtype)
+
+    def _forward_nested(self, x: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} takes no nested tensor; pass x.to_padded_tensor(0.0)")
 
     @abstractmethod
     def _check_input(self, x: Tensor) -> None:
@@ -60,14 +68,18 @@ class Normalization(nn.Module, ABC):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        require_flag("affine", affine)
         # Bias first, as in the authors' layers: optimizer states index parameters by registration order.
         for name in ("bias", "weight"):
             parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype)) if affine else None
             self.register_parameter(name, parameter)
-        self.reset_parameters()
+        self._reset_affine()
 
     def reset_parameters(self) -> None:
-        """Set weight to 1 and bias to 0."""
+        """Set the layer's own parameters and statistics to those of a new layer: weight 1, bias 0."""
+        self._reset_affine()
+
+    def _reset_affine(self) -> None:
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -80,6 +92,35 @@ class Normalization(nn.Module, ABC):
         if self.bias is not None:
             x = x + expand_trailing(self.bias, trailing).to(x.dtype)
         return x
+
+
+def require_flag(name: str, value: object) -> None:
+    """Raises a ValueError unless ``value`` is True or False: arguments of torch's norms have other places."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}; {_BY_NAME}")
+
+
+def require_number(name: str, value: object, *, optional: bool = False) -> None:
+    """Raises a ValueError if ``value`` is a flag or no number; None counts as a number if ``optional``."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be a number{' or None' if optional else ''}, got {value!r}; {_BY_NAME}")
+
+
+_BY_NAME = "give arguments by name: their places differ from those in torch.nn"
+
+
+def _exclude_from_fusion(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """In eval mode nn.TransformerEncoderLayer runs one kernel, which computes a LayerNorm of eps, weight and bias.
+
+    It leaves the kernel out where this attribute is 0, which copies and files of the encoder keep.
+    """
+    if isinstance(child, Normalization) and isinstance(parent, nn.TransformerEncoderLayer):
+        parent.activation_relu_or_gelu = 0
+
+
+register_module_module_registration_hook(_exclude_from_fusion)
 
 
 def call_in_graph(layer: nn.Module, x: fx.Proxy) -> Tensor:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from nnorm_export.layers._normalization import Normalization, require_flag, require_number
 
 
-class RunningStatistics(nn.Module):
+class RunningStatistics(Normalization):
     """new = m·batch + (1 − m)·old, m the momentum; None is the cumulative average, m = 1/``num_batches_tracked``."""
 
     num_batches_tracked: Tensor
@@ -23,11 +25,17 @@ class RunningStatistics(nn.Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        require_number("momentum", momentum, optional=True)
+        require_flag("track_running_stats", track_running_stats)
         self.momentum = momentum
         self.track_running_stats = track_running_stats
         for name, shape in shapes.items():
             self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
+        self.reset_running_stats()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
         self.reset_running_stats()
 
     @abstractmethod

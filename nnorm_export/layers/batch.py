@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.layers._base import Form, NormalNorm, mean_absolute_deviation
+from nnorm_export.layers._normalization import require_flag
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.mathematics import expand_trailing, gaussianize, standardize
 
@@ -68,6 +69,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
                 f"order must be 1 or 2, got {order}; give eps and momentum by name: their places differ from those in "
                 "torch.nn.BatchNorm"
             )
+        require_flag("standardize", standardize)
         if iterations != 1:
             warnings.warn(
                 f"iterations={iterations} has no effect: like the reference implementation, "

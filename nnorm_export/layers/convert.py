@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import itertools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -27,9 +28,10 @@ from nnorm_export.layers.group import (
     InstanceNormalNorm2d,
     InstanceNormalNorm3d,
 )
+from nnorm_export.layers.held import places_of_layers
 from nnorm_export.layers.layer import ChannelsFirst, LayerNormalNorm
 from nnorm_export.layers.recognition import Recognized, Recognizer, looks_like_norm
-from nnorm_export.layers.warm_start import estimate_statistics
+from nnorm_export.layers.warm_start import estimate_over
 from nnorm_export.models.modules import keep_norms_from_fusion, require_module
 
 _BATCH: tuple[type[BatchNormalNorm1d | BatchNormalNorm2d | BatchNormalNorm3d], ...] = (
@@ -41,6 +43,14 @@ _INSTANCE: tuple[Callable[..., NormalNorm], ...] = (
 _OF_PROCESS = (
     "SyncBatchNorm shares the statistics of a training batch between processes, and BatchNormalNorm takes those of its "
     "own process's part; give each process enough samples"
+)
+_OF_TRAINING = (
+    "its statistics were those of inference in training too, and BatchNormalNorm takes those of the batch in training "
+    "and moves its own; call eval() of these layers after train() of the model, or name them in skip="
+)
+_OF_MOMENTUM = (
+    "its running statistics do not move by a constant momentum, as those of BatchNormalNorm do, whose momentum is {}; "
+    "set that"
 )
 Chosen = Iterable[str | type[nn.Module]]
 
@@ -96,15 +106,17 @@ def convert_normal_norm(
     norm, in an nn.Sequential. Other normalizations are kept, and one warning names them.
 
     A BatchNorm with ``track_running_stats=False`` takes the statistics of the batch in evaluation too, and so does its
-    counterpart, which computes λ from the batch as well. The counterpart of a SyncBatchNorm takes, in training, the
-    statistics of its own process's part of the batch; a warning says so. A lazy norm is converted once it has a shape.
+    counterpart, which computes λ from the batch as well. A warning says where a counterpart does otherwise: that of a
+    SyncBatchNorm takes, in training, the statistics of its own process's part of the batch, and that of a norm with
+    frozen statistics those of the batch. A lazy norm is converted once it has a shape. A norm is kept if its forward
+    takes a second argument, or if a plain list, dict or function of the model holds it too and would go on calling it.
 
     Args:
         module: the model, changed in place, or a single normalization.
         noise_train: ξ of the new layers; None for each layer's default.
         form: ``"reference"`` or ``"paper"``.
         only: paths in the model (``"blocks.*"``, with the wildcards of :mod:`fnmatch`; a path stands for all below it)
-            and classes: what to replace. None for everything.
+            and classes: what to replace. None for everything. A shared layer is chosen by any of its paths.
         skip: paths and classes that stay as they are.
         strict: whether a normalization that has no counterpart is an error.
         warm_start: a few batches, from which the statistics and λ of the new batch norms are estimated; a tensor or a
@@ -120,7 +132,7 @@ def convert_normal_norm(
             reason). The model is then unchanged. Also if ``warm_start`` is empty.
 
     Warns:
-        UserWarning: once, naming the normalizations that were kept and why, and each SyncBatchNorm.
+        UserWarning: once, naming the normalizations that were kept and why, and what counterparts do otherwise.
     """
     require_module("convert_normal_norm", module)
     if isinstance(warm_start, Tensor):
@@ -132,14 +144,16 @@ def convert_normal_norm(
     converted: list[Converted] = []
     kept: list[Kept] = []
     recognize = Recognizer()
+    held = places_of_layers(module)
     for path, layer in _norms(module, is_chosen):
-        made = _counterpart(layer, module, options, recognize)
-        if isinstance(made, str):
-            kept.append(Kept(path, type(layer).__name__, made))
-        else:
-            replacements[id(layer)] = made
-            note = _OF_PROCESS if isinstance(layer, nn.SyncBatchNorm) else ""
-            converted.append(Converted(path, type(layer).__name__, type(_norm_in(made)).__name__, note))
+        recognized = _recognized(layer, held, recognize)
+        if isinstance(recognized, str):
+            kept.append(Kept(path, type(layer).__name__, recognized))
+            continue
+        made = _counterpart(recognized, layer, module, options)
+        replacements[id(layer)] = made
+        norm = _norm_in(made)
+        converted.append(Converted(path, type(layer).__name__, type(norm).__name__, _note(recognized, layer, norm)))
     report = ConversionReport(tuple(converted), tuple(kept))
     if kept and strict:
         raise ValueError(f"{report.text_of_kept()}. Name them in skip= to leave them as they are, or drop strict=True")
@@ -152,32 +166,38 @@ def convert_normal_norm(
     if kept or report.text_of_notes():
         warnings.warn(str(report), UserWarning, stacklevel=2)
     if warm_start is not None:
-        estimate_statistics(result, [norm for made in replacements.values() for norm in made.modules()], warm_start)
+        norms = [norm for made in replacements.values() for norm in made.modules()]
+        estimate_over(result, norms, warm_start, "warm_start has no batch")
     return (result, report) if return_report else result
 
 
-def _choice(root: nn.Module, only: Chosen | None, skip: Chosen) -> Callable[[str, nn.Module], bool]:
-    """Whether a layer at a path is to be replaced; refuses patterns and classes that fit nothing."""
-    everything = list(root.named_modules())
+def _choice(root: nn.Module, only: Chosen | None, skip: Chosen) -> Callable[[nn.Module], bool]:
+    """Whether a layer is to be replaced; refuses patterns and classes that fit nothing."""
+    paths: dict[nn.Module, list[str]] = {}  # a shared layer has several
+    for path, layer in root.named_modules(remove_duplicate=False):
+        paths.setdefault(layer, []).append(path)
 
-    def fits(entry: str | type[nn.Module], path: str, layer: nn.Module) -> bool:
+    def fits(entry: str | type[nn.Module], layer: nn.Module) -> bool:
         if isinstance(entry, type):
             return isinstance(layer, entry)
-        parts = path.split(".")
-        return any(fnmatch.fnmatchcase(".".join(parts[:end]), entry) for end in range(1, len(parts) + 1))
+        return any(
+            fnmatch.fnmatchcase(".".join(parts[:end]), entry)
+            for parts in (path.split(".") for path in paths[layer])
+            for end in range(1, len(parts) + 1)
+        )
 
     chosen = {"only": None if only is None else _entries("only", only), "skip": _entries("skip", skip)}
     for option, entries in chosen.items():
         for entry in entries or ():
-            if not any(fits(entry, path, layer) for path, layer in everything):
+            if not any(fits(entry, layer) for layer in paths):
                 name = entry if isinstance(entry, str) else entry.__name__
                 raise ValueError(
                     f"{option}: the model has no {name!r}; give paths as model.named_modules() has them, or classes"
                 )
 
-    def is_chosen(path: str, layer: nn.Module) -> bool:
-        wanted = chosen["only"] is None or any(fits(entry, path, layer) for entry in chosen["only"])
-        return wanted and not any(fits(entry, path, layer) for entry in chosen["skip"] or ())
+    def is_chosen(layer: nn.Module) -> bool:
+        wanted = chosen["only"] is None or any(fits(entry, layer) for entry in chosen["only"])
+        return wanted and not any(fits(entry, layer) for entry in chosen["skip"] or ())
 
     return is_chosen
 
@@ -188,7 +208,7 @@ def _entries(option: str, given: Chosen) -> list[str | type[nn.Module]]:
     return list(given)
 
 
-def _norms(root: nn.Module, is_chosen: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
+def _norms(root: nn.Module, is_chosen: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
     """Yield each normalization that is to be replaced, once, with its path; not those inside another one."""
     inside: set[int] = set()
     for path, layer in root.named_modules():
@@ -196,13 +216,13 @@ def _norms(root: nn.Module, is_chosen: Callable[[str, nn.Module], bool]) -> Iter
             continue
         if isinstance(layer, (Normalization, FrozenModule)):
             inside.update(map(id, layer.modules()))
-        elif looks_like_norm(layer) and is_chosen(path, layer):
+        elif looks_like_norm(layer) and is_chosen(layer):
             inside.update(map(id, layer.modules()))
             yield path, layer
 
 
-def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], recognize: Recognizer) -> nn.Module | str:
-    """The layer that replaces ``layer``, or why there is none."""
+def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer) -> Recognized | str:
+    """What ``layer`` computes, or why it is kept."""
     if isinstance(layer, LazyModuleMixin):
         return "it has no shape yet; run the model once on an example, then convert it"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
@@ -210,12 +230,39 @@ def _counterpart(layer: nn.Module, root: nn.Module, options: dict[str, Any], rec
             "it has track_running_stats=True, but InstanceNormalNorm always takes its statistics from the input; set "
             "track_running_stats=False"
         )
-    recognized = recognize(layer)
-    if recognized is None:
+    if id(layer) in held:
         return (
-            "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
-            "submodules, so it has no normality counterpart"
+            f"{held[id(layer)]}, it would go on running as it is; keep it in an nn.ModuleList or nn.ModuleDict there, "
+            "or fill that after converting"
         )
+    if extra := _second_argument(layer):
+        return f"its forward takes {extra} too, and that of its counterpart takes the input only"
+    return recognize(layer) or (
+        "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
+        "submodules, so it has no normality counterpart"
+    )
+
+
+def _second_argument(layer: nn.Module) -> str | None:
+    """The name of an argument that ``layer`` takes beside its input, if it has one."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [name for name, value in inspect.signature(layer.forward).parameters.items() if value.kind not in kinds]
+    return named[1] if len(named) > 1 else None
+
+
+def _note(recognized: Recognized, layer: nn.Module, norm: nn.Module) -> str:
+    """What ``norm`` does otherwise than ``layer``; empty if there is nothing."""
+    if isinstance(layer, nn.SyncBatchNorm):
+        return _OF_PROCESS
+    if recognized.is_frozen:
+        return _OF_TRAINING
+    if recognized.moves_otherwise:
+        return _OF_MOMENTUM.format(norm.momentum)
+    return ""
+
+
+def _counterpart(recognized: Recognized, layer: nn.Module, root: nn.Module, options: dict[str, Any]) -> nn.Module:
+    """The layer that replaces ``layer``."""
     new = _build(recognized, layer, {**options, "eps": recognized.epsilon, **placement(layer, root)})
     _take_over_state(new, layer, recognized)
     new.train(layer.training)
@@ -243,8 +290,8 @@ def _build(recognized: Recognized, layer: nn.Module, options: dict[str, Any]) ->
         norm = _BATCH[spatial[0]](
             channels,
             affine=affine,
-            track_running_stats=getattr(layer, "track_running_stats", True),
-            momentum=getattr(layer, "momentum", 0.1),
+            track_running_stats=bool(getattr(layer, "track_running_stats", True)),
+            momentum=recognized.momentum,
             **options,
         )
         if others := {axes + 2 for axes in spatial}.difference(norm._input_ndims):
@@ -272,6 +319,15 @@ def _take_over_state(new: NormalNorm, old: nn.Module, recognized: Recognized) ->
             value = getattr(old, name, None)
             if value is not None:
                 setattr(new, name, value)
+    train_alike(new, [name for name in ("weight", "bias") if getattr(recognized, name) is not None])
+
+
+def train_alike(new: nn.Module, taken: Collection[str]) -> None:
+    """Lets a weight or bias of ``new`` train if the other one does, which is among the names that it took over."""
+    for name, other in (("weight", "bias"), ("bias", "weight")):
+        own, source = getattr(new, name, None), getattr(new, other, None)
+        if name not in taken and other in taken and isinstance(own, nn.Parameter) and isinstance(source, nn.Parameter):
+            own.requires_grad_(source.requires_grad)
 
 
 def _parameter(value: Tensor, shape: Sequence[int]) -> nn.Parameter:

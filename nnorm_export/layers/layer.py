@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.layers._base import Form, NormalNorm
+from nnorm_export.layers._normalization import require_flag
 
 
 class LayerNormalNorm(NormalNorm):
@@ -22,7 +23,7 @@ class LayerNormalNorm(NormalNorm):
         elementwise_affine: whether there are ``weight`` and ``bias``, both of shape ``normalized_shape``.
         eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
 
-    Shape: (\*, \*normalized_shape), any leading axes.
+    Shape: (\*, \*normalized_shape), any leading axes; a nested tensor, whose samples have that shape.
 
     Raises:
         ValueError: ``normalized_shape`` is empty.
@@ -46,6 +47,7 @@ class LayerNormalNorm(NormalNorm):
             raise ValueError(
                 "normalized_shape must name at least one axis, got (); pass the lengths of the trailing axes"
             )
+        require_flag("elementwise_affine", elementwise_affine)
         self.elementwise_affine = elementwise_affine
         self._init_affine(self.normalized_shape, elementwise_affine, device, dtype)
 
@@ -57,6 +59,9 @@ class LayerNormalNorm(NormalNorm):
                 f"Given normalized_shape={shape}, expected input with shape [{expected}], "
                 f"but got input of size{list(x.shape)}"
             )
+
+    def _forward_nested(self, x: Tensor) -> Tensor:
+        return torch.nested.as_nested_tensor([self(sample) for sample in x.unbind()], layout=x.layout)
 
     def _normalize(self, x: Tensor) -> Tensor:
         return self._apply_affine(self._gaussianize_samples(x, range(-len(self.normalized_shape), 0)))

@@ -24,7 +24,9 @@ from torch.nn.parameter import UninitializedParameter
 Kind = Literal["batch", "instance", "layer", "channels", "group"]
 
 _STATISTICS = ("running_mean", "running_var")
-_TOLERANCE = 1e-5  # of the greatest value: some layers compute in float32 whatever the input
+# Of the greatest value, for each dtype that is tried: some layers compute in float32 whatever the input.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+_OF_STEPS = 1e-4  # tolerance of a measured momentum
 _LARGEST_EPSILON = 0.1
 _USUAL_EPSILONS = (1e-5, 1e-6, 1e-3, 1e-12)  # of layers that have it in their code
 _VARIANCE = 1e-4  # of running statistics in a trial: small, so that the usual ε count
@@ -44,6 +46,9 @@ class Recognized:
         weight, bias: the names of the layer's tensors that are these; None if it has none.
         tail: the names of the submodules that are applied afterwards.
         is_frozen: whether a batch norm uses its running statistics in training too.
+        momentum: m of the running statistics of a batch norm, new = m·batch + (1 − m)·old; None for the cumulative
+            average.
+        moves_otherwise: whether the running mean moves by no constant m; ``momentum`` is then the layer's attribute.
     """
 
     kind: Kind
@@ -55,6 +60,8 @@ class Recognized:
     bias: str | None = None
     tail: tuple[str, ...] = ()
     is_frozen: bool = False
+    momentum: float | None = 0.1
+    moves_otherwise: bool = False
 
     def compute(self, layer: nn.Module, x: Tensor, training: bool) -> Tensor:
         """What a layer of this description computes with the tensors and submodules of ``layer``."""
@@ -138,19 +145,48 @@ def recognize(layer: nn.Module) -> Recognized | None:
     if isinstance(layer, nn.SyncBatchNorm) and type(layer).forward is nn.SyncBatchNorm.forward:
         layer = _of_one_process(layer)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            trial = _trial_copy(layer)
-        except Exception:  # the layer's own code, which may raise anything
-            return None
-        fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, trial))
-        found = next(fitting, None)
-        if found is None or found.kind != "batch":
-            return found
-        # Layers for inputs of several ranks are few, and compute the same in each.
-        of_norm = replace(found, spatial=())
-        return replace(
-            found, spatial=(*found.spatial, *(c.spatial[0] for c in fitting if replace(c, spatial=()) == of_norm))
-        )
+        # Some layers convert the input to float32, and cannot compute with parameters in float64.
+        return next(filter(None, (_recognize_in(dtype, layer) for dtype in _TOLERANCE)), None)
+
+
+def _recognize_in(dtype: torch.dtype, layer: nn.Module) -> Recognized | None:
+    try:
+        trial = _trial_copy(layer, dtype)
+    except Exception:  # the layer's own code, which may raise anything
+        return None
+    fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, trial, dtype))
+    found = next(fitting, None)
+    if found is None or found.kind != "batch":
+        return found
+    # Layers for inputs of several ranks are few, and compute the same in each.
+    of_norm = replace(found, spatial=())
+    spatial = (*found.spatial, *(c.spatial[0] for c in fitting if replace(c, spatial=()) == of_norm))
+    own = getattr(layer, "momentum", 0.1)
+    found = replace(found, spatial=spatial, momentum=own if isinstance(own, (float, int, type(None))) else 0.1)
+    return _with_momentum(found, layer, dtype)
+
+
+def _with_momentum(found: Recognized, layer: nn.Module, dtype: torch.dtype) -> Recognized:
+    """``found`` with the momentum that two batches show: the attribute of a layer may be m, 1 − m or anything."""
+    trial = _trial_copy(layer, dtype).train()
+    if getattr(trial, _STATISTICS[0], None) is None:
+        return found
+    *_, x = _inputs(found, dtype)
+    steps = []
+    for batch in (x + 4.0, x + 9.0):  # far from the running mean
+        old = getattr(trial, _STATISTICS[0]).flatten().clone()
+        trial(batch)
+        mean = batch.transpose(0, 1).flatten(1).mean(1)
+        steps.append((getattr(trial, _STATISTICS[0]).flatten() - old) / (mean - old))
+    first, second = (float(step.mean()) for step in steps)
+    is_even = all(float((step - step.mean()).abs().max()) <= _OF_STEPS for step in steps)
+    if is_even and abs(first - 1.0) <= _OF_STEPS and abs(second - 0.5) <= _OF_STEPS:
+        return replace(found, momentum=None)
+    if not is_even or abs(first - second) > _OF_STEPS:
+        return replace(found, moves_otherwise=True)
+    if first == 0.0 or (found.momentum is not None and abs(first - found.momentum) <= _OF_STEPS * abs(first)):
+        return found  # the statistics are frozen, or the attribute is m
+    return replace(found, momentum=round(first, 6))
 
 
 def _of_one_process(layer: nn.SyncBatchNorm) -> nn.Module:
@@ -165,11 +201,11 @@ class _BatchNormOfAnyRank(_BatchNorm):
         """Takes every rank, as SyncBatchNorm does."""
 
 
-def _trial_copy(layer: nn.Module) -> nn.Module:
-    """A copy on the CPU in float64 whose tensors are random, so that each of them counts."""
+def _trial_copy(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy on the CPU in ``dtype`` whose tensors are random, so that each of them counts."""
     trial = copy.deepcopy(layer)
     is_meta = any(tensor.is_meta for tensor in _tensors(trial))
-    trial = (trial.to_empty(device="cpu") if is_meta else trial.cpu()).double()
+    trial = (trial.to_empty(device="cpu") if is_meta else trial.cpu()).to(dtype)
     generator = torch.Generator().manual_seed(0)
     named = {id(tensor): name for name, tensor in (*trial.named_parameters(), *trial.named_buffers())}
     for tensor in _tensors(trial):
@@ -264,9 +300,9 @@ def _roles(names: list[str]) -> list[tuple[str | None, str | None]]:
     return []
 
 
-def _agrees(candidate: Recognized, trial: nn.Module) -> bool:
+def _agrees(candidate: Recognized, trial: nn.Module, dtype: torch.dtype) -> bool:
     """Whether ``trial`` computes what ``candidate`` does, in both modes."""
-    for x in _inputs(candidate):
+    for x in _inputs(candidate, dtype):
         for training in (False, True):
             try:
                 trial.train(training)
@@ -279,12 +315,12 @@ def _agrees(candidate: Recognized, trial: nn.Module) -> bool:
                 return False
             if training and not torch.equal(actual, again):
                 continue  # dropout: what the layer computes is decided in eval mode
-            if not bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
+            if not bool((actual - expected).abs().max() <= _TOLERANCE[dtype] * expected.abs().max()):
                 return False
     return True
 
 
-def _inputs(candidate: Recognized) -> list[Tensor]:
+def _inputs(candidate: Recognized, dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes that the layer has to take; their scale is such that ε counts."""
     if candidate.kind == "layer":
         shapes: list[tuple[int, ...]] = [(3, *candidate.shape), (2, 3, *candidate.shape)]
@@ -293,6 +329,6 @@ def _inputs(candidate: Recognized) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     scales = (candidate.epsilon**0.5, 1.0)
     return [
-        torch.randn(shape, dtype=torch.float64, generator=generator) * scale + 0.5 * scale
+        (torch.randn(shape, dtype=torch.float64, generator=generator) * scale + 0.5 * scale).to(dtype)
         for shape, scale in itertools.product(shapes, scales)
     ]

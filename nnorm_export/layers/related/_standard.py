@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +76,9 @@ class ChannelNorm(Normalization, Freezable):
         self._init_affine((num_features,), affine, device, dtype)
 
     @classmethod
-    def counterpart(cls, replaced: Sequence[nn.Module], **options: object) -> ChannelNorm:
-        return cls(channels_of(replaced[0]), **options)  # type: ignore[arg-type]
+    def counterpart(cls, replaced: Sequence[nn.Module], **options: Any) -> ChannelNorm:
+        names = ("eps", "momentum") if issubclass(cls, RunningStatistics) else ("eps",)
+        return cls(channels_of(replaced[0]), **{**settings_of(replaced[0], *names), **options})
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() < 2 or x.shape[1] != self.num_features:
@@ -105,3 +106,8 @@ def channels_of(norm: nn.Module) -> int:
         if isinstance(count := getattr(norm, name, None), int):
             return count
     raise ValueError(f"{type(norm).__name__} does not say how many channels it has; give it num_features")
+
+
+def settings_of(norm: nn.Module, *names: str) -> dict[str, Any]:
+    """Those of the settings ``names`` that ``norm`` has, for the layer that replaces it."""
+    return {name: getattr(norm, name) for name in names if hasattr(norm, name)}

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nnorm_export.layers._base import Form
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.layers.related._standard import ChannelNorm, Kind, channels_of
+from nnorm_export.layers.related._standard import ChannelNorm, Kind, channels_of, settings_of
 from nnorm_export.mathematics import in_dtype
 
 Running = Literal["whitening", "covariance"]
@@ -21,8 +22,11 @@ Running = Literal["whitening", "covariance"]
 class _InverseSquareRoot(torch.autograd.Function):
     """Σ ↦ Σ^(−1/2) for symmetric matrices, with a derivative that does not divide by differences of eigenvalues.
 
-    Eigenvalues are clamped from below to ``least``, the damping ε, and to the rounding of the greatest one.
+    Eigenvalues are clamped from below to ``least``, the damping ε, and to the rounding of the greatest one. There is no
+    second derivative: that of the roots and vectors would divide by these differences.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(covariance: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,6 +42,7 @@ class _InverseSquareRoot(torch.autograd.Function):
         ctx.save_for_backward(roots, vectors)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
         roots, vectors = ctx.saved_tensors
         rows, columns = roots[..., :, None], roots[..., None, :]
@@ -143,7 +148,8 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
                 self._update(mean, covariance * (groups.shape[2] / (groups.shape[2] - 1)), whitening)
         else:
             centred = groups - self.running_mean.to(x.dtype).reshape(*groups.shape[:2], 1)
-            whitening = self.running_whitening_matrix(x.dtype)
+            # A copy: the gradient of x needs it, and a later batch changes the buffer in place.
+            whitening = self.running_whitening_matrix(x.dtype).clone()
         y = (whitening @ centred).reshape(x.transpose(0, 1).shape).transpose(0, 1)
         return self._apply_affine(y, x.dim() - 2)
 
@@ -284,7 +290,12 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], **options: Any) -> nn.Module:
-        return cls(channels_of(replaced[0]), **options)
+        return cls(channels_of(replaced[0]), **{**settings_of(replaced[0], "eps", "momentum"), **options})
+
+    def reset_parameters(self) -> None:
+        """Set the parameters and statistics of both layers to those of new ones."""
+        self.whiten.reset_parameters()
+        self.gaussianize.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Whiten, transform and scale ``x``; shape and dtype of the output are those of the input."""

@@ -56,7 +56,13 @@ class EvoNormS0(ChannelNorm):
             raise ValueError(f"num_features ({num_features}) must be divisible by num_groups ({num_groups})")
         super().__init__(num_features, eps, affine, device, dtype)
         self.num_groups = num_groups
-        self.v = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype))
+        self.v = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight and v to 1, bias to 0."""
+        super().reset_parameters()
+        nn.init.ones_(self.v)
 
     def _normalize(self, x: Tensor) -> Tensor:
         return self._apply_affine(evo_s0(x, self.v.to(x.dtype), self.num_groups, self.eps), x.dim() - 2)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from nnorm_export.layers._normalization import require_flag
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.layers.related._standard import ChannelNorm
+from nnorm_export.layers.related._standard import ChannelNorm, channels_of
 from nnorm_export.mathematics import affine_per_channel, in_dtype, per_channel
 
 
@@ -50,11 +52,25 @@ class FilterResponseNorm(ChannelNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        require_flag("learnable_eps", learnable_eps)
+        require_flag("threshold", threshold)
         super().__init__(num_features, eps, affine, device, dtype)
-        tau = torch.zeros(num_features, device=device, dtype=dtype)
-        learned = torch.tensor(1e-4, device=device, dtype=dtype)
-        self.tau = nn.Parameter(tau) if threshold else None
-        self.eps_learned = nn.Parameter(learned) if learnable_eps else None
+        self.tau = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if threshold else None
+        self.eps_learned = nn.Parameter(torch.empty((), device=device, dtype=dtype)) if learnable_eps else None
+        self.reset_parameters()
+
+    @classmethod
+    def counterpart(cls, replaced: Sequence[nn.Module], **options: Any) -> FilterResponseNorm:
+        # ε of a variance is not that of ν², so the replaced norm's is not kept.
+        return cls(channels_of(replaced[0]), **options)
+
+    def reset_parameters(self) -> None:
+        """Set weight to 1, bias and τ to 0, and the learned part of ε to 1e-4."""
+        super().reset_parameters()
+        if self.tau is not None:
+            nn.init.zeros_(self.tau)
+        if self.eps_learned is not None:
+            nn.init.constant_(self.eps_learned, 1e-4)
 
     def _check_input(self, x: Tensor) -> None:
         super()._check_input(x)

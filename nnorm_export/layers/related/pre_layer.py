@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers.frozen_module import FrozenModule
-from nnorm_export.layers.related._standard import ChannelNorm, Freezable, channels_of
+from nnorm_export.layers.related._standard import ChannelNorm, Freezable, channels_of, settings_of
 from nnorm_export.layers.related.mixed import sample_axes
 from nnorm_export.mathematics import affine_per_channel, deviation_over, in_dtype
 from nnorm_export.models.modules import deepcopy
@@ -51,6 +51,13 @@ class _Regularized(nn.Module):
     def _regularize(self, z: Tensor) -> Tensor:
         self._regularizer = pairwise_regularizer(z) if self.training else None
         return z
+
+    def train(self, mode: bool = True) -> _Regularized:
+        """Set the mode; the regularizer of the last training batch goes with the training mode."""
+        if not mode:
+            self._regularizer = None
+        super().train(mode)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         # A tensor with a gradient cannot be copied or saved.
@@ -145,23 +152,21 @@ class PreLayerNorm(Normalization, Freezable):
         features = linear.out_features if isinstance(linear, nn.Linear) else linear.out_channels
         weight = next(linear.parameters())
         self.linear = linear
+        # Of the map that was given: one that is wrapped or quantized later is of another class.
+        self._by_last_axis = isinstance(linear, nn.Linear)
         self.affine = affine
         self._init_affine((features,), affine, weight.device, weight.dtype)
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], **options: Any) -> PreLayerNorm:
         channels_of(replaced[1])
-        return cls(replaced[0], **options)
+        return cls(replaced[0], **{**settings_of(replaced[1], "eps"), **options})
 
     def _check_input(self, x: Tensor) -> None:
         """Do nothing: :attr:`linear` checks its input."""
 
-    @property
-    def _by_last_axis(self) -> bool:
-        return isinstance(self.linear, nn.Linear)
-
     def _normalize(self, x: Tensor) -> Tensor:
-        parameter = next(self.linear.parameters())
+        parameter = next(self.linear.parameters(), x)  # a quantized map has none
         z = self.linear(centred(x, self._by_last_axis).to(parameter.dtype)).to(x.dtype)
         z = self._with_regularizer(scaled(z, self._by_last_axis, self.eps))
         return self._apply_affine(z, 0 if self._by_last_axis else z.dim() - 2)

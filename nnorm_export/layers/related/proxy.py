@@ -69,8 +69,15 @@ class ProxyNorm(Freezable):
         self.proxy_weight: nn.Parameter | None
         placed = next(norm.parameters(), torch.empty(0))
         for name in ("proxy_bias", "proxy_weight"):
-            initial = torch.zeros(self.shape, device=placed.device, dtype=placed.dtype)
+            initial = torch.empty(self.shape, device=placed.device, dtype=placed.dtype)
             self.register_parameter(name, nn.Parameter(initial) if extra_parameters else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set β̃ and γ̃ to 0; the norm and the activation have their own ``reset_parameters``."""
+        for parameter in (self.proxy_bias, self.proxy_weight):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], **options: Any) -> ProxyNorm:

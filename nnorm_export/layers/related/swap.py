@@ -12,7 +12,8 @@ from torch.nn.utils import parametrize
 
 from nnorm_export.errors import InputError
 from nnorm_export.layers._base import NormalNorm
-from nnorm_export.layers.convert import placement
+from nnorm_export.layers.convert import placement, train_alike
+from nnorm_export.layers.held import places_of_layers
 from nnorm_export.layers.related._standard import Kind
 from nnorm_export.models.modules import require_module
 
@@ -27,6 +28,9 @@ _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
     "activation": _POINTWISE,
 }
 _STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+Place = tuple[nn.Module, list[str], list[nn.Module]]  # parent, names in it, layers
 
 
 class Replacement(Protocol):
@@ -44,7 +48,8 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
     replace a normalization and the activation after it, PreLayerNorm a linear map and the normalization after it, and
     WeightStandardization the weight of every linear map and convolution. Two layers must be neighbours in an
     nn.Sequential, because the order of calls in a user's forward is unknown. The new layer keeps dtype, device, mode,
-    and the parameters and running statistics that both layers have.
+    and the parameters and running statistics that both layers have; ε and momentum too, but for FilterResponseNorm and
+    ProxyNorm, whose ε is that of another quantity.
 
         convert_norm(model, FilterResponseNorm, learnable_eps=True)
 
@@ -58,8 +63,9 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
         ``module``, or its replacement if it is itself replaced.
 
     Raises:
-        ValueError: ``module`` is not a torch.nn.Module, nothing in it can be replaced, or ``to`` cannot replace a
-            layer; the model is then unchanged.
+        ValueError: ``module`` is not a torch.nn.Module, nothing in it can be replaced, ``to`` cannot replace a layer,
+            or a plain list, dict or function of the model holds a layer too, and would go on calling it; the model is
+            then unchanged.
     """
     require_module("convert_norm", module)
     if not isinstance(to, type):
@@ -86,6 +92,7 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
         key = tuple(map(id, replaced))
         if key not in built:
             built[key] = _like(replaced, module, to, options)
+    _refuse_held(module, found, built)
     for parent, names, replaced in found:
         setattr(parent, names[0], built[tuple(map(id, replaced))])
         for name in names[1:]:
@@ -93,8 +100,19 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
     return holder[0]
 
 
-def _places(module: nn.Module, kinds: tuple[Kind, ...]) -> Iterator[tuple[nn.Module, list[str], list[nn.Module]]]:
-    """Yield (parent, names in it, layers) for each sequence of layers of these kinds in ``module``."""
+def _refuse_held(module: nn.Module, found: Sequence[Place], built: dict[tuple[int, ...], nn.Module]) -> None:
+    held = places_of_layers(module)
+    for _, _, replaced in found:
+        for layer in replaced:
+            if id(layer) in held and layer is not built[tuple(map(id, replaced))]:
+                raise ValueError(
+                    f"{type(layer).__name__} would go on running from {held[id(layer)]}; keep it in an nn.ModuleList "
+                    "or nn.ModuleDict there, or fill that after converting"
+                )
+
+
+def _places(module: nn.Module, kinds: tuple[Kind, ...]) -> Iterator[Place]:
+    """Yield each sequence of layers of these kinds in ``module``."""
     for parent in module.modules():
         names = list(parent._modules)
         if (len(kinds) > 1 and not isinstance(parent, nn.Sequential)) or parametrize.is_parametrized(parent):
@@ -116,8 +134,11 @@ def _like(replaced: Sequence[nn.Module], root: nn.Module, to: Replacement, optio
     if old is None or any(layer is new for layer in replaced):
         return new
     new = new.to(**placement(old, root))
+    taken = []
     for name in _STATE:
         mine, value = getattr(new, name, None), getattr(old, name, None)
         if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
             setattr(new, name, value)
+            taken.append(name)
+    train_alike(new, taken)
     return new.train(old.training)

@@ -63,10 +63,17 @@ class SwitchableNorm(RunningStatistics, ChannelNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype)
-        self.mean_logits = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
-        self.var_logits = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
+        self.mean_logits = nn.Parameter(torch.empty(3, device=device, dtype=dtype))
+        self.var_logits = nn.Parameter(torch.empty(3, device=device, dtype=dtype))
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("running_mean", "running_var"), (num_features,))
         self._init_running_stats(shapes, momentum, track_running_stats, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to 1, bias to 0, the mixtures to equal parts, and the statistics to mean 0, variance 1."""
+        super().reset_parameters()
+        nn.init.ones_(self.mean_logits)
+        nn.init.ones_(self.var_logits)
 
     def reset_running_stats(self) -> None:
         self.running_mean.zero_()
@@ -82,7 +89,9 @@ class SwitchableNorm(RunningStatistics, ChannelNorm):
                 self._move("running_mean", mean.detach())
                 self._move("running_var", variance.detach() * (count / (count - 1)))
         else:
-            mean, variance = (per_channel(value.to(x.dtype), x) for value in (self.running_mean, self.running_var))
+            # Copies: the gradients of the mixtures need them, and a later batch changes the buffers in place.
+            statistics = (self.running_mean, self.running_var)
+            mean, variance = (per_channel(value.to(x.dtype, copy=True), x) for value in statistics)
         mean_weight, var_weight = (logits.to(x.dtype).softmax(0) for logits in (self.mean_logits, self.var_logits))
         y = switchable(x, mean, variance, mean_weight, var_weight, self.eps)
         return self._apply_affine(y, x.dim() - 2)
