@@ -11,7 +11,8 @@ from small_network import randomized
 from torch import Tensor, nn
 from torch.export import Dim
 
-from nnorm_export import ParityError, export, export_program, freeze, layers
+from nnorm_export import InputError, ParityError, export, export_program, freeze, layers
+from nnorm_export.models import arguments, dynamic_axes
 from nnorm_export.models.program_axes import at_other_lengths
 
 
@@ -95,3 +96,38 @@ def test_a_file_that_is_right_for_the_example_alone_is_not_written(
     monkeypatch.setattr(exporting, "translate", careless)
     with pytest.raises(ParityError, match="was not written"):
         export(program, (), tmp_path / "m.onnx")
+
+
+STRINGS = ({0: "b", 1: "s"}, {0: "b", 1: "t"})
+
+
+def test_strings_name_axes_as_in_torch_onnx_export() -> None:
+    example = {"x": torch.randn(2, 3, 4), "y": torch.randn(2, 5, 4)}
+    assert arguments.axis_names(example, STRINGS) == {(0, 0): "b", (0, 1): "s", (1, 0): "b", (1, 1): "t"}
+    assert arguments.axis_names(example, {"x": ("b", None, None), "y": None}) == {(0, 0): "b"}
+    assert arguments.for_torch(STRINGS) == ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 2
+    batch = Dim("batch")
+    for shapes in (None, {}, {"x": {0: batch}, "y": None}):
+        assert arguments.for_torch(shapes) == shapes
+    program = torch.export.export(
+        freeze(Joined()), tuple(example.values()), dynamic_shapes=arguments.for_torch(STRINGS)
+    )
+    assert program.range_constraints
+
+
+def test_other_lengths_of_axes_that_strings_name() -> None:
+    example = {"x": torch.randn(2, 3, 4), "y": torch.randn(2, 5, 4)}
+    ((lengths, resized),) = dynamic_axes.at_other_lengths(example, STRINGS)
+    assert lengths == {"b": 3, "s": 5, "t": 8}
+    assert [tuple(tensor.shape) for tensor in resized.values()] == [(3, 5, 4), (3, 8, 4)]
+    equal = {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}  # of a model that adds them
+    ((lengths, _),) = dynamic_axes.at_other_lengths(equal, ({0: "b"}, {0: "c"}))
+    assert lengths == {"b": 3, "c": 3}
+
+
+def test_axes_of_one_string_have_one_length() -> None:
+    one = {"x": torch.randn(1, 3)}
+    assert dynamic_axes.widened(one, {"x": {0: "b"}})["x"].shape == (2, 3)
+    example = {"x": torch.randn(2, 3), "y": torch.randn(2, 5)}
+    with pytest.raises(InputError, match="dynamic_shapes: s is 3 in axis 1 of x and 5 in axis 1 of y"):
+        dynamic_axes.widened(example, ({1: "s"}, {1: "s"}))

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnorm_export.errors import FreezeError
+from nnorm_export.freezing.attributes import keep_constants
 from nnorm_export.freezing.table import is_named_norm, keeps_lmbda, refuse, row_for
 from nnorm_export.freezing.trial import require_same_results
 from nnorm_export.freezing.understood import require_understood
@@ -122,6 +124,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str, unknown: dict[str, s
         if row is not None:
             require_understood(path, layer, row)
             frozen = _in_arithmetic_of(model, layer, row.freeze(layer, path))
+            keep_constants(layer, frozen)
             require_same_results(path, layer, row.freeze)
             memo[id(layer)] = _freeze(frozen, names, path, unknown) if has_children else frozen
             composites += [inner_path] * has_children
@@ -139,10 +142,22 @@ def _freeze(model: nn.Module, names: set[str], prefix: str, unknown: dict[str, s
     try:
         return deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
-        raise FreezeError(
-            f"{type(model).__name__} cannot be deep-copied ({error}); a tensor that the model keeps from a training "
-            "step, or an open file or lock among its attributes, is the usual cause; delete it before exporting"
-        ) from error
+        raise FreezeError(f"{type(model).__name__} cannot be deep-copied ({error}); {_copyable(model)}") from error
+
+
+def _copyable(model: nn.Module) -> str:
+    """Why ``model`` cannot be deep-copied, and what to do."""
+    for path, layer in named_layers(model):
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, BasePruningMethod):
+                return (
+                    f"layer {layer_name(path)} ({type(layer).__name__}) computes its pruned {hook._tensor_name} in a "
+                    f"hook; call torch.nn.utils.prune.remove(layer, {hook._tensor_name!r}) on it before exporting"
+                )
+    return (
+        "a tensor that the model keeps from a training step, or an open file or lock among its attributes, is the "
+        "usual cause; delete it before exporting"
+    )
 
 
 def _fold_parametrizations(frozen: nn.Module) -> None:
@@ -153,15 +168,28 @@ def _fold_parametrizations(frozen: nn.Module) -> None:
                 remove = nn.utils.remove_weight_norm if isinstance(hook, WeightNorm) else nn.utils.remove_spectral_norm
                 remove(module, hook.name)
         if parametrize.is_parametrized(module):
-            exact = deepcopy(module).to(torch.float64).eval()
-            with torch.no_grad():
-                names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]  # an nn.ModuleDict
-                weights = {name: getattr(exact, name).to(getattr(module, name).dtype) for name in names}
+            weights = _computed_weights(module.eval())
             # Not by torch's remove_parametrizations: it changes the class, which the user's own layer shares.
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             for name, weight in weights.items():
                 module.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+
+
+def _computed_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Name -> value of each parametrized tensor, computed in float64.
+
+    In the dtype of the module where the parametrization does not run in float64, because it holds a tensor of its own
+    that is no buffer.
+    """
+    exact = deepcopy(module).to(torch.float64)
+    names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]  # an nn.ModuleDict
+    with torch.no_grad():
+        computed = {name: getattr(module, name) for name in names}
+        try:
+            return {name: getattr(exact, name).to(value.dtype) for name, value in computed.items()}
+        except RuntimeError:
+            return computed
 
 
 def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> nn.Module:

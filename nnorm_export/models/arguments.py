@@ -210,13 +210,26 @@ def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
     return dict(pytree.tree_map(resize, arguments))
 
 
+def for_torch(dynamic_shapes: Any) -> Any:
+    """``dynamic_shapes`` as ``torch.export.export`` takes them: ``Dim.DYNAMIC`` where an axis is named by a string.
+
+    ``torch.onnx.export`` has such names.
+    """
+    return pytree.tree_map(lambda dim: torch.export.Dim.DYNAMIC if isinstance(dim, str) else dim, dynamic_shapes)
+
+
 def axis_names(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], str]:
-    """(input, axis) -> name, for the axes that ``dynamic_shapes`` names with a ``torch.export.Dim``."""
-    return {place: dim.__name__ for place, dim in named_dims(arguments, dynamic_shapes).items()}
+    """(input, axis) -> name, for the axes that ``dynamic_shapes`` names by a ``torch.export.Dim`` or a string."""
+    return {place: name_of(dim) for place, dim in named_dims(arguments, dynamic_shapes).items()}
+
+
+def name_of(dim: Any) -> str:
+    """The name of a ``torch.export.Dim``, or the string itself."""
+    return dim if isinstance(dim, str) else str(dim.__name__)
 
 
 def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], Any]:
-    """(input, axis) -> the ``torch.export.Dim`` that ``dynamic_shapes`` has there, if it has a name.
+    """(input, axis) -> the ``torch.export.Dim`` or string that ``dynamic_shapes`` has there, if it has a name.
 
     Raises:
         InputError: an input lacks the axis.
@@ -236,7 +249,7 @@ def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
             # torch.export refuses what is neither a dict nor a sequence.
             axes = spec if isinstance(spec, (tuple, list)) else ()
             for axis, dim in spec.items() if isinstance(spec, dict) else enumerate(axes):
-                if not isinstance(getattr(dim, "__name__", None), str):
+                if not isinstance(dim, str) and not isinstance(getattr(dim, "__name__", None), str):
                     continue
                 if not 0 <= axis < leaf.ndim:
                     raise InputError(

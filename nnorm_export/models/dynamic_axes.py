@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError
-from nnorm_export.models.arguments import leaf_names, named_dims, shapes_like, with_tensors
+from nnorm_export.models.arguments import leaf_names, name_of, named_dims, shapes_like, with_tensors
 
 EXAMPLES = "--dynamic x:0=batch,1=seq, with a range --dynamic 'x:1=seq[2..512]'"
 
@@ -109,16 +109,12 @@ def _check_lengths(
     ranges: Mapping[str, tuple[int, int | None]],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    seen: dict[str, tuple[int, str]] = {}
+    _require_one_length(
+        "--dynamic", [(name, path, axis) for path, axes in chosen.items() for axis, name in axes.items()], tensors
+    )
     for path, axes in chosen.items():
         for axis, name in axes.items():
             length = int(tensors[path].shape[axis])
-            first, where = seen.setdefault(name, (length, f"axis {axis} of {path}"))
-            if first != length:
-                raise InputError(
-                    f"--dynamic: {name} is {first} in {where} and {length} in axis {axis} of {path}; axes of one name "
-                    "have one length, so give them two names, or other examples"
-                )
             low, high = ranges.get(name, (1, None))
             if not low <= length <= (math.inf if high is None else high):
                 raise InputError(
@@ -127,12 +123,34 @@ def _check_lengths(
                 )
 
 
+def _require_one_length(option: str, axes: Iterable[tuple[str, str, int]], tensors: Mapping[str, Tensor]) -> None:
+    """Raises an InputError if axes of one name, given as (name, path of the input, axis), have two lengths."""
+    seen: dict[str, tuple[int, str]] = {}
+    for name, path, axis in axes:
+        length = int(tensors[path].shape[axis])
+        first, where = seen.setdefault(name, (length, f"axis {axis} of {path}"))
+        if first != length:
+            raise InputError(
+                f"{option}: {name} is {first} in {where} and {length} in axis {axis} of {path}; axes of one name have "
+                "one length, so give them two names, or other examples"
+            )
+
+
 def _dim(name: str, low: int, high: int | None) -> Any:
     return torch.export.Dim(name, min=low) if high is None else torch.export.Dim(name, min=low, max=high)
 
 
 def widened(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
-    """``arguments`` with dynamic axes of length one repeated, because ``torch.export`` would fix them at one."""
+    """``arguments`` with dynamic axes of length one repeated, because ``torch.export`` would fix them at one.
+
+    Raises:
+        InputError: a string names axes of different lengths.
+    """
+    tensors = dict(_tensors_by_path(arguments))
+    paths = list(tensors)
+    dims = named_dims(arguments, dynamic_shapes).items()
+    strings = [(dim, paths[index], axis) for (index, axis), dim in dims if isinstance(dim, str)]
+    _require_one_length("dynamic_shapes", strings, tensors)
     lengths = {name: 2 for name, dim, length in _named(arguments, dynamic_shapes) if length == 1 and _most(dim) > 1}
     return _resized(arguments, dynamic_shapes, lengths) if lengths else arguments
 
@@ -140,15 +158,18 @@ def widened(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
 def at_other_lengths(arguments: dict[str, Any], dynamic_shapes: Any) -> list[tuple[dict[str, int], dict[str, Any]]]:
     """(length of each named axis, ``arguments`` cut or repeated to it): at the least lengths, and at other ones.
 
+    The least length of an axis that a string names is not known, and such axes of one length may have to be equal.
     There are none if a length is computed from another (``2 * Dim("x")``): such axes cannot be resized one by one.
     """
     named = _named(arguments, dynamic_shapes)
     if not named or any(hasattr(dim, "root") for _, dim, _ in named):
         return []
     example = {name: length for name, _, length in named}
-    least = {name: max(1, int(dim.min)) for name, dim, _ in named}
+    least = {name: length if isinstance(dim, str) else max(1, int(dim.min)) for name, dim, length in named}
     others = dict(example)
-    for offset, (name, dim) in enumerate({name: dim for name, dim, _ in named}.items()):
+    of_length: dict[int, int] = {}
+    for number, (name, dim) in enumerate({name: dim for name, dim, _ in named}.items()):
+        offset = of_length.setdefault(example[name], number) if isinstance(dim, str) else number
         longer, shorter = example[name] + 1 + offset, example[name] - 1
         if longer <= _most(dim):
             others[name] = longer
@@ -159,10 +180,10 @@ def at_other_lengths(arguments: dict[str, Any], dynamic_shapes: Any) -> list[tup
 
 
 def _named(arguments: dict[str, Any], dynamic_shapes: Any) -> list[tuple[str, Any, int]]:
-    """(name, ``torch.export.Dim``, length) of each dynamic axis."""
+    """(name, ``torch.export.Dim`` or string, length) of each dynamic axis."""
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
     return [
-        (dim.__name__, dim, int(tensors[index].shape[axis]))
+        (name_of(dim), dim, int(tensors[index].shape[axis]))
         for (index, axis), dim in named_dims(arguments, dynamic_shapes).items()
     ]
 
@@ -177,7 +198,7 @@ def _most(dim: Any) -> float:
 def _resized(arguments: dict[str, Any], dynamic_shapes: Any, lengths: Mapping[str, int]) -> dict[str, Any]:
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
     for (index, axis), dim in named_dims(arguments, dynamic_shapes).items():
-        length, wanted = tensors[index].shape[axis], lengths.get(dim.__name__)
+        length, wanted = tensors[index].shape[axis], lengths.get(name_of(dim))
         if wanted is not None and wanted != length and length > 0:
             tensors[index] = tensors[index].index_select(axis, torch.arange(wanted) % length)
     return with_tensors(arguments, tensors)

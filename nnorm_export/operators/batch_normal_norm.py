@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from nnorm_export import mathematics
 from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM
 from nnorm_export.mathematics import in_dtype, per_channel
 from nnorm_export.operators import aten, inductor
@@ -42,13 +43,22 @@ def _computed_by(power_transform: Callable[[Tensor, Tensor, Tensor, Tensor], Ten
     return batch_normal_norm
 
 
+def _weighted_power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor, weight: Tensor) -> Tensor:
+    return mathematics.power_transform(h, exponent_pos, exponent_neg) * weight
+
+
 batch_normal_norm = _computed_by(aten.weighted_power_transform_)
 
 
 class FrozenBatchNormalNorm(FrozenOperator):
-    """BatchNormalNorm with frozen statistics; see :func:`batch_normal_norm` for the parameters."""
+    """BatchNormalNorm with frozen statistics; see :func:`batch_normal_norm` for the parameters.
+
+    Attributes:
+        offset: [C], subtracted from x in the dtype of the parameters before the operator; None is 0.
+    """
 
     if TYPE_CHECKING:
+        offset: Tensor | None
         scale: Tensor
         shift: Tensor
         exponent_pos: Tensor
@@ -58,9 +68,20 @@ class FrozenBatchNormalNorm(FrozenOperator):
         BATCH_NORMAL_NORM,
         batch_normal_norm,
         _computed_by(inductor.weighted_power_transform),
+        _computed_by(_weighted_power_transform),
         near_zero_function=_computed_by(aten.weighted_power_transform),
         frozen_exponents=("exponent_pos", "exponent_neg"),
     )
 
+    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], offset: Tensor | None = None) -> None:
+        super().__init__({**parameters, "offset": offset}, record)
+
     def _arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.scale, self.shift, self.exponent_pos, self.exponent_neg, self.weight, self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._require_input(x)
+        if self.offset is None:
+            return self._compute(x)
+        centred = in_dtype(x, self.offset.dtype) - per_channel(self.offset, x)
+        return in_dtype(self._compute(centred), x.dtype)

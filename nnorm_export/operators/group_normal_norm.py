@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export import mathematics
 from nnorm_export.domain.group_normal_norm import GROUP_NORMAL_NORM
 from nnorm_export.mathematics import Gaussianize, in_dtype, per_channel, standardize_over
 from nnorm_export.operators import aten, inductor
@@ -55,6 +56,7 @@ class FrozenGroupNormalNorm(FrozenOperator):
         GROUP_NORMAL_NORM,
         group_normal_norm,
         _computed_by(inductor.gaussianize),
+        _computed_by(mathematics.gaussianize),
         memory_format=torch.contiguous_format,
     )
 

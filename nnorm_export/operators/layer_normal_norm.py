@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nnorm_export import mathematics
 from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.mathematics import Gaussianize, in_dtype, standardize_over
 from nnorm_export.operators import aten, inductor
@@ -40,7 +41,9 @@ layer_normal_norm = _computed_by(aten.gaussianize)
 class FrozenLayerNormalNorm(FrozenOperator):
     """LayerNormalNorm without its noise; see :func:`layer_normal_norm` for the parameters."""
 
-    operator = TracedOperator.register(LAYER_NORMAL_NORM, layer_normal_norm, _computed_by(inductor.gaussianize))
+    operator = TracedOperator.register(
+        LAYER_NORMAL_NORM, layer_normal_norm, _computed_by(inductor.gaussianize), _computed_by(mathematics.gaussianize)
+    )
 
     def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any], epsilon: float, delta: float) -> None:
         super().__init__(parameters, record)

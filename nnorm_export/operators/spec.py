@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnxscript
@@ -46,6 +47,7 @@ class TracedOperator:
         declaration: Operator,
         aten_function: Callable[..., Tensor],
         inductor_function: Callable[..., Tensor],
+        differentiable_function: Callable[..., Tensor],
         *,
         near_zero_function: Callable[..., Tensor] | None = None,
         frozen_exponents: tuple[str, ...] = (),
@@ -57,12 +59,14 @@ class TracedOperator:
             declaration: the operator in ONNX.
             aten_function: takes the inputs of the declaration, then the attributes by their names.
             inductor_function: the same for Inductor.
+            differentiable_function: the same by the formulas of :mod:`nnorm_export.mathematics`, for gradients.
             near_zero_function: the same for exponents near 0 in other runtimes; by default ``aten_function``.
             frozen_exponents: the parameters that are exponents.
             memory_format: of the output.
         """
         op = torch.library.custom_op(f"{DOMAIN}::{aten_function.__name__}", aten_function, mutates_args=())
         op.register_fake(lambda x, *rest: torch.empty_like(x, memory_format=memory_format))
+        op.register_autograd(partial(_backward, differentiable_function), setup_context=_save_arguments)
         return cls(
             declaration=declaration,
             torch_op=op._opoverload,
@@ -100,6 +104,23 @@ class TracedOperator:
         return any(values is None or bool((values.abs() <= NEAR_ZERO).any()) for values in exponents)
 
 
+def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+    ctx.attributes = [value for value in inputs if not isinstance(value, Tensor)]  # they follow the tensors
+
+
+def _backward(function: Callable[..., Tensor], ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of ``function``, which computes the operator once more; they have gradients if the caller asks."""
+    tensors = ctx.saved_tensors
+    needed = ctx.needs_input_grad[: len(tensors)]
+    wanted = [value for value, is_needed in zip(tensors, needed, strict=True) if is_needed]
+    has_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        y = function(*tensors, *ctx.attributes)
+    found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=has_graph))
+    return (*(next(found) if is_needed else None for is_needed in needed), *(None for _ in ctx.attributes))
+
+
 class FrozenOperator(FrozenModule):
     """A normalization frozen for inference: buffers that hold the operator's parameters, and a call of its torch op.
 
@@ -129,7 +150,7 @@ class FrozenOperator(FrozenModule):
         cls.function = staticmethod(cls.operator.aten_function)
         cls.near_zero_function = staticmethod(cls.operator.near_zero_function)
 
-    def __init__(self, parameters: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor | None], record: dict[str, Any]) -> None:
         super().__init__(parameters)
         self.record = record
         self.name = f"layer {layer_name(record['path'])} ({record['layer']})"

@@ -1,0 +1,41 @@
+"""What the code around a normalization may read of it: some attributes are kept, and the others are explained."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nnorm_export.layers.frozen_module import FrozenModule
+
+_CONSTANTS = ("num_features", "num_channels", "num_groups", "normalized_shape", "eps")
+
+
+def keep_constants(layer: nn.Module, frozen: nn.Module) -> None:
+    """Give ``frozen`` the constants of ``layer`` that it lacks."""
+    for name in _CONSTANTS:
+        if hasattr(layer, name) and not hasattr(frozen, name):
+            setattr(frozen, name, getattr(layer, name))
+
+
+def explain(model: nn.Module, error: Exception) -> str:
+    """What to do about ``error`` of the frozen ``model``, if its code may read what a frozen layer has not; else empty.
+
+    FrozenModule has no ``__getattr__`` to say it where it happens: tracers would take other paths to the buffers.
+    """
+    if isinstance(error, AttributeError) and isinstance(layer := error.obj, FrozenModule):
+        return (
+            f"{getattr(layer, 'name', type(layer).__name__)} is frozen and has no attribute {error.name!r}, which the "
+            "model's code reads; keep the value in an attribute or buffer of the module that reads it"
+        )
+    if isinstance(error, RuntimeError) and "dtype" in str(error) and _has_wider_norms(model):
+        return (
+            "give inputs that its forward takes. If its code reads the dtype of a normalization's parameters "
+            "(norm.weight.dtype), which are float32 once it is frozen, let it read that of a tensor or another layer"
+        )
+    return ""
+
+
+def _has_wider_norms(model: nn.Module) -> bool:
+    """Whether the model has parameters in float16 or bfloat16, and frozen layers, which keep float32."""
+    is_narrow = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    return is_narrow and any(isinstance(module, FrozenModule) for module in model.modules())
