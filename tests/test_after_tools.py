@@ -350,3 +350,30 @@ def test_the_commands_say_it(files: dict[str, Path], tmp_path: Path) -> None:
     assert "changed: 1 BatchNormalNorm" in run("doctor", path).stdout
     assert json.loads(run("doctor", path, "--json").stdout)["changes"] == describe(path).changes
     assert "changes" in json.loads(run("doctor", "--json").stdout)
+
+
+class Head(torch.nn.Module):
+    """Two norms of one operator that need two bodies, behind the network's features."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.norm, self.pairs = layers.LayerNormalNorm(features), layers.LayerNormalNorm((1, features))
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.pairs(self.norm(z)[:, None])
+
+
+@pytest.mark.slow
+def test_two_files_are_merged(files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path) -> None:
+    head = export(Head(expected[0].shape[1]).eval(), torch.from_numpy(expected[0].copy()), tmp_path / "head.onnx").path
+    parts = []
+    for path, prefix in ((files["portable"], "a_"), (head, "b_")):
+        model = onnx.load(path)
+        del model.metadata_props[:]
+        parts.append(onnx.compose.add_prefix(model, prefix))
+    output = load(files["portable"]).outputs[0].name
+    onnx.save(onnx.compose.merge_models(*parts, io_map=[(f"a_{output}", "b_z")]), tmp_path / "merged.onnx")
+    report = change_form(tmp_path / "merged.onnx", tmp_path / "whole.onnx", "portable")
+    runner = load(report.path)
+    assert set(runner.implementations.values()) == {"kernel"}
+    np.testing.assert_allclose(runner(image)[-1], load(head)(expected[0])[0], rtol=0, atol=1e-5)

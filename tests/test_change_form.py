@@ -16,8 +16,19 @@ from golden_data import GOLDEN
 from small_network import Network, randomized
 from test_after_tools import add_prefix, changed, float16_of_onnxruntime, nodes_of, version_converter
 from test_golden import STANDINS, trained_network
+from torch import nn
 
-from nnorm_export import ExportError, InputError, ModelFileError, ParityError, change_form, export, load, quantize
+from nnorm_export import (
+    ExportError,
+    InputError,
+    ModelFileError,
+    ParityError,
+    change_form,
+    export,
+    layers,
+    load,
+    quantize,
+)
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
 
@@ -241,3 +252,21 @@ def test_the_command(exported: Source, image: Array, tmp_path: Path) -> None:
     assert (report["form"], report["parity"]["passed"], list(report["files"])) == ("portable", True, ["again.onnx"])
     assert "has no nnorm nodes" in fails("convert", tmp_path / "net.primitives.onnx")
     assert [function.domain for function in onnx.load(tmp_path / "again.onnx").functions] == [DOMAIN] * 4
+
+
+class TwoLengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layers.LayerNormalNorm(4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.norm(a) + self.norm(b).reshape(-1, 2, 4).sum(1)
+
+
+def test_random_inputs_whose_lengths_depend_on_each_other(tmp_path: Path) -> None:
+    n = torch.export.Dim("n")
+    shapes = {"a": {0: n}, "b": {0: 2 * n}}
+    path = export(
+        TwoLengths().eval(), (torch.randn(3, 4), torch.randn(6, 4)), tmp_path / "m.onnx", dynamic_shapes=shapes
+    ).path
+    assert change_form(path, tmp_path / "primitives.onnx", "primitives").parity

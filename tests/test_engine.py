@@ -31,7 +31,10 @@ from nnorm_export import (
     verify,
 )
 from nnorm_export.files import onnx_file
+from nnorm_export.names import DOMAIN
 from nnorm_export.tensorrt.inspector import plugin_nodes
+from nnorm_export.tensorrt.parser_input import write_for_parser
+from nnorm_export.tensorrt.plugins import check_plugins
 from nnorm_export.tensorrt.profiles import Axes, ShapeRange, check_profiles, default_profiles, input_axes
 
 IMAGE = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
@@ -118,6 +121,19 @@ def test_inputs_that_have_no_shapes_or_are_unknown() -> None:
         InputError, match=r"x\[batch, 3, height\] is dynamic in other axes than the first: 2 \(height\)"
     ):
         default_profiles(TWO)
+
+
+def test_axes_whose_length_depends_on_another() -> None:
+    inputs: dict[str, Axes] = {"a": ("n", 3), "b": ("2*n", 3), "c": ("n + 1",)}
+    profiles = default_profiles(inputs)
+    assert [profiles["b"].min[0], profiles["b"].opt[0], profiles["b"].max[0]] == [2, 16, 128]
+    assert profiles["c"] == ShapeRange((2,), (9,), (65,))
+    assert default_profiles({"x": ("batch-size",)})["x"] == ShapeRange((1,), (8,), (64,))
+    for axis in ("n - 1", "n//2"):
+        with pytest.raises(InputError, match=r"length of its first axis at a batch of 1 is not known.*--min x:1"):
+            default_profiles({"x": (axis,)})
+    with pytest.raises(InputError, match=r"axis 0 of b is '2\*n'.*\[1, 2, 4\] and \[1, 2, 4\]; give \[2, 4, 8\]"):
+        check_profiles({"a": ("n",), "b": ("2*n",)}, {"a": ((1,), (2,), (4,)), "b": ((1,), (2,), (4,))})
 
 
 # The form custom
@@ -322,3 +338,17 @@ def test_what_no_engine_is_built_of(
     ):
         build_engine(portable, tmp_path / "net.plan", plugins=True)
     assert not (tmp_path / "net.plan").exists()
+
+
+def test_nodes_whose_names_a_tool_has_taken(portable: Path, tmp_path: Path) -> None:
+    model = onnx.load(portable)
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, tmp_path / "unnamed.onnx")
+    file = onnx_file.read(tmp_path / "unnamed.onnx")
+    op_types = frozenset(node.op_type for node in file.normalizations)
+    (tmp_path / "parser").mkdir()
+    written = onnx.load(write_for_parser(file, op_types, tmp_path / "parser"))
+    names = {node.name for node in written.graph.node if node.domain == DOMAIN}
+    assert names == {f"node_of_{node.output[0]}" for node in file.normalizations}
+    assert check_plugins(file, op_types, names) == dict.fromkeys(names, "plugin")

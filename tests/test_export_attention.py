@@ -55,3 +55,21 @@ def test_attention_of_any_rank_exports(axes: tuple[int, ...], mask: Tensor | str
         atol=1e-5,
     )
     assert str(program.graph) == before
+
+
+class Nested(nn.Module):
+    """Attention of rank 3 in a region of autocast, and in a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layers.LayerNormalNorm(8)
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y = F.scaled_dot_product_attention(self.norm(x), x, x)
+        return torch.cond(flag > 0, lambda x: F.scaled_dot_product_attention(x, x, x), lambda x: 2 * x, (y,))
+
+
+def test_attention_in_nested_graphs_exports(tmp_path: Path) -> None:
+    inputs = (torch.randn(2, 5, 8), torch.tensor(1))
+    assert export(Nested().eval(), inputs, tmp_path / "m.onnx", dynamic_shapes={}).parity

@@ -54,7 +54,7 @@ class Branching(nn.Module):
             InputError,
             r"Sequential does not run on these inputs: ValueError: layer 0 \(.*\[N, 4, \*spatial\], got \[",
         ),
-        ({"dtype": "bf16", "opset_version": 20}, ExportError, "choose a newer opset, 22 for bf16"),
+        ({"dtype": "bf16", "opset_version": 20}, ExportError, "at opset 20 .*choose a newer opset, 22 for bf16"),
     ],
     ids=lambda v: str(v)[:40] if isinstance(v, dict) else "",
 )
@@ -334,3 +334,27 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         export(nn.Linear(4, 4), torch.randn(2, 4), path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+class Spectrum(nn.Module):
+    """Takes complex numbers, or returns them."""
+
+    def __init__(self, *, takes: bool) -> None:
+        super().__init__()
+        self.norm, self.takes = layers.BatchNormalNorm1d(6), takes
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.norm(z.abs()) if self.takes else torch.fft.fft(self.norm(z))
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_complex_tensors_are_refused_where_a_format_has_none(takes: bool, tmp_path: Path) -> None:
+    model, z = Spectrum(takes=takes).eval(), torch.randn(3, 6, dtype=torch.complex64 if takes else torch.float32)
+    does = "takes" if takes else "returns"
+    with pytest.raises(ExportError, match=rf"forward {does} a complex tensor, .*no complex.*torch\.view_as_real"):
+        export(model, z, tmp_path / "m.onnx")
+    if takes:
+        assert export_program(model, z, tmp_path / "m.pt2").parity
+    else:
+        with pytest.raises(ExportError, match="and it is not compared"):
+            export_program(model, z, tmp_path / "m.pt2")

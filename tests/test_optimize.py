@@ -273,6 +273,10 @@ def test_files_that_are_not_for_it(source: Path, optimized: Path, network: nn.Mo
     primitives = portable(network, tmp_path / "net.onnx", form="primitives")
     with pytest.raises(ModelFileError, match=r"no nnorm nodes.*bodies are inlined.*form 'portable'"):
         optimize(primitives, target)
+    renamed = tmp_path / "renamed.onnx"
+    onnx.save(onnx.compose.add_prefix(onnx.load(source), "a_"), renamed)
+    with pytest.raises(ModelFileError, match=r"operators were renamed.*convert FILE --form portable gives the names"):
+        optimize(renamed, target)
     with pytest.raises(ModelFileError, match="no such file"):
         optimize(tmp_path / "nothing.onnx", target)
     with pytest.raises(ModelFileError, match="would replace the portable one"):

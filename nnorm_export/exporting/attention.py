@@ -8,11 +8,12 @@ Hiera, Nest, SAM's ViT and Twins have windows in a fifth axis.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import fx
+
+from nnorm_export.exporting.graphs import graphs_of, nodes_of, program_copy
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _RANK, _MATRIX = 4, 2
@@ -21,14 +22,14 @@ _TENSORS = ("query", "key", "value")
 
 def with_attention_of_rank_4(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """``program`` itself, or a copy in which attentions of other ranks are between reshapes."""
-    if not any(_other_rank(node) for node in program.graph.nodes):
+    if not any(_other_rank(node) for node in nodes_of(program)):
         return program
-    weights = [*program.state_dict.values(), *program.constants.values()]
-    program = copy.deepcopy(program, {id(weight): weight for weight in weights})  # shares them
-    for node in list(program.graph.nodes):
-        if _other_rank(node):
-            _reshape(program.graph, node)
-    program.graph_module.recompile()
+    program = program_copy(program)
+    for module in graphs_of(program):
+        for node in list(module.graph.nodes):
+            if _other_rank(node):
+                _reshape(module.graph, node)
+        module.recompile()
     return program
 
 

@@ -22,7 +22,7 @@ from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.parity.agreement import compare
 from nnorm_export.parity.by_bodies import run_by_bodies
-from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.parity.outcome import ParityReport
 from nnorm_export.runtimes import load
 
 

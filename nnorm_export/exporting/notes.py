@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export._version import __version__
+from nnorm_export.exporting.graphs import nodes_of
 from nnorm_export.exporting.source import Frozen
-from nnorm_export.exporting.trace import Traced, nodes_of, path_of
+from nnorm_export.exporting.trace import Traced, path_of
 from nnorm_export.files.forms import nodes_of as normalizations_of
 from nnorm_export.files.note import Entry, Note
 from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, length_by_names, node_names

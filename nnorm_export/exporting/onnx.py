@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,25 @@ from torch import Tensor
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting import converted
 from nnorm_export.exporting.epilogues import fuse_epilogues
+from nnorm_export.exporting.graphs import nodes_of
 from nnorm_export.exporting.means import split_means
 from nnorm_export.exporting.notes import layers_of_model, stamp
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Frozen, Model, Passthrough, Request, freeze_source, refuse_model
-from nnorm_export.exporting.targets import refuse_unread, target_named
-from nnorm_export.exporting.trace import exporting_state, trace
-from nnorm_export.exporting.translate import translate
+from nnorm_export.exporting.targets import Target, refuse_unread, takes_dtype, target_named
+from nnorm_export.exporting.trace import Traced, exporting_state, trace
+from nnorm_export.exporting.translate import layer_path, translate
 from nnorm_export.exporting.transposes import move_float16_transposes
 from nnorm_export.files.forms import apply_form, check_form, strip_bodies
 from nnorm_export.files.staging import save, staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.models.ambient import neutral
+from nnorm_export.names import layer_name
 from nnorm_export.process import release_memory
 from nnorm_export.steps import step
 
 OLDEST_OPSET = 18  # the least that torch's exporter writes
+_BFLOAT16_OPSET = 22  # the oldest with convolutions of bfloat16
 _LARGE = 2**24  # bytes of weights
 
 
@@ -112,6 +116,7 @@ def export(
     frozen = freeze_source(request)
     refuse_model(row, frozen)
     onnx_model, opset = _translated(frozen, opset_version or row.opset)
+    _refuse_computed_dtypes(row, onnx_model)
     layers = layers_of_model(onnx_model, frozen)
     frozen = frozen.without_module()
     # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
@@ -142,7 +147,7 @@ def export(
             release_memory()
         step("check")
         for file, its_form in {staging: comparable, final: form}.items():
-            _check(file, path, its_form)
+            _check(file, path, its_form, opset)
         parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")
         if final != staging:
             with writing(path):
@@ -155,11 +160,38 @@ def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, in
     """The model in the form ``custom``, with its epilogues, and its opset."""
     with exporting_state():
         traced = trace(frozen)
+        _warn_of_changed_inputs(traced)
         opset = opset_version or _default_opset(traced.program)
         step("translate to ONNX")
         model = translate(traced, opset)
     fuse_epilogues(model)
     return model, opset
+
+
+_DTYPES = {ir.DataType.DOUBLE: "fp64", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
+
+
+def _refuse_computed_dtypes(target: Target, model: ir.Model) -> None:
+    """Raises an ExportError if a value inside the model has a dtype that ``target`` does not take."""
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            name = "fp32" if value.dtype is None else _DTYPES.get(value.dtype, "fp32")
+            if not takes_dtype(target, name):
+                raise ExportError(
+                    f"the target {target.name} takes {' and '.join(target.dtypes)}, and forward computes in {name} in "
+                    f"{layer_name(layer_path(node))} ({node.op_type}): let it compute in another dtype there, or leave "
+                    "out the target"
+                )
+
+
+def _warn_of_changed_inputs(traced: Traced) -> None:
+    if traced.changed_inputs:
+        warnings.warn(
+            f"forward changes its input {', '.join(traced.changed_inputs)} in place, and an ONNX file does not: return "
+            "the new values if the caller reads them",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _check_opset(opset: int | None) -> None:
@@ -170,20 +202,22 @@ def _check_opset(opset: int | None) -> None:
 
 def _default_opset(program: torch.export.ExportedProgram) -> int:
     """The oldest opset that has the program's dtypes and that ONNX Runtime 1.18 runs in full."""
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    return 22 if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values) else 20
+    values = (node.meta.get("val") for node in nodes_of(program))
+    has_bfloat16 = any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in values)
+    return _BFLOAT16_OPSET if has_bfloat16 else 20
 
 
-def _check(staging: Path, path: Path, form: str) -> None:
+def _check(staging: Path, path: Path, form: str, opset: int) -> None:
     """Runs onnx's own checker on the file ``staging``, on its way to ``path``."""
     try:
         # By path because of external data; without bodies no types can be inferred.
         onnx.checker.check_model(str(staging), full_check=form != "custom")
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        if "unsupported type" in str(error):  # bfloat16 convolutions came with opset 22
+        if "unsupported type" in str(error):
+            newer = "" if opset >= _BFLOAT16_OPSET else f"a newer opset, {_BFLOAT16_OPSET} for bf16, or "
             raise ExportError(
-                f"{path} was not written: an operator of the model does not take this dtype at this opset ({error}); "
-                "choose a newer opset, 22 for bf16, or another dtype"
+                f"{path} was not written: an operator of the model does not take this dtype at opset {opset} "
+                f"({error}); choose {newer}another dtype"
             ) from error
         raise ExportError(
             f"{path} was not written: the model is not valid ONNX ({error}). If PyTorch runs the model on these "

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from nnorm_export.errors import ExportError, RuntimeMissingError, first_line
 from nnorm_export.exporting import notes
+from nnorm_export.exporting.graphs import nodes_of
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Model, Passthrough, Request, freeze_source
-from nnorm_export.exporting.trace import Traced, drop_source_lines, exporting_state, nodes_of, trace
+from nnorm_export.exporting.state import functional
+from nnorm_export.exporting.trace import Traced, drop_source_lines, exporting_state, trace
 from nnorm_export.files.note import Note
 from nnorm_export.files.pytorch_archive import AOTI, PT2
 from nnorm_export.files.staging import opened_for_torch, staged, writing
@@ -83,7 +85,7 @@ def export_program(
         )
     )
     with exporting_state():
-        traced = trace(frozen)
+        traced = trace(frozen, keeps_state=True, takes_complex=True)
         program = decomposed_for_aten(traced.program) if operators == "decomposed" else traced.program
         drop_source_lines(program)
     note = note_of(traced, program, PT2, operators)
@@ -138,7 +140,7 @@ def export_aoti(
         )
     )
     with exporting_state():
-        traced = trace(frozen)
+        traced = trace(frozen, takes_complex=True)
         program = _decomposed(traced.program, _for_inductor)
     note = note_of(traced, program, AOTI, notes.device_of(frozen.module).type)
     path = frozen.request.path
@@ -188,14 +190,8 @@ def _decomposed(program: torch.export.ExportedProgram, choose: Choice) -> torch.
     place of the torch ops in the graph, and torch traces them as the model's own code. ATen's operators are kept.
     """
     step("decompose")
-    try:
-        with _replaced(program, choose):
-            decomposed: torch.export.ExportedProgram = program.run_decompositions({})
-    except Exception as error:  # any operator of the model may fail here, with an error of its own
-        raise ExportError(
-            f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. Export to "
-            "another format, or as pt2 with operators='kept', which needs no decomposition"
-        ) from error
+    with _replaced(program, choose):
+        decomposed = functional(program)
     if changed := list(decomposed.graph_signature.user_inputs_to_mutate.values()):
         raise ExportError(
             f"the model changes its input {changed[0]!r} in place, which a functional program cannot do; let forward "

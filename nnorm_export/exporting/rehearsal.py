@@ -20,6 +20,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import FreezeError, InputError, NnormExportError
+from nnorm_export.exporting.state import Changes, Snapshot
+from nnorm_export.freezing.attributes import explain
 from nnorm_export.freezing.table import row_for
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models import arguments
@@ -29,8 +31,11 @@ from nnorm_export.process import redirected
 Passthrough = Iterable[str | type[nn.Module]]
 
 
-def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> None:
+def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> Changes:
     """Runs a copy of the frozen ``module`` on ``example``; the copy shares its parameters.
+
+    Returns:
+        What the run has changed besides its result.
 
     Raises:
         InputError: the model does not run on the example.
@@ -39,6 +44,7 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
     duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
     args, kwargs = arguments.unbind(duplicate, copies)
+    before = Snapshot.of(duplicate, copies)
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
     stderr = sys.stderr
     # What the model prints goes where tracing sends it: standard output may be the JSON of a command.
@@ -51,8 +57,9 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
     except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
         raise InputError(
             f"{type(module).__name__} does not run on these inputs: {type(error).__name__}: {error}; "
-            "give inputs that its forward takes"
+            f"{explain(duplicate, error) or 'give inputs that its forward takes'}"
         ) from error
+    return before.changes()
 
 
 @contextmanager

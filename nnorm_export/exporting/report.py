@@ -13,7 +13,7 @@ from nnorm_export.models import program_axes
 from nnorm_export.models.arguments import resize_batch
 from nnorm_export.models.dynamic_axes import at_other_lengths
 from nnorm_export.parity.comparison import compare_with_pytorch
-from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.parity.outcome import ParityReport
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError
+from nnorm_export.exporting.graphs import nodes_of
 from nnorm_export.exporting.rehearsal import rehearse
+from nnorm_export.exporting.state import Changes
 from nnorm_export.exporting.targets import Target, refuse_dtype
 from nnorm_export.files.staging import check_target
 from nnorm_export.freezing import frozen_copy
@@ -64,6 +66,7 @@ class Frozen:
         model: the model that the file is compared with: the user's, or the module of an exported program.
         program: the exported program, if that is what the user exports.
         example: parameter name of ``forward`` -> example value.
+        changes: what a call of ``forward`` changes; None if that is not known, as of an exported program.
         dynamic_batch: whether the batch is dynamic because the user says nothing about shapes.
         records: path of a layer -> :attr:`FrozenOperator.record`.
         weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
@@ -74,6 +77,7 @@ class Frozen:
     model: nn.Module
     program: torch.export.ExportedProgram | None
     example: dict[str, Any]
+    changes: Changes | None
     dynamic_batch: bool
     records: dict[str, dict[str, Any]]
     weights_sha256: str
@@ -149,7 +153,8 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     example = arguments.bind(module, request.args, request.kwargs)
     if request.dynamic_shapes is None:
         arguments.refuse_empty_batch(example)
-    rehearse(module, example if dtype is None else arguments.cast(example, _float_dtype(module)), request.passthrough)
+    fitting = example if dtype is None else arguments.cast(example, _float_dtype(module))
+    changes = rehearse(module, fitting, request.passthrough)
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
     elif _float_dtype(model) is None and _only_float64(example):
@@ -165,6 +170,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         model=model,
         program=None,
         example=example,
+        changes=changes,
         dynamic_batch=request.dynamic_shapes is None,
         records=records,
         weights_sha256=weights_sha256(module),
@@ -193,6 +199,7 @@ def _of_program(request: Request, program: torch.export.ExportedProgram) -> Froz
         model=module,
         program=program,
         example=arguments.bind(module, args, kwargs),
+        changes=None,
         dynamic_batch=False,
         records={},
         weights_sha256=weights_sha256(module),
@@ -201,7 +208,7 @@ def _of_program(request: Request, program: torch.export.ExportedProgram) -> Froz
 
 def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
     """Raises an ExportError if a node comes from the training code of a normalization."""
-    for node in program.graph.nodes:
+    for node in nodes_of(program):
         for path, cls in (node.meta.get("nn_module_stack") or {}).values():
             name = str(cls).rpartition(".")[2]
             if name in NORMAL_CLASS_NAMES:

@@ -132,9 +132,14 @@ def refuse_unread(
         refuse_dtype(target, dtype)
 
 
+def takes_dtype(target: Target, dtype: str) -> bool:
+    """Whether ``target`` takes the dtype of this short name."""
+    return not target.dtypes or dtype in target.dtypes
+
+
 def refuse_dtype(target: Target, dtype: str) -> None:
     """Raises an ExportError if ``target`` does not take the dtype of this short name."""
-    if target.dtypes and dtype not in target.dtypes:
+    if not takes_dtype(target, dtype):
         raise ExportError(
             f"the target {target.name} takes {' and '.join(target.dtypes)}, and this is {dtype}: export with "
             f"dtype='{target.dtypes[0]}' (--dtype {target.dtypes[0]})"

@@ -24,6 +24,7 @@ from nnorm_export.files.staging import opened_for_torch, staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.dynamic_axes import widened
+from nnorm_export.models.modules import deepcopy
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
 from nnorm_export.process import without_warnings
 from nnorm_export.steps import step
@@ -136,7 +137,7 @@ _Parts = tuple[torch.jit.ScriptModule, list[Entry], notes.Tensors]
 def _traced(frozen: Frozen) -> _Parts:
     # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
     with exporting_state():
-        traced = trace(frozen)
+        traced = trace(frozen, takes_complex=True)
     step("trace as TorchScript")
     if frozen.dynamic_batch:
         example, _ = arguments.dynamic_batch(frozen.example)
@@ -179,8 +180,10 @@ def _scripted(frozen: Frozen) -> _Parts:
             ) from error
         copies = {name: value.clone() for name, value in frozen.example.items()}
         positional, keywords = arguments.unbind(frozen.module, copies)
+        # The compiled module shares its tensors with the frozen one, and the run may change buffers.
+        duplicate = deepcopy(frozen.module, {id(parameter): parameter for parameter in frozen.module.parameters()})
         try:
-            result = frozen.module(*positional, **keywords)
+            result = duplicate(*positional, **keywords)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"{name} does not run on these inputs: {error}. Give an example that the model takes"

@@ -7,7 +7,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError
+from nnorm_export.exporting.graphs import nodes_of, writes_to_tensors
 from nnorm_export.exporting.source import Frozen
+from nnorm_export.exporting.state import functional, refuse_state, refuse_written_constants
 from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
@@ -26,7 +28,7 @@ from nnorm_export.process import LOCK, redirected, silent_loggers, without_warni
 from nnorm_export.steps import step
 
 # What torch.export says of dynamic_shapes that do not fit the inputs: then lengths are not the cause.
-_WRONG_NAMES = "top-level keys must be the arg names|mismatch between the structure"
+_WRONG_NAMES = "top-level keys must be the arg names|mismatch between the structure|Unexpected dimension mapped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class Traced:
     Attributes:
         inputs, outputs: the names of the tensors that the file takes and returns.
         axis_names: (input, axis) -> name of a dynamic axis.
+        changed_inputs: the inputs that forward changes in place, whose new values it does not return.
     """
 
     frozen: Frozen
@@ -43,15 +46,22 @@ class Traced:
     inputs: list[str]
     outputs: list[str]
     axis_names: dict[tuple[int, int], str]
+    changed_inputs: list[str]
 
 
-def trace(frozen: Frozen) -> Traced:
+def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = False) -> Traced:
     """The program of ``frozen``; each whitening is folded into the layer before it where possible.
 
     Call it within :func:`exporting_state`.
 
+    Args:
+        keeps_state: whether a file of the format keeps the tensors that forward changes, as PyTorch does.
+        takes_complex: whether the format has complex numbers.
+
     Raises:
-        ExportError: the model cannot be traced, or returns something that is not a tensor.
+        ExportError: the model cannot be traced, returns something that is not a tensor, takes or returns complex
+            numbers, or depends on what its earlier calls have changed. Where the format has them, state and complex
+            outputs are refused only if the file is to be compared.
     """
     step("trace")
     if frozen.program is not None:
@@ -68,7 +78,54 @@ def trace(frozen: Frozen) -> Traced:
             program = _traced(frozen, example, shapes)
         axis_names = arguments.axis_names(example, shapes)
     inputs, outputs = frozen.names(_output_keys(program))
-    return Traced(frozen=frozen, program=program, inputs=inputs, outputs=outputs, axis_names=axis_names)
+    signature = program.graph_signature
+    if not takes_complex:
+        _refuse_complex(program, signature.user_inputs, "takes", "the file has no complex numbers")
+    if not takes_complex or frozen.request.verify:
+        why = "it is not compared" if takes_complex else "the file has no complex numbers"
+        _refuse_complex(program, signature.user_outputs, "returns", why)
+    return Traced(
+        frozen=frozen,
+        program=program,
+        inputs=inputs,
+        outputs=outputs,
+        axis_names=axis_names,
+        changed_inputs=_changed_inputs(frozen, program, keeps_state),
+    )
+
+
+def _refuse_complex(program: torch.export.ExportedProgram, names: Sequence[Any], does: str, why: str) -> None:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for name in names:
+        value = values.get(str(name))
+        if isinstance(value, Tensor) and value.is_complex():
+            raise ExportError(
+                f"forward {does} a complex tensor, {name}, and {why}: let it take and return real ones, "
+                "torch.view_as_real(z) of shape [..., 2], which torch.view_as_complex turns back"
+            )
+
+
+def _changed_inputs(frozen: Frozen, program: torch.export.ExportedProgram, keeps_state: bool) -> list[str]:
+    """The inputs that forward changes in place, whose new values it does not return.
+
+    Raises:
+        ExportError: as :func:`trace`, of state.
+    """
+    changes = frozen.changes
+    if changes is None and not any(map(writes_to_tensors, nodes_of(program))):
+        return _not_returned(program)
+    if changes is not None and not changes:
+        return []
+    refuse_written_constants(program, changes)
+    without_writes = functional(program)
+    if frozen.request.verify or not keeps_state:
+        refuse_state(without_writes, changes, keeps_state=keeps_state)
+    return _not_returned(without_writes)
+
+
+def _not_returned(program: torch.export.ExportedProgram) -> list[str]:
+    signature = program.graph_signature
+    return [path for value, path in signature.user_inputs_to_mutate.items() if value not in signature.user_outputs]
 
 
 def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:
@@ -83,9 +140,12 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
 
     try:
         with redirected(pass_on, "stdout", "stderr"):
-            program = torch.export.export(frozen.module, args, kwargs, dynamic_shapes=dynamic_shapes or None)
+            program = torch.export.export(
+                frozen.module, args, kwargs, dynamic_shapes=arguments.for_torch(dynamic_shapes) or None
+            )
         stderr.write(said.getvalue())
         _replace_source_lines(program)
+        _turn_gradients_off(program)
         return program
     except Exception as error:  # torch.export raises dozens of unrelated types
         remedy = ""
@@ -215,12 +275,6 @@ def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
         yield
 
 
-def nodes_of(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """The nodes of the graph and of the graphs in it, such as the branches of ``torch.cond``."""
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    return [node for graph in graphs for node in graph.nodes]
-
-
 def path_of(node: torch.fx.Node) -> str:
     """The path of the innermost module whose forward made ``node``."""
     scopes = [path for path, _ in (node.meta.get("nn_module_stack") or {"": ("", None)}).values()]
@@ -238,6 +292,13 @@ def _replace_source_lines(program: torch.export.ExportedProgram) -> None:
 
 
 _NO_SOURCE_LINE = "not recorded"
+
+
+def _turn_gradients_off(program: torch.export.ExportedProgram) -> None:
+    """Keeps gradients off where forward turns them on: torch's decompositions fail on weights that need them there."""
+    for node in nodes_of(program):
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            node.args = (False, *node.args[1:])
 
 
 def drop_source_lines(program: torch.export.ExportedProgram) -> None:

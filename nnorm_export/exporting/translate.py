@@ -14,6 +14,7 @@ import torch
 
 from nnorm_export.errors import ExportError, root_cause
 from nnorm_export.exporting.attention import with_attention_of_rank_4
+from nnorm_export.exporting.constants import with_constants_of_pytorch
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.exact_constants import exact_constants
 from nnorm_export.files.forms import nodes_of
@@ -37,7 +38,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     with _registered_schemas(), exact_constants():
         try:
             onnx_program = torch.onnx.export(
-                with_attention_of_rank_4(traced.program),
+                with_constants_of_pytorch(with_attention_of_rank_4(traced.program)),
                 dynamo=True,
                 opset_version=min(opset, NEWEST_CONVERTED_OPSET),
                 custom_translation_table=table,
@@ -149,10 +150,11 @@ def _complete(node: ir.Node) -> None:
     """Adds the attributes by which TensorRT chooses its plugin, and the path of the layer that made the node."""
     for name, value in PLUGIN_ATTRIBUTES.items():
         node.attributes.add(ir.AttrString(name, value))
-    node.metadata_props[LAYER_PATH] = _layer_path(node)
+    node.metadata_props[LAYER_PATH] = layer_path(node)
 
 
-def _layer_path(node: ir.Node) -> str:
+def layer_path(node: ir.Node) -> str:
+    """The path of the innermost module whose forward made ``node``; empty for the model itself."""
     scopes: list[Any] = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))
     if len(scopes) >= 2:  # ['', 'layer1', 'layer1.0', 'layer1.0.norm1', 'batch_normal_norm']
         return str(scopes[-2])

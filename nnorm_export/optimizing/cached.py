@@ -85,5 +85,5 @@ def load_optimized(
         raise ExportError(
             f"{folder}: the optimised file cannot be kept there ({error.strerror}); name another folder with cache="
         ) from error
-    made.unlink()
+    made.unlink(missing_ok=True)  # another thread or process may have removed it
     return load(source, **options)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export.errors import ModelFileError, ParityError, root_cause
+from nnorm_export.files.changes import renamed
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
 from nnorm_export.files.staging import check_target, refuse_source, save, staged, writing
@@ -20,7 +21,7 @@ from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
 from nnorm_export.parity.agreement import compare
-from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.parity.outcome import ParityReport
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes._optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
@@ -127,7 +128,8 @@ def optimize(
         external_data: as for :func:`nnorm_export.export`.
 
     Raises:
-        ModelFileError: ``path`` has no ``nnorm`` nodes, is optimised already, or ONNX Runtime cannot load it.
+        ModelFileError: ``path`` has no ``nnorm`` nodes, or another tool has renamed their operators; it is optimised
+            already; or ONNX Runtime cannot load it.
         RuntimeMissingError: ONNX Runtime or the library of kernels is not installed.
         InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, or all NaN.
         ParityError: the results of the two files differ.
@@ -181,6 +183,8 @@ def _refuse(source: ModelFile, target: Path) -> None:
             f"{source.path}: the file has no nnorm nodes to make faster (its form is {source.form!r}{inlined}); export "
             "the form 'portable'. ONNX Runtime optimises other nodes whenever it loads a file"
         )
+    if names := renamed(source):
+        raise ModelFileError(f"{source.path}: {names}")
     why = "the optimised file would replace the portable one, which other machines need"
     refuse_source(target, source.path, why, ".cpu.onnx")
 

@@ -36,6 +36,7 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
     refuse_invalid(file)
     refuse_unknown_bodies(file, op_types)
     model = _with_weights(file.path)
+    _name_nodes(model)
     strip_bodies(model, op_types)
     if model.functions:
         _flatten_rows(model)
@@ -59,6 +60,12 @@ def _refuse_zero_points(file: ModelFile) -> None:
                 f"{file.path}: the zero point {tensor.name} is not 0, as TensorRT requires; quantise the float32 file "
                 "with target='tensorrt' (--target tensorrt)"
             )
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Gives normalizations without a name the one by which :func:`.plugins.check_plugins` looks for them."""
+    for node in nodes_of(model):
+        node.name = node.name or f"node_of_{node.outputs[0].name}"
 
 
 def _flatten_rows(model: ir.Model) -> None:

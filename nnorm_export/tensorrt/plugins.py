@@ -23,7 +23,7 @@ from typing import Any
 from nnorm_export import library
 from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
-from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile, name_of
 from nnorm_export.files.optimized_for import OPTIMIZED
 
 
@@ -121,10 +121,11 @@ def check_plugins(file: ModelFile, op_types: frozenset[str], found: set[str]) ->
     Raises:
         ModelFileError: a normalization of ``op_types``, those for plugins, is not among them.
     """
-    if lost := [node.name for node in file.normalizations if node.op_type in op_types and node.name not in found]:
+    names = {name_of(node): node.op_type for node in file.normalizations}
+    if lost := [name for name, op_type in names.items() if op_type in op_types and name not in found]:
         raise ModelFileError(
             f"{file.path}: {', '.join(lost)} should be run by plugins, and the network has no plugins of these names "
             f"(it has: {', '.join(sorted(found)) or 'none'}). This is a defect of nnorm_export: please report it, and "
             "leave plugins off (plugins=False, --no-plugins)"
         )
-    return {node.name: "plugin" if node.name in found else "body" for node in file.normalizations}
+    return {name: "plugin" if name in found else "body" for name in names}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 
 from nnorm_export.errors import InputError
-from nnorm_export.files.tensors import Axes, inputs_of
+from nnorm_export.files.tensors import Axes, LinearLength, inputs_of
 
 Given = Mapping[str, Sequence[Sequence[int]]]
 
@@ -42,8 +42,10 @@ def input_axes(model: onnx.ModelProto) -> dict[str, Axes]:
 def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:
     """1, 8 and 64 for the batch, if only first axes are dynamic; inputs without dynamic axes are left out.
 
+    An axis whose length depends on the batch, as ``2*batch``, has the lengths that follow.
+
     Raises:
-        InputError: another axis is dynamic: only the user can know its range.
+        InputError: another axis is dynamic, or has no length at a batch of 1: only the user can know its range.
     """
     for name, axes in inputs.items():
         if others := [f"{axis} ({dim or 'unnamed'})" for axis, dim in enumerate(axes) if axis and _is_dynamic(dim)]:
@@ -52,10 +54,28 @@ def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:
                 f"{_remedy(name, axes)}"
             )
     return {
-        name: ShapeRange(*(_with_batch(axes, batch) for batch in DEFAULT_BATCH))
+        name: ShapeRange(*((_first_length(name, axes, batch), *_fixed(axes[1:])) for batch in DEFAULT_BATCH))
         for name, axes in inputs.items()
         if axes and _is_dynamic(axes[0])
     }
+
+
+def _first_length(name: str, axes: Axes, batch: int) -> int:
+    """The length of the first axis, which is the batch or depends on it."""
+    linear = LinearLength.parse(axes[0])
+    if linear is None and axes[0] is None:
+        return batch
+    length = 0 if linear is None else linear.at(batch)
+    if length < 1:
+        raise InputError(
+            f"input {_show(name, axes)}: the length of its first axis at a batch of {batch} is not known. "
+            f"{_remedy(name, axes)}"
+        )
+    return length
+
+
+def _fixed(axes: Axes) -> tuple[int, ...]:
+    return tuple(dim for dim in axes if isinstance(dim, int))
 
 
 def check_profiles(inputs: Mapping[str, Axes], given: Given) -> Profiles:
@@ -114,14 +134,21 @@ def _refuse_contradictions(inputs: Mapping[str, Axes], profiles: Profiles) -> No
                     f"axis {axis} of {name} and axis {place} of {other} are both '{dim}', and their min, opt and max "
                     f"differ: {list(lengths)} and {list(expected)}"
                 )
+    for dim, (name, axis, given) in first.items():
+        linear = LinearLength.parse(dim)
+        if linear is None or linear.name == dim or linear.name not in first:
+            continue
+        other, place, roots = first[linear.name]
+        wanted = [linear.at(length) for length in roots]
+        if list(given) != wanted:
+            raise InputError(
+                f"axis {axis} of {name} is '{dim}' and axis {place} of {other} is '{linear.name}', and their min, opt "
+                f"and max do not agree: {list(given)} and {list(roots)}; give {wanted} there"
+            )
 
 
 def _is_dynamic(dim: int | str | None) -> bool:
     return not isinstance(dim, int)
-
-
-def _with_batch(axes: Axes, batch: int) -> tuple[int, ...]:
-    return (batch, *(dim for dim in axes[1:] if isinstance(dim, int)))
 
 
 def _show(name: str, axes: Axes) -> str:

@@ -1,0 +1,57 @@
+"""The graphs of an exported program: copies of them, their nodes, and what a node changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+_PURE = (torch.ops.aten.detach_.default,)  # changes no number; torch.export writes it behind each new constant
+
+
+def program_copy(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """A copy of ``program`` that shares its weights."""
+    weights = [*program.state_dict.values(), *program.constants.values()]
+    return copy.deepcopy(program, {id(weight): weight for weight in weights})
+
+
+def nodes_of(program: torch.export.ExportedProgram) -> list[fx.Node]:
+    """The nodes of the graph and of the graphs in it, such as the branches of ``torch.cond``."""
+    return [node for module in graphs_of(program) for node in module.graph.nodes]
+
+
+def graphs_of(program: torch.export.ExportedProgram) -> list[fx.GraphModule]:
+    """The module of the graph, and those of the graphs in it."""
+    return [module for module in program.graph_module.modules() if isinstance(module, fx.GraphModule)]
+
+
+def writes_to_tensors(node: fx.Node) -> bool:
+    """Whether ``node`` is an operator that changes one of its arguments."""
+    return any(written_by(node))
+
+
+def written_by(node: fx.Node) -> Iterator[fx.Node]:
+    """The arguments that ``node`` changes; all of one that calls a graph, unless no node of that graph changes any."""
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        graphs = [module.graph for module in graphs_called_by(node)]
+        if any(any(written_by(inner)) for graph in graphs for inner in graph.nodes):
+            yield from node.all_input_nodes
+    if not isinstance(target, torch._ops.OpOverload) or target in _PURE:
+        return
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            yield from (each for each in pytree.tree_leaves(given) if isinstance(each, fx.Node))
+
+
+def graphs_called_by(node: fx.Node) -> Iterator[fx.GraphModule]:
+    """The modules that a node such as that of ``torch.cond`` calls."""
+    owner = node.graph.owning_module
+    for source in node.all_input_nodes:
+        module = getattr(owner, str(source.target), None) if source.op == "get_attr" else None
+        if isinstance(module, fx.GraphModule):
+            yield module

@@ -1,0 +1,153 @@
+"""What a call of forward leaves behind besides its result: changed tensors of the model, and changed inputs.
+
+The comparison of a file with PyTorch looks at each call alone, and most runtimes keep nothing from call to call. A
+model that reads what an earlier call has left, such as the keys and values of a cache in a buffer, would pass it and
+be wrong. A buffer that no result depends on, such as a count of calls, does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from nnorm_export.errors import ExportError, first_line
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What one call may have changed.
+
+    Attributes:
+        assigned: paths of parameters, buffers and other attributes of the model that are other tensors now.
+        written: paths of those that were written to.
+        inputs: whether an input was written to.
+    """
+
+    assigned: frozenset[str]
+    written: frozenset[str]
+    inputs: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.assigned or self.written) or self.inputs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The tensors of a model and of its inputs before a call."""
+
+    module: nn.Module
+    inputs: object
+    versions: Mapping[str, tuple[Tensor, int]]
+    input_versions: list[int]
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: object) -> Snapshot:
+        versions = {path: (tensor, _version(tensor)) for path, tensor in _tensors(module)}
+        return cls(module, inputs, versions, _versions(inputs))
+
+    def changes(self) -> Changes:
+        """What has changed since."""
+        now = dict(_tensors(self.module))
+        assigned = frozenset(path for path, (tensor, _) in self.versions.items() if now.get(path) is not tensor)
+        written = frozenset(path for path, (tensor, version) in self.versions.items() if _version(tensor) != version)
+        return Changes(assigned, written, _versions(self.inputs) != self.input_versions)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, layer in module.named_modules(remove_duplicate=False):
+        for name, value in (*layer._parameters.items(), *layer._buffers.items(), *vars(layer).items()):
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}".lstrip("."), value
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _versions(values: object) -> list[int]:
+    return [_version(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """``program`` in operators that change no tensor; its signature then tells what forward changes.
+
+    Raises:
+        ExportError: torch cannot write it so.
+    """
+    try:
+        decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+    except Exception as error:  # any operator of the model may fail here, with an error of its own
+        raise ExportError(
+            f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. Export to "
+            "another format, or as pt2 with operators='kept', which needs no decomposition"
+        ) from error
+    return decomposed
+
+
+def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None, *, keeps_state: bool) -> None:
+    """Raises an ExportError if a result depends on a tensor of the model that forward changes.
+
+    Args:
+        program: as :func:`functional` returns it, which does not tell of tensors that forward assigns and that are no
+            buffers.
+        changes: what a call changes; None if that is not known.
+        keeps_state: whether a file of the format keeps them, so that the comparison alone is in the way.
+    """
+    assigned = frozenset() if changes is None else changes.assigned
+    signature = program.graph_signature
+    held = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    constants = {name: path for name, path in signature.inputs_to_lifted_tensor_constants.items() if path in assigned}
+    mutated = {*signature.buffers_to_mutate.values(), *_mutated_parameters(program), *constants.values()}
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    results = {str(name) for name in signature.user_outputs}
+    read = [
+        path
+        for name, path in {**held, **constants}.items()
+        if path in mutated and results & _reached_from(placeholders[name])
+    ]
+    if read:
+        raise _refusal(read, keeps_state=keeps_state)
+
+
+def refuse_written_constants(program: torch.export.ExportedProgram, changes: Changes | None) -> None:
+    """Raises an ExportError if forward writes to an attribute that is neither a parameter nor a buffer.
+
+    torch cannot write such a program in operators that change no tensor.
+    """
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants.values()
+    if changes is not None and (written := [path for path in constants if path in changes.written]):
+        raise _refusal(written, keeps_state=False)
+
+
+def _refusal(paths: list[str], *, keeps_state: bool) -> ExportError:
+    why, otherwise = "a file keeps no state from call to call", ""
+    if keeps_state:
+        why = "the comparison, which looks at each call alone, does not show whether the file keeps it"
+        otherwise = "; verify=False (--no-verify) writes a file that keeps it and is not compared"
+    return ExportError(
+        f"forward changes {', '.join(paths)}, and its result depends on what an earlier call left there: {why}. Take "
+        "these tensors as inputs and return their new values, or do not change them in eval mode"
+        f"{otherwise}"
+    )
+
+
+def _mutated_parameters(program: torch.export.ExportedProgram) -> set[str]:
+    # Older versions of torch lack this kind.
+    kind = getattr(torch.export.graph_signature.OutputKind, "PARAMETER_MUTATION", None)
+    specs = program.graph_signature.output_specs
+    return {str(spec.target) for spec in specs if kind is not None and spec.kind == kind}
+
+
+def _reached_from(node: fx.Node) -> set[str]:
+    """The names of ``node`` and of the nodes that depend on it."""
+    reached, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in reached:
+                reached.add(user)
+                waiting.append(user)
+    return {each.name for each in reached}
