@@ -55,7 +55,7 @@ from .parity.exact import BitsReport as BitsReport
 from .parity.exact import compare_bits as compare_bits
 from .parity.half_safety import HalfRisk as HalfRisk
 from .parity.half_safety import float16_risks as float16_risks
-from .parity.judgement import ParityReport as ParityReport
+from .parity.outcome import ParityReport as ParityReport
 from .parity.probing import ProbeReport as ProbeReport
 from .parity.probing import probe as probe
 from .parity.report.page import write_report as write_report

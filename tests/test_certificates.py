@@ -111,10 +111,10 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
         report = verify(path, network, image, certificate=folder, rtol=1e-3, atol=1e-4)
     assert [p.name for p in folder.parent.iterdir()] == ["c"]
     assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*.pb")) == [
-        "test_data_set_0/input_0.pb",
-        *(f"test_data_set_0/output_{index}.pb" for index in range(3)),
-        *(f"truth_0/output_{index}.pb" for index in range(3)),
-        *(f"yardstick_0/output_{index}.pb" for index in range(3)),
+        f"{kind}_{data_set}/{name}.pb"
+        for kind in ("test_data_set", "truth", "yardstick")
+        for data_set in range(2)  # the user's inputs, and changed ones
+        for name in (["input_0"] if kind == "test_data_set" else []) + [f"output_{index}" for index in range(3)]
     ]
     tensor = onnx.TensorProto.FromString((folder / "test_data_set_0" / "input_0.pb").read_bytes())
     assert tensor.name == "image"
@@ -158,7 +158,10 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
         assert (tmp_path / "own" / name).read_text() == content
         (tmp_path / "own" / "NOTES.md").unlink(missing_ok=True)
         (tmp_path / "own" / "certificate.json").write_text(before)
-    for content, words in (("[]", "another format"), ('{"format": 2}', "the certificate lacks criteria, data_sets")):
+    for content, words in (
+        ("[]", "another format"),
+        ('{"format": 2}', "lacks computed_in, criteria, data_sets, sha256"),
+    ):
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):
             replay(path, tmp_path / "own")

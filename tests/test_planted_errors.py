@@ -58,7 +58,7 @@ def test_a_million_elements(make: Callable[[], nn.Module], tmp_path: Path) -> No
     path = export(model, x[:4], tmp_path / "m.onnx", verify=False).path
     report = verify(path, model, x)
     for output in (*report.outputs, *(report.by_bodies or ())):
-        assert 0 < (output.budget_share or 0.0) < 0.5
+        assert 0 < (output.budget_share or 0.0) < 0.7
     with torch.no_grad():
         model.bias[3] += 200 * 2.0**-23  # type: ignore[index, operator]
     assert not verify(path, model, x)

@@ -96,7 +96,7 @@ def _compare_bits(path: str, against: str, model: OptionalModelOptions, options:
 
 
 def _print(report: Bisection) -> None:
-    from nnorm_export.parity.judgement import share_text
+    from nnorm_export.parity.outcome import share_text
 
     rows = [
         (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nnorm_export.parity.half_safety import HalfRisk
-    from nnorm_export.parity.judgement import ParityReport
+    from nnorm_export.parity.outcome import ParityReport
     from nnorm_export.parity.probing import ProbeReport
 
 _T = TypeVar("_T")
@@ -212,7 +212,7 @@ def _path(file: str | None, options: VerifyOptions) -> str:
 
 
 def _print_probes(probed: ProbeReport) -> None:
-    from nnorm_export.parity.judgement import share_text
+    from nnorm_export.parity.outcome import share_text
 
     rows = []
     for layer in probed.layers:

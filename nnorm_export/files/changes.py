@@ -43,8 +43,7 @@ def renamed(file: ModelFile) -> str:
     listed = ", ".join(f"{original} is now {name}" for name, original in sorted(names.items()))
     return (
         f"its operators were renamed after export ({listed}), as onnx.compose does: kernels and plugins do not know "
-        f"these names, so {runs}. {_RESTORE} gives the names back, and onnx.compose.add_prefix(…, "
-        "rename_functions=False) keeps them"
+        f"these names, so {runs}. {_RESTORE} gives the names back"
     )
 
 

@@ -15,7 +15,8 @@ from nnorm_export.reading import size_of
 def locate(model: Path, location: str) -> Path:
     """Returns the file that ``location``, in the file ``model``, names. It need not exist.
 
-    It is a regular file in the folder of ``model`` or below, after links are followed.
+    It is a regular file in the folder of ``model`` or below, after links are followed. If ``model`` is a link itself,
+    as in the cache of Hugging Face, it may also lie beside the file that ``model`` leads to.
 
     Raises:
         ModelFileError: the location is empty, absolute, has ``..``, or leaves the folder by a link; or it names
@@ -27,16 +28,16 @@ def locate(model: Path, location: str) -> Path:
         raise ModelFileError(f"{model}: a weight names the file {location!r} for its data, which is not a name")
     file = model.parent / location
     try:
-        real, folder = file.resolve(), model.parent.resolve()
+        real, folder, target = file.resolve(), model.parent.resolve(), model.resolve()
         exists = real.exists()
     except (OSError, RuntimeError) as error:  # links in a circle; a name that is too long
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which cannot be found ({error})") from None
-    if leaves or not real.is_relative_to(folder):
+    if leaves or not (real.is_relative_to(folder) or (file.is_symlink() and real.parent == target.parent)):
         raise ModelFileError(
             f"{model}: its weights lie in {location!r}, outside of its folder; save the model again with the weights "
             "beside it"
         )
-    if real == model.resolve():
+    if real == target:
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which is the model itself; save it again")
     if exists:
         size_of(real, ModelFileError, f", and {model} has weights there")

@@ -87,6 +87,11 @@ def identifier(called: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, s
     return called.domain, name, called.overload
 
 
+def name_of(node: onnx.NodeProto) -> str:
+    """The name of ``node``; TensorRT's parser gives this one to nodes whose names a tool has taken away."""
+    return node.name or f"node_of_{node.output[0]}"
+
+
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of ``proto``, those of its functions and of graphs in nodes included."""
     yield from with_nested(proto.graph.node)

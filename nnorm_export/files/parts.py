@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -60,14 +60,18 @@ def refuse_quantized(file: ModelFile) -> None:
 
 
 def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
-    """The normalizations that are nodes, and the given modules, in the order in which they run."""
-    normalizations = _normalizations(proto)
+    """The normalizations that are nodes, and the given modules, in the order in which they run.
+
+    An offset that a layer subtracts before its node belongs to it.
+    """
+    normalizations = [_with_offset(proto, part) for part in norms_of(proto)]
     known = {part.path for part in normalizations}
     parts = [*normalizations, *(part for path in modules if path not in known for part in _module(proto, path))]
     return sorted(parts, key=lambda part: max(part.nodes))
 
 
-def _normalizations(proto: onnx.ModelProto) -> list[Part]:
+def norms_of(proto: onnx.ModelProto) -> list[Part]:
+    """The normalizations that are nodes, in the order of the file; each is its node alone."""
     calls: Counter[str] = Counter()
     parts = []
     for index, node in enumerate(proto.graph.node):
@@ -78,10 +82,25 @@ def _normalizations(proto: onnx.ModelProto) -> list[Part]:
             given = dict(zip(operator.inputs, node.input, strict=False)) if operator else {}
             operands = tuple(given.get(name, "") for name in operator.operands) if operator else ()
             x, y = node.input[0], node.output[0]
-            # A value that is read twice cannot be fed with two arrays.
-            is_cut = len({x, *operands}) == 1 + len(operands)
-            parts.append(Part(node.name, path, calls[path], node.op_type, (index,), x, y, operands, is_cut))
+            parts.append(Part(node.name, path, calls[path], node.op_type, (index,), x, y, operands))
     return parts
+
+
+def _with_offset(proto: onnx.ModelProto, part: Part) -> Part:
+    """``part`` with the subtraction before its node, and the casts around both, that the same layer made."""
+    graph, (index,) = proto.graph, part.nodes
+
+    def is_own(other: int, kinds: Sequence[str]) -> bool:
+        return graph.node[other].op_type in kinds and scopes_of(graph.node[other])[-1:] == [part.path]
+
+    makers = {name: at for at, node in enumerate(graph.node) for name in node.output}
+    nodes = [index]
+    while (before := makers.get(graph.node[nodes[0]].input[0])) is not None and is_own(before, ("Sub", "Cast")):
+        nodes.insert(0, before)
+    readers = [at for at, node in enumerate(graph.node) if part.y in node.input]
+    if len(readers) == 1 and len(nodes) > 1 and is_own(readers[0], ("Cast",)):
+        nodes.append(readers[0])
+    return replace(part, nodes=tuple(nodes), x=graph.node[nodes[0]].input[0], y=graph.node[nodes[-1]].output[0])
 
 
 def _module(proto: onnx.ModelProto, path: str) -> list[Part]:
@@ -144,13 +163,14 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
         own = [proto.graph.node[index] for index in part.nodes]
         renamed = {name: f"{number}/{name}" for node in own for name in node.output}
         roles = ("x", *(part.operator.operands if part.operator else ()))
+        own_inputs: dict[str, list[str]] = {}  # several names for a value that is x and an operand, in this order
         for role, name, array in zip(roles, (part.x, *part.operands), arrays, strict=True):
-            renamed[name] = f"{number}/{role}"
-            inputs.append(_value_info(renamed[name], array, list(array.shape)))
+            own_inputs.setdefault(name, []).append(f"{number}/{role}")
+            inputs.append(_value_info(f"{number}/{role}", array, list(array.shape)))
         for node in own:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
-            copy.input[:] = [renamed.get(name, name) for name in node.input]
+            copy.input[:] = _renamed(node.input, renamed, own_inputs)
             copy.output[:] = [renamed[name] for name in node.output]
             copy.name = node.name if node.name not in names else f"{node.name}, {number}"
             names.add(copy.name)
@@ -164,6 +184,15 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
     model.ir_version = proto.ir_version
     model.metadata_props.extend(proto.metadata_props)
     return model
+
+
+def _renamed(names: Sequence[str], renamed: Mapping[str, str], inputs: Mapping[str, list[str]]) -> list[str]:
+    """The inputs of a node under their new names; each use of an input takes its next one in ``inputs``."""
+    found = []
+    for name in names:
+        own = inputs.get(name, [renamed.get(name, name)])
+        found.append(own.pop(0) if len(own) > 1 else own[0])
+    return found
 
 
 def _value_info(name: str, array: NDArray[Any], shape: list[int] | None) -> onnx.ValueInfoProto:

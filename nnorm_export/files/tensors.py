@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,33 @@ import onnx
 from nnorm_export.dtypes import DTYPES, numpy_of_onnx
 
 Axes = tuple[int | str | None, ...]
+
+_OPERATION = re.compile(r"[*/()+]| - ")  # other programs name axes as they like, "batch-size" for example
+_LINEAR = re.compile(r"(?:(?P<factor>\d+)\*)?(?P<name>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")
+
+
+@dataclass(frozen=True)
+class LinearLength:
+    """The length of an axis that depends on another's: ``factor·name + offset``, as ``2*batch`` and ``seq + 1``."""
+
+    name: str
+    factor: int
+    offset: int
+
+    def at(self, length: int) -> int:
+        """The length where the axis ``name`` has ``length``."""
+        return self.factor * length + self.offset
+
+    @classmethod
+    def parse(cls, dim: int | str | None) -> LinearLength | None:
+        """None for a length, for an axis without a name, and for any other expression."""
+        if not isinstance(dim, str):
+            return None
+        match = _LINEAR.fullmatch(dim)
+        if match is None:
+            return None if _OPERATION.search(dim) else cls(dim, 1, 0)
+        offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
+        return cls(match["name"], int(match["factor"] or 1), offset)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ import numpy as np
 
 from nnorm_export.dtypes import as_array
 from nnorm_export.errors import InputError
+from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.criteria import Criterion
-from nnorm_export.parity.judgement import OutputParity, ParityReport, judge_outputs, worst
+from nnorm_export.parity.judgement import judge_outputs
+from nnorm_export.parity.outcome import OutputParity, ParityReport, worst
 from nnorm_export.parity.yardstick import Array, is_float, machine_epsilon
 from nnorm_export.runtimes import Runner, TensorInfo
 
@@ -104,7 +106,8 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
             raise InputError(f"the file takes {unknown[0]}, of an unknown number of axes; give inputs (--input)")
         generator = np.random.default_rng(SEED)
         for rows in BATCHES if dynamic else BATCHES[:1]:
-            yield {info.name: _random(info, rows, generator) for info in infos}
+            named = _lengths(infos, rows)
+            yield {info.name: _random(info, rows, named, generator) for info in infos}
         return
     feed = _by_name(infos, inputs)
     yield feed
@@ -127,10 +130,19 @@ def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, A
     return {info.name: as_array(value) for info, value in zip(infos, values, strict=False)}
 
 
-def _random(info: TensorInfo, rows: int, generator: np.random.Generator) -> Array:
-    lengths = [
-        dim if isinstance(dim, int) else (rows if axis == 0 else OTHER_LENGTH) for axis, dim in enumerate(info.shape)
-    ]
+def _lengths(infos: Sequence[TensorInfo], rows: int) -> dict[str, int]:
+    """Name of an axis -> its length: ``rows`` for those that first axes have, or depend on."""
+    first = [linear.name for info in infos for dim in info.shape[:1] if (linear := LinearLength.parse(dim))]
+    others = [linear.name for info in infos for dim in info.shape[1:] if (linear := LinearLength.parse(dim))]
+    return dict.fromkeys(others, OTHER_LENGTH) | dict.fromkeys(first, rows)
+
+
+def _random(info: TensorInfo, rows: int, named: Mapping[str, int], generator: np.random.Generator) -> Array:
+    lengths = []
+    for axis, dim in enumerate(info.shape):
+        linear = LinearLength.parse(dim)
+        unnamed = rows if axis == 0 else OTHER_LENGTH
+        lengths.append(dim if isinstance(dim, int) else unnamed if linear is None else linear.at(named[linear.name]))
     if is_float(info.dtype):
         return generator.standard_normal(lengths).astype(info.dtype)
     # Integers are usually indices, and 0 and 1 are valid for most tables.

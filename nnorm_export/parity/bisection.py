@@ -28,8 +28,10 @@ from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.isolation import opened, with_epilogue
-from nnorm_export.parity.judgement import OutputParity, dependence, judge, judge_outputs, require_dependence
+from nnorm_export.parity.judgement import dependence, judge, judge_outputs, require_dependence
+from nnorm_export.parity.outcome import OutputParity
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
+from nnorm_export.parity.truth import usable_truth
 from nnorm_export.parity.weights import other_weights
 from nnorm_export.parity.yardstick import Array, yardsticks_of
 from nnorm_export.runtimes import load
@@ -110,13 +112,14 @@ class Bisection:
         if (nothing := self.not_compared) is not None:
             return f"nothing was compared: {nothing.name}: {nothing.note}"
         before = "the input of the model"
+        every = "every layer" if all(layer.own for layer in self.layers) else "every layer that can be run alone"
         for layer in self.layers:
             if not layer.inherited.passed:
                 where = f"between {before} and layer {layer.name}"
-                return f"every layer is sound alone; {self.runtime} leaves PyTorch {where}: {layer.inherited}"
+                return f"{every} is sound alone; {self.runtime} leaves PyTorch {where}: {layer.inherited}"
             before = f"layer {layer.name}"
         wrong = ", ".join(str(output) for output in self.outputs if not output.passed)
-        return f"every layer is sound; the fault lies after {before}: {wrong}" if wrong else "nothing differs"
+        return f"{every} is sound; the fault lies after {before}: {wrong}" if wrong else "nothing differs"
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": bool(self), "verdict": self.verdict, **asdict(self)}
@@ -179,16 +182,27 @@ def bisect(
         )
     _refuse_folded(proto, parts, modules)
     runner = load(path, runtime)
-    reference = PyTorchModel(model, dtype_of(runner), passthrough)
+    reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
     example = as_taken(runner, bound(model, inputs))
     feed = [to_numpy(tensor) for tensor in tensors_in(example)]
     paths = {part.path for part in parts}
     expected, seen = reference.run_with_taps(example, paths)
     sampled = reference.samples_with_taps(example, expected, paths)
     truth, exact = reference.run_with_taps_in_float64(example, paths)
-    yardsticks = yardsticks_of(expected, [outputs for outputs, _ in sampled], truth)
+    samples_of_outputs = [outputs for outputs, _ in sampled]
+    truth = usable_truth(expected, truth, samples_of_outputs)
+    yardsticks = yardsticks_of(expected, samples_of_outputs, truth)
     results = runner(*feed)
-    outputs = judge_outputs(str(path), type(model).__name__, runner.outputs, results, expected, truth, yardsticks)
+    outputs = judge_outputs(
+        str(path),
+        type(model).__name__,
+        runner.outputs,
+        results,
+        expected,
+        truth,
+        yardsticks,
+        computed_in=reference.computed_in,
+    )
     changed = change_of_input(reference, example, expected)
     outputs = require_dependence(outputs, dependence(expected, None if changed is None else changed[1]))
     parts, notes = _matched(parts, seen, modules)
@@ -205,7 +219,9 @@ def bisect(
         found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
     result = Bisection(runner.runtime, found, outputs, notes)
     return (
-        result if result else replace(result, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
+        result
+        if result
+        else replace(result, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
     )
 
 

@@ -12,7 +12,7 @@ import onnx
 from nnorm_export.digests import digest_of
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
-from nnorm_export.files.parts import Part, parts_of, with_outputs
+from nnorm_export.files.parts import Part, norms_of, with_outputs
 from nnorm_export.parity.isolation import opened
 from nnorm_export.parity.yardstick import Array
 from nnorm_export.runtimes import RUNTIMES, Runner
@@ -79,7 +79,7 @@ def _nodes(path: Path, runner: Runner, feed: Mapping[str, Array]) -> list[NodeBi
         proto = onnx_file.read_with_weights(path) if sum(map(_size, files)) <= _GREATEST else onnx.ModelProto()
     except ModelFileError:  # the runner has opened it: it is of another format
         return []
-    parts = parts_of(proto, ())
+    parts = norms_of(proto)
     if not parts:
         return []
     shown = with_outputs(proto, [name for part in parts for name in (*_data(part), part.y)])

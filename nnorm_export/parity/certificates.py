@@ -31,15 +31,9 @@ from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.parity import signatures
 from nnorm_export.parity.bits import FileBits, bits_of
 from nnorm_export.parity.criteria import Criterion
-from nnorm_export.parity.judgement import (
-    ParityReport,
-    criterion_text,
-    dependence,
-    judge_outputs,
-    require_dependence,
-    worst,
-)
-from nnorm_export.parity.yardstick import Array
+from nnorm_export.parity.judgement import criterion_text, dependence, judge_outputs, require_dependence
+from nnorm_export.parity.outcome import ParityReport, on_changed_inputs, worst
+from nnorm_export.parity.yardstick import FLOAT_TYPES, Array
 from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 from nnorm_export.runtimes.tensorrt import is_engine
@@ -62,17 +56,20 @@ class DataSet(NamedTuple):
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, together with the external data of an ONNX file."""
     try:
-        return read_whole(path, lambda: _digest((path, *onnx_file.companions(path))))
+        return read_whole(path, lambda: _digest(path, onnx_file.companions(path)))
     except OSError as error:
         raise ModelFileError(
             f"{path}: {error.filename} cannot be read ({error.strerror}); a file and its .data go together"
         ) from error
 
 
-def _digest(paths: Iterable[Path]) -> str:
+def _digest(path: Path, data: Sequence[Path]) -> str:
+    """The SHA-256 of ``path`` if it has no external ``data``; else of it, and of the length and bytes of each file."""
     digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
+    for each in (path, *data):
+        if each is not path:
+            digest.update(f"{each.stat().st_size}\0".encode())
+        with each.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
@@ -100,13 +97,20 @@ def write(
     report: ParityReport,
     compared: Sequence[DataSet],
     criteria: Sequence[Criterion],
+    *,
+    sha256: str,
+    computed_in: str,
     private_key: Path | None = None,
 ) -> None:
     """Writes the certificate of ``path``, whole or not at all; an older certificate in ``folder`` is replaced.
 
-    With ``private_key`` it is signed, together with the file.
+    Args:
+        sha256: of the file before the comparison.
+        computed_in: as for :func:`~nnorm_export.parity.judgement.judge`.
+        private_key: signs the certificate, together with the file.
 
     Raises:
+        ModelFileError: the file is another now.
         InputError: ``folder`` holds something other than a certificate, or cannot be written; or the key is not one.
         RuntimeMissingError: there is a key, and model-signing is not installed.
     """
@@ -114,13 +118,14 @@ def write(
     certificate = {
         "format": _FORMAT,
         "file": path.name,
-        "sha256": file_sha256(path),
+        "sha256": sha256,
         "runtime": report.runtime,
         "criteria": [asdict(criterion) for criterion in criteria],
         "decided_by": report.criterion,
         "outputs": [asdict(output) for output in report.outputs],
         "implementations": report.implementations,
         "data_sets": len(compared),
+        "computed_in": computed_in,
         "bits": bits_of(path, runner, runner.feed(compared[0].inputs, {})).to_json(),
         "versions": versions(),
     }
@@ -136,6 +141,8 @@ def write(
                 _write_tensors(staged / YARDSTICK.format(index), "output", names[1], each.yardsticks)
             if private_key is not None:
                 signatures.sign(path, folder, staged, private_key)
+            if file_sha256(path) != sha256:
+                raise ModelFileError(f"{path}: it was replaced while it was compared; verify it again")
     except (OSError, ExportError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         reason = getattr(cause, "strerror", None) or error
@@ -212,9 +219,11 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, p
             runner(*each.inputs),
             *each[1:],
             criteria=criteria,
+            computed_in=certificate["computed_in"],
         )
         for each in compared
     ]
+    judged[1:] = map(on_changed_inputs, judged[1:])
     others = compared[1].outputs if len(compared) > 1 else None
     outputs = require_dependence(
         [worst(parts) for parts in zip(*judged, strict=True)], dependence(compared[0].outputs, others)
@@ -255,8 +264,10 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
     if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
-    if missing := {"sha256", "criteria", "data_sets"} - certificate.keys():
+    if missing := {"sha256", "criteria", "data_sets", "computed_in"} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
+    if certificate["computed_in"] not in ("", *FLOAT_TYPES):
+        raise InputError(f"{folder}: the certificate is damaged (computed_in); record it again")
     if type(certificate["data_sets"]) is not int or certificate["data_sets"] not in range(1, _SETS + 1):
         raise InputError(
             f"{folder}: the certificate says that it has {certificate['data_sets']!r} sets of inputs, "

@@ -23,18 +23,18 @@ from nnorm_export.parity.certificates import DataSet
 from nnorm_export.parity.criteria import Criteria, PerOutput
 from nnorm_export.parity.dependence import change_of_input
 from nnorm_export.parity.judgement import (
-    ParityReport,
     constant_over_rows,
     criterion_text,
     dependence,
     judge_outputs,
     require_dependence,
-    worst,
 )
+from nnorm_export.parity.outcome import ParityReport, on_changed_inputs, worst
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.shared_rows import samples_of
+from nnorm_export.parity.truth import usable_truth
 from nnorm_export.parity.weights import other_weights
-from nnorm_export.parity.yardstick import Array, yardsticks_of
+from nnorm_export.parity.yardstick import Array, unstable_results, yardsticks_of
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
@@ -95,25 +95,43 @@ def verify(
             raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
         signatures.check_private_key(key)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    sha256 = "" if certificate is None else certificates.file_sha256(Path(path))
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
-    report, compared = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
+    report, compared, computed_in = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
     of_outputs = chosen.for_outputs([info.name for info in runner.outputs])
     if (bodies := run_by_bodies(path, runner)) is not None:
         step("compare its bodies with PyTorch")
         by_bodies = [
             judge_outputs(
-                str(path), type(model).__name__, bodies.outputs, bodies(*each[0]), *each[1:], criteria=of_outputs
+                str(path),
+                type(model).__name__,
+                bodies.outputs,
+                bodies(*each[0]),
+                *each[1:],
+                criteria=of_outputs,
+                computed_in=computed_in,
             )
             for each in compared
         ]
+        by_bodies[1:] = map(on_changed_inputs, by_bodies[1:])
         report = replace(report, by_bodies=[worst(parts) for parts in zip(*by_bodies, strict=True)])
     if not report:
-        report = replace(report, other_weights=other_weights(path, model, dtype_of(runner), passthrough))
+        report = replace(report, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
     if certificate is not None and report:
         step("write the certificate")
-        certificates.write(Path(certificate), Path(path), runner, report, compared, of_outputs, key)
+        certificates.write(
+            Path(certificate),
+            Path(path),
+            runner,
+            report,
+            compared,
+            of_outputs,
+            sha256=sha256,
+            computed_in=computed_in,
+            private_key=key,
+        )
     return report
 
 
@@ -154,41 +172,56 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     criteria: Criteria,
     passthrough: Passthrough,
-) -> tuple[ParityReport, list[DataSet]]:
-    """Returns the report over ``examples``, at least one, and what was compared.
+) -> tuple[ParityReport, list[DataSet], str]:
+    """Returns the report over ``examples``, at least one, what was compared, and the dtype that it was computed in.
 
-    If the results of PyTorch are constant over the rows, changed inputs are compared too.
+    Changed inputs are compared too (:mod:`nnorm_export.parity.dependence`): a file may hold what PyTorch returns for
+    the given ones, or a number that the model computes from them.
     """
     chosen = criteria.for_outputs([info.name for info in runner.outputs])
     step("compare with PyTorch")
     # First: it takes a session of its own, for whose weights there is room before PyTorch's copies of the model.
     implementations = runner.implementations
-    pytorch = PyTorchModel(model, dtype_of(runner), passthrough)
+    pytorch = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
     taken: list[Mapping[str, Any]] = [as_taken(runner, example) for example in examples]
     # First: the model says in its own words what does not fit.
     expected = [pytorch.run(example) for example in counted("PyTorch", taken)]
     actual = [_run_file(runner, example) for example in counted("the file", taken)]
     unsteady = pytorch.unsteadiness(taken[0], expected[0])
     changed = change_of_input(pytorch, taken[0], expected[0])
-    if changed is not None and constant_over_rows(expected[0]):
+    if changed is not None:
         taken.append(changed[0])
-        actual.append(_run_file(runner, changed[0]))
         expected.append(changed[1])
-    truths = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", taken)]
-    samples = samples_of(pytorch, taken, expected, truths)
+        actual.append(_run_file(runner, changed[0]))
+    exact = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", taken)]
+    samples = samples_of(pytorch, taken, expected, exact)
+    truths = [usable_truth(*each) for each in zip(expected, exact, samples, strict=True)]
+    shows_nothing = changed is not None and any(unstable_results(expected[-1], truths[-1], pytorch.computed_in))
+    if shows_nothing and not constant_over_rows(expected[0]):
+        for each in (taken, expected, actual, samples, truths):
+            del each[-1]
     yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
     feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]
     compared = [DataSet(*each) for each in zip(feeds, expected, truths, yardsticks, strict=True)]
     judged = [
-        judge_outputs(file, type(model).__name__, runner.outputs, results, *each[1:], criteria=chosen)
+        judge_outputs(
+            file,
+            type(model).__name__,
+            runner.outputs,
+            results,
+            *each[1:],
+            criteria=chosen,
+            computed_in=pytorch.computed_in,
+        )
         for results, each in zip(actual, compared, strict=True)
     ]
+    judged[len(examples) :] = map(on_changed_inputs, judged[len(examples) :])
     outputs = [worst(parts) for parts in zip(*judged, strict=True)]
     outputs = require_dependence(outputs, dependence(expected[0], None if changed is None else changed[1]))
     if defect := unsteady or pytorch.defect_of_freezing(taken[0], truths[0]):
         outputs = [output.failed(defect) for output in outputs]
     text = criterion_text(outputs, chosen, is_double=pytorch.dtype == torch.float64, has_truth=truths[0] is not None)
-    return ParityReport(runner.runtime, text, outputs, implementations), compared
+    return ParityReport(runner.runtime, text, outputs, implementations), compared, pytorch.computed_in
 
 
 def _run_file(runner: Runner, example: Mapping[str, Any]) -> list[Array]:

@@ -28,8 +28,9 @@ def change_of_input(pytorch: PyTorchModel, example: Mapping[str, Any], expected:
     """Returns changed inputs and PyTorch's results for them; None if the model takes no other inputs.
 
     Floating-point inputs are scaled down, each element by a random factor, which keeps them in a range that contains 0.
-    If that changes no result, or if there are none, the elements of all inputs are permuted too. The first change that
-    changes a result is taken, otherwise the last that the model takes.
+    The elements of the others are permuted, so that a file that ignores a mask is found. If the model does not take
+    these inputs, or they change no result, only the floating-point ones are changed; then all are permuted. The first
+    change that changes a result is taken, otherwise the last that the model takes.
     """
     found: Run | None = None
     for tensors in _changes(tensors_in(dict(example))):
@@ -51,7 +52,10 @@ def change_of_input(pytorch: PyTorchModel, example: Mapping[str, Any], expected:
 
 def _changes(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     generator = torch.Generator().manual_seed(SEED)
-    if any(tensor.is_floating_point() and tensor.numel() for tensor in tensors):
+    has_floats = any(tensor.is_floating_point() and tensor.numel() for tensor in tensors)
+    if has_floats and not all(tensor.is_floating_point() for tensor in tensors):
+        yield [(_scaled if tensor.is_floating_point() else _permuted)(tensor, generator) for tensor in tensors]
+    if has_floats:
         yield [_scaled(tensor, generator) if tensor.is_floating_point() else tensor for tensor in tensors]
     if any(tensor.numel() for tensor in tensors):
         yield [_permuted(tensor, generator) for tensor in tensors]

@@ -12,17 +12,26 @@ import numpy as np
 import onnx
 
 from nnorm_export.domain import Operator
+from nnorm_export.errors import ModelFileError
 from nnorm_export.parity.yardstick import Array
 from nnorm_export.runtimes import Runner, load
 
 
 @contextmanager
 def opened(model: onnx.ModelProto, runtime: str | None, **options: Any) -> Iterator[Runner]:
-    """``model`` in a runtime, with options of it, from a temporary file that exists inside the block."""
+    """``model`` in a runtime, with options of it, from a temporary file that exists inside the block.
+
+    Raises:
+        ModelFileError: the runtime does not open it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.onnx"
         onnx.save_model(model, file)
-        yield load(file, runtime, **options)
+        try:
+            runner = load(file, runtime, **options)
+        except ModelFileError as error:
+            raise ModelFileError(str(error).replace(str(file), "a part of the file")) from error
+        yield runner
 
 
 def with_epilogue(operator: Operator, y: Array, truth: Array | None) -> tuple[list[Array], Array, Array | None]:

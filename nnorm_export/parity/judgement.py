@@ -15,129 +15,26 @@ depends on it, all of them fail (:func:`require_dependence`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.criteria import Criterion
+from nnorm_export.parity.outcome import OutputParity
 from nnorm_export.parity.yardstick import (
     FLOAT_TYPES,
     Array,
     distance,
     is_float,
+    narrower,
+    scale_about,
     unstable_result,
     yardstick_of,
 )
 
 BUDGET = 10.0
-UNSTEADY = "PyTorch returns another result each time; look for F.dropout without training=self.training"
-
-
-@dataclass(frozen=True)
-class OutputParity:
-    """One output of the file against PyTorch.
-
-    Attributes:
-        name: the output's name in the file.
-        passed: whether it is equal by the criterion.
-        max_abs_diff: max |file − PyTorch|.
-        max_rel_diff: max |file − PyTorch| / |PyTorch|, over finite elements that are not 0.
-        budget_share: an element's error, divided by the error that it may have, the greatest over all elements; at most
-            1 passes. None for a float64 output, or if the model runs neither in float64 nor with random last bits.
-        top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
-        rows: the number of rows that were compared.
-        dtype: the output's dtype in the file.
-        note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
-        compared: False if it failed because there was nothing to compare, for the reason in ``note``.
-    """
-
-    name: str
-    passed: bool
-    max_abs_diff: float
-    max_rel_diff: float
-    budget_share: float | None
-    top1_agreement: float | None
-    rows: int
-    dtype: str
-    note: str = ""
-    compared: bool = True
-
-    @property
-    def verdict(self) -> str:
-        return "equal" if self.passed else "DIFFERENT" if self.compared else "NOT COMPARED"
-
-    def failed(self, note: str) -> OutputParity:
-        return replace(self, passed=False, note=note)
-
-    def not_compared(self, reason: str) -> OutputParity:
-        """This output, failed because the comparison shows nothing."""
-        return replace(self, passed=False, compared=False, note=reason, budget_share=None, top1_agreement=None)
-
-    def noted(self, note: str) -> OutputParity:
-        return replace(self, note="; ".join(filter(None, (self.note, note))))
-
-    def __str__(self) -> str:
-        share = "" if self.budget_share is None else f", {share_text(self.budget_share)} the error budget"
-        top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
-        note = f" ({self.note})" if self.note else ""
-        return f"{self.name} max abs {self.max_abs_diff:.2e}, max rel {self.max_rel_diff:.2e}{share}{top1}{note}"
-
-
-@dataclass(frozen=True)
-class ParityReport:
-    """The outcome of a comparison; true when it passes.
-
-    Attributes:
-        runtime: the runtime that ran the file, ``onnxruntime`` for example.
-        criterion: ``budget`` or ``allclose``, with its numbers.
-        outputs: the comparison of each output of the file, in order, the worst over all inputs.
-        implementations: node -> ``kernel``, ``body`` or ``plugin``.
-        other_weights: says that the file was made from other weights, if that is why it fails; else empty.
-        known_faults: see :attr:`.Runner.known_faults`.
-        by_bodies: the outputs again, with the bodies of the file in place of the kernels; None if kernels did not run,
-            or the file has no bodies.
-        signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
-    """
-
-    runtime: str
-    criterion: str
-    outputs: list[OutputParity]
-    implementations: dict[str, str]
-    other_weights: str = ""
-    known_faults: list[str] = field(default_factory=list)
-    by_bodies: list[OutputParity] | None = None
-    signature: str = ""
-
-    def __bool__(self) -> bool:
-        return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
-
-    def __str__(self) -> str:
-        judged = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
-        by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
-        signature = f"signature of the certificate: {self.signature}" if self.signature else ""
-        return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights, signature)))
-
-    @property
-    def is_unsteady(self) -> bool:
-        """Whether it fails because the model is random: then no layer of the file is to blame."""
-        return any(output.note == UNSTEADY for output in self.outputs)
-
-    @property
-    def reason(self) -> str:
-        """Says what failed: the outputs that differ, or why nothing was compared."""
-        failed = [output for output in self.outputs if not output.passed]
-        if empty := [output for output in failed if not output.compared]:
-            return f"nothing was compared: {empty[0].name}: {empty[0].note}"
-        if failed:
-            return f"{', '.join(output.name for output in failed)} differs"
-        by_bodies = ", ".join(output.name for output in self.by_bodies or () if not output.passed)
-        return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": bool(self), **asdict(self)}
 
 
 def judge_outputs(
@@ -149,6 +46,7 @@ def judge_outputs(
     truth: Sequence[Array] | None = None,
     yardsticks: Sequence[Array | None] | None = None,
     criteria: Criterion | Sequence[Criterion] | None = None,
+    computed_in: str | None = None,
 ) -> list[OutputParity]:
     """:func:`judge` for every output of a file.
 
@@ -157,6 +55,7 @@ def judge_outputs(
         infos: the outputs of the file.
         actual, expected, truth, yardsticks: as for :func:`judge`, for each output.
         criteria: one criterion for all outputs, or one for each; None for the error budget.
+        computed_in: as for :func:`judge`.
 
     Raises:
         NnormExportError: the results differ in number or shape.
@@ -172,8 +71,17 @@ def judge_outputs(
     each = criteria if isinstance(criteria, Sequence) else [criteria] * len(expected)
     rows = zip(infos, actual, expected, truth or none, yardsticks or none, each, strict=True)
     return [
-        judge(info.name, result, wanted, true, criterion, yardstick=yardstick, reference=reference)
-        for info, result, wanted, true, yardstick, criterion in rows
+        judge(
+            info.name,
+            result,
+            wanted,
+            true,
+            criterion,
+            yardstick=yard,
+            reference=reference,
+            computed_in=computed_in,
+        )
+        for info, result, wanted, true, yard, criterion in rows
     ]
 
 
@@ -186,15 +94,18 @@ def judge(
     *,
     yardstick: Array | None = None,
     reference: str = "PyTorch",
+    computed_in: str | None = None,
 ) -> OutputParity:
-    """Compares ``actual`` of the file with PyTorch's ``expected`` in the same dtype and the ``truth`` in float64.
+    """Compares ``actual`` of the file with PyTorch's ``expected`` and the ``truth`` in float64.
 
-    An output without elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
+    An output that is wider than ``expected`` is held to what the dtype of ``expected`` can do. An output without
+    elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
 
     Args:
         truth: None if there is none; ``expected`` takes its place.
         yardstick: of each element, see :mod:`nnorm_export.parity.yardstick`; None takes that of ``expected`` alone.
         reference: what computed ``expected``, for the reasons.
+        computed_in: the narrowest dtype that it was computed in; None for that of ``expected``.
     """
     if actual.shape != expected.shape:
         raise NnormExportError(
@@ -205,10 +116,13 @@ def judge(
     dtype = actual.dtype.name
     if reason := _nothing_to_compare(expected, reference):
         return OutputParity(name, True, 0.0, 0.0, None, None, rows, dtype).not_compared(reason)
-    if not is_float(actual.dtype):
-        differing = float((actual != expected).sum())
-        return OutputParity(name, differing == 0, differing, differing, None, None, rows, dtype)
+    if is_float(actual.dtype) != is_float(expected.dtype):
+        parity = OutputParity(name, False, 0.0, 0.0, None, None, rows, dtype)
+        return parity.failed(f"the file returns {dtype}, and {reference} {expected.dtype.name}; export the model again")
     criterion = criterion or Criterion()
+    if not is_float(actual.dtype):
+        return _judge_integers(name, actual, expected, yardstick, criterion, reference)
+    dtype = narrower(dtype, expected.dtype.name)
     wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
     difference = distance(wide, expected_wide)
     nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
@@ -225,14 +139,45 @@ def judge(
         rows=rows,
         dtype=dtype,
         note=_infinite_entries(expected_wide),
+        greatest=float(_finite(expected_wide).max()),
     )
     if criterion.kind == "allclose" or shares is None:
-        factor = 1.0 if criterion.kind == "allclose" else BUDGET
-        rtol, atol = (factor * tolerance for tolerance in criterion.tolerances(dtype))
-        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, atol)) <= 1.0)
-    if truth is not None and (unstable := unstable_result(expected_wide, truth, dtype)):
+        rtol, atol = criterion.tolerances(dtype)
+        allowed: float | Array = atol
+        if criterion.kind != "allclose":  # torch's atol is for results of scale 1
+            rtol, allowed = BUDGET * rtol, BUDGET * atol * np.minimum(scale_about(_finite(expected_wide)), 1.0)
+        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, allowed)) <= 1.0)
+    if truth is not None and (unstable := unstable_result(expected_wide, truth, narrower(dtype, computed_in or dtype))):
         return parity.failed(unstable)
     return replace(parity, passed=criterion.of_elements(shares) <= 1.0)
+
+
+def _judge_integers(
+    name: str, actual: Array, expected: Array, yardstick: Array | None, criterion: Criterion, reference: str
+) -> OutputParity:
+    """Integers and booleans are equal, or differ where, and by no more than, random last bits change PyTorch's own."""
+    differs = actual != expected
+    difference = np.where(differs, np.maximum(distance(actual.astype(np.float64), expected.astype(np.float64)), 1), 0)
+    allowed = np.broadcast_to(0.5, difference.shape) if yardstick is None else yardstick
+    if criterion.rtol is not None and criterion.atol is not None:
+        allowed = np.maximum(allowed, criterion.atol + criterion.rtol * np.abs(expected.astype(np.float64)))
+    of_zero = np.maximum(np.abs(expected.astype(np.float64)), 1)
+    parity = OutputParity(
+        name,
+        passed=criterion.of_elements(difference / allowed) <= 1,
+        max_abs_diff=float(difference.max()),
+        max_rel_diff=float((difference / of_zero).max()),
+        budget_share=None,
+        top1_agreement=None,
+        rows=actual.shape[0] if actual.ndim else 1,
+        dtype=actual.dtype.name,
+        greatest=float(np.abs(expected.astype(np.float64)).max()),
+    )
+    count = int(differs.sum())
+    if not count:
+        return parity
+    where = f", where those of {reference} depend on the last bits" if parity.passed and yardstick is not None else ""
+    return parity.noted(f"{count} of {differs.size} elements differ{where}")
 
 
 def rows_differ(result: Array) -> bool | None:
@@ -293,24 +238,6 @@ def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool |
     return found
 
 
-def worst(parts: Sequence[OutputParity]) -> OutputParity:
-    """Combines the comparisons of one output on several inputs."""
-    shares = [part.budget_share for part in parts if part.budget_share is not None]
-    agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
-    return OutputParity(
-        name=parts[0].name,
-        passed=all(part.passed for part in parts),
-        max_abs_diff=max(part.max_abs_diff for part in parts),
-        max_rel_diff=max(part.max_rel_diff for part in parts),
-        budget_share=max(shares) if len(shares) == len(parts) else None,
-        top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
-        rows=sum(part.rows for part in parts),
-        dtype=parts[0].dtype,
-        note=next((part.note for part in sorted(parts, key=lambda part: part.passed) if part.note), ""),
-        compared=all(part.compared for part in parts),
-    )
-
-
 def criterion_text(
     outputs: Sequence[OutputParity], criteria: Sequence[Criterion], *, is_double: bool, has_truth: bool
 ) -> str:
@@ -331,17 +258,6 @@ def criterion_text(
         return text(criteria[0])
     pairs = zip(outputs, criteria, strict=True)
     return "; ".join(f"{output.name}: {text(criterion)}" for output, criterion in pairs)
-
-
-def share_text(share: float | None) -> str:
-    """Formats an error as a multiple of the error budget: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None.
-
-    It has more digits where three would hide that the error is above the budget.
-    """
-    if share is None:
-        return "-"
-    texts = (f"{share:.{digits}g}" for digits in range(3, 18))
-    return f"{next(text for text in texts if (float(text) > 1) == (share > 1))} ×"
 
 
 _CONSTANT = (
@@ -374,16 +290,22 @@ def _infinite_entries(expected: Array) -> str:
     return f"{count} of {expected.size} elements are infinite, and must be so in both" if count else ""
 
 
+def _finite(values: Array) -> Array:
+    """|values|, and 0 in the place of infinity."""
+    return np.where(np.isfinite(values), np.abs(values), 0.0)
+
+
 def _budget_shares(actual: Array, truth: Array, yardstick: Array) -> Array:
     """Of each element, the file's error / (BUDGET · yardstick)."""
     shares: Array = distance(actual, truth) / (BUDGET * yardstick)
     return shares
 
 
-def _shares(difference: Array, expected: Array, rtol: float, atol: float) -> Array:
+def _shares(difference: Array, expected: Array, rtol: float, atol: float | Array) -> Array:
     """Of each element, |file − PyTorch| / (atol + rtol·|PyTorch|); at most 1 where that is allowed."""
     with np.errstate(invalid="ignore", divide="ignore"):  # 0 · infinity and 0 / 0 are NaN: the difference decides there
-        allowed = np.nan_to_num(atol + rtol * np.abs(expected), nan=atol, posinf=atol)
+        allowed = atol + rtol * np.abs(expected)
+        allowed = np.where(np.isfinite(allowed), allowed, atol)
         shares = difference / allowed
     result: Array = np.where(difference <= allowed, np.fmin(shares, 1.0), np.fmax(shares, np.nextafter(1.0, 2.0)))
     return np.where(difference == 0, 0.0, result)

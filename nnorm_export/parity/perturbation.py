@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from nnorm_export.errors import InputError
+
+_T = TypeVar("_T")
 
 _CHUNK = 1 << 20  # elements: random numbers for a whole weight would take as much memory as the weight
 
@@ -74,17 +78,24 @@ class AbsoluteSigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 
     The sign of the error is random. ONNX Runtime's sigmoid is at most three times as far off, and 0 below -18. Its tanh
     is up to 5·2⁻²⁴ of the result off, where PyTorch's is 2⁻²⁴ at most; and GELU has 1 + erf(x).
+
+    Attributes:
+        dtypes: the names of the floating-point dtypes that the operators returned.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
+        self.dtypes: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = getattr(func, "overloadpacket", None)
         scale_of = _SCALES.get(packet)
         if scale_of is None:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.dtype in _BITS:
+                self.dtypes.add(str(result.dtype).removeprefix("torch."))
+            return result
         scale = scale_of(*args, **(kwargs or {}))  # first: a function in place writes over its argument
         result = func(*args, **(kwargs or {}))
         moved = result[0] if isinstance(result, tuple) else result
@@ -93,6 +104,20 @@ class AbsoluteSigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             off = torch.minimum(torch.full_like(moved, 2.0**-24) * scale, moved.abs() * _LARGEST_SHARE)
             moved.add_(signs.to(moved.device) * off)
         return result
+
+
+def with_absolute_sigmoids(seed: int, run: Callable[..., _T], *args: Any) -> tuple[_T, set[str]]:
+    """Returns what ``run`` returns for ``args`` with :class:`AbsoluteSigmoids`, and the dtypes that it computes in.
+
+    torch.cond does not run inside a dispatch mode: then without.
+    """
+    mode = AbsoluteSigmoids(seed)
+    try:
+        with mode:
+            return run(*args), mode.dtypes
+    except (NotImplementedError, InputError):
+        torch.compiler.reset()  # Dynamo would remember that it failed
+        return run(*args), set()
 
 
 _LARGEST_SHARE = 0.875  # of the result: a probability stays above 0, so that its logarithm is finite

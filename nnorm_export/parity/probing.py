@@ -7,7 +7,7 @@ is compared with its formula in PyTorch. The model's code is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from nnorm_export.domain import Operator
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid
-from nnorm_export.files.parts import Part, alone, parts_of, refuse_quantized
-from nnorm_export.files.tensors import inputs_of
+from nnorm_export.files.parts import Part, alone, norms_of, refuse_quantized
+from nnorm_export.files.tensors import info_of
 from nnorm_export.parity.isolation import opened
-from nnorm_export.parity.judgement import OutputParity, judge, worst
+from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.outcome import OutputParity, worst
 from nnorm_export.parity.probes import Norm, Probe, branches_of, great_sizes, probes_of, signed_sizes
 from nnorm_export.parity.yardstick import Array, common_yardstick, is_float
 from nnorm_export.steps import step
@@ -96,9 +97,9 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
     refuse_quantized(file)
     refuse_invalid(file)
     proto = onnx_file.read_with_weights(path)
-    norms = {part: Norm.of(proto, part) for part in parts_of(proto, ()) if part.is_cut}
-    dtype = _dtype(proto)
-    pieces = [(part, made) for part, norm in norms.items() for made in probes_of(norm, dtype)]
+    norms = {part: Norm.of(proto, part) for part in norms_of(proto) if part.is_cut}
+    dtype_of = _dtypes(proto)
+    pieces = [(part, made) for part, norm in norms.items() for made in probes_of(norm, dtype_of(part.x))]
     results, implementations, name = _run(proto, pieces, runtime)
     layers = []
     for part, norm in norms.items():
@@ -152,6 +153,9 @@ def _run(
         return runner(*(array for _, made in pieces for array in made.feed)), runner.implementations, runner.runtime
 
 
-def _dtype(proto: onnx.ModelProto) -> np.dtype[Any]:
-    """The dtype of the activations: that of the file's first floating-point input."""
-    return next((info.dtype for info in inputs_of(proto) if is_float(info.dtype)), np.dtype(np.float32))
+def _dtypes(proto: onnx.ModelProto) -> Callable[[str], np.dtype[Any]]:
+    """The dtype of a value by its name; that of the file's first floating-point input if the file does not say it."""
+    values = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+    known = {value.name: info.dtype for value in values if is_float((info := info_of(value)).dtype)}
+    default = next(iter(known.values()), np.dtype(np.float32))
+    return lambda name: known.get(name, default)

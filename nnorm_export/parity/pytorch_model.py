@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,21 @@ from torch.utils import _pytree as pytree
 from nnorm_export.dtypes import to_numpy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import frozen_copy
-from nnorm_export.models.arguments import bind, cast, in_order, tensors_in, to_tensor, unbind
+from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
-from nnorm_export.parity.judgement import UNSTEADY, judge
-from nnorm_export.parity.perturbation import AbsoluteSigmoids, flip_last_bits, random_last_bits
-from nnorm_export.parity.yardstick import Array, is_float, yardsticks_of
+from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.outcome import UNSTEADY
+from nnorm_export.parity.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids
+from nnorm_export.parity.truth import usable_truth
+from nnorm_export.parity.yardstick import (
+    Array,
+    distance,
+    is_float,
+    machine_epsilon,
+    narrower,
+    scale_about,
+    yardsticks_of,
+)
 from nnorm_export.process import release_memory
 from nnorm_export.runtimes import Runner
 from nnorm_export.steps import counted
@@ -77,10 +88,19 @@ class PyTorchModel:
         model: the user's model, which is copied.
         dtype: the file's floating-point dtype; None if it has none.
         passthrough: as for :func:`nnorm_export.freeze`.
+        outputs: the names of the file's outputs. A model that returns a dict of these names is compared by them.
+
+    Attributes:
+        computed_in: the narrowest floating-point dtype that the samples were computed in, ``dtype`` or that of an
+            autocast region in the model; empty for no dtype.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough, outputs: Sequence[str] = ()
+    ) -> None:
         self.dtype = dtype
+        self.computed_in = "" if dtype is None else str(dtype).removeprefix("torch.")
+        self._outputs = tuple(outputs)
         self._model = model
         self._passthrough = tuple(passthrough)
         self._copies: dict[str, nn.Module] = {}
@@ -126,14 +146,14 @@ class PyTorchModel:
         return self._copies[name]
 
     def run(self, example: Mapping[str, Any]) -> list[Array]:
-        """Returns the outputs in the file's dtype.
+        """Returns the outputs in the file's dtype; those in float64 are cast to float32 unless it is float64.
 
         Raises:
             InputError: the model does not run on the example.
         """
         model = self._in_dtype
         try:
-            return _run(model, example)
+            outputs = self._run(model, example)
         except (NnormExportError, OSError):  # an OSError says itself which file is missing
             raise
         except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
@@ -142,12 +162,16 @@ class PyTorchModel:
                 f"{name} does not run on these inputs; give others, as its forward takes them: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        if self.dtype == torch.float64:
+            return outputs
+        # What a narrower model returns in float64 is no more exact than the model.
+        return [array.astype(np.float32) if array.dtype == np.float64 else array for array in outputs]
 
     def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
         """Returns the outputs in float64; None for a float64 file, or if the model does not run in float64."""
         model = self._double
         try:
-            return None if model is None else _run(model, cast(example, torch.float64))
+            return None if model is None else self._run(model, cast(example, torch.float64))
         except NnormExportError:
             raise
         except Exception:  # the user's code may raise anything in float64: it casts to float32, or asserts a dtype
@@ -201,15 +225,10 @@ class PyTorchModel:
             flip_last_bits(tensors_in(moved), seed)
             with random_last_bits(self._in_dtype, seed):
                 try:
-                    with AbsoluteSigmoids(seed):
-                        outputs, taps = self.run_with_taps(moved, paths)
-                except InputError:
-                    # torch.cond does not run inside a dispatch mode, and Dynamo would remember that it failed.
-                    torch.compiler.reset()
-                    try:
-                        outputs, taps = self.run_with_taps(moved, paths)
-                    except InputError:  # the model refuses such inputs, above 1 for example
-                        continue
+                    (outputs, taps), dtypes = with_absolute_sigmoids(seed, self.run_with_taps, moved, paths)
+                except InputError:  # the model refuses such inputs, above 1 for example
+                    continue
+            self.computed_in = reduce(narrower, dtypes, self.computed_in or "float64")
             if [array.shape for array in outputs] == shapes:
                 found.append((outputs, taps))
         return found
@@ -220,15 +239,15 @@ class PyTorchModel:
         for seed in seeds_for([tap.y]):
             x = to_tensor(tap.x)
             flip_last_bits([x], seed)
-            with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed), AbsoluteSigmoids(seed):
-                found.append(to_numpy(layer(x)))
+            with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed):
+                found.append(to_numpy(with_absolute_sigmoids(seed, layer, x)[0]))
         return found
 
     def unsteadiness(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
         """Returns that PyTorch does not return ``result`` again, if so; empty otherwise."""
-        if any(not np.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in _floats(result, self.run(example))):
-            return UNSTEADY
-        return ""
+        again = self.run(example)
+        is_same = len(again) == len(result) and all(map(_is_same, result, again))
+        return "" if is_same else UNSTEADY
 
     def defect_of_freezing(self, example: Mapping[str, Any], truth: Sequence[Array] | None) -> str:
         """Returns where the frozen model, which runs for half precision, computes something else in float32.
@@ -240,17 +259,37 @@ class PyTorchModel:
         if frozen_model is None:
             return ""
         single = cast(example, torch.float32)
-        frozen = _run(frozen_model.float(), single)
+        frozen = self._run(frozen_model.float(), single)
         del frozen_model  # before the next copy is made
         model = self._original.float()
-        original = _run(model, single)
-        yardsticks = yardsticks_of(original, [_moved(model, single, seed) for seed in seeds_for(original)], truth)
+        original = self._run(model, single)
+        samples = [self._moved(model, single, seed) for seed in seeds_for(original)]
+        truth = usable_truth(original, truth, samples)
+        yardsticks = yardsticks_of(original, samples, truth)
         truths: Sequence[Array | None] = truth or [None] * len(frozen)
         for number, (f, o, t, y) in enumerate(zip(frozen, original, truths, yardsticks, strict=True)):
             parity = judge(str(number), f, o, t, yardstick=y)
             if not parity.passed:
                 return f"in float32 the frozen model does not compute what the model computes: output {parity}"
         return ""
+
+    def _moved(self, model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
+        """Returns the outputs for inputs and weights with random last bits."""
+        moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+        flip_last_bits(tensors_in(moved), seed)
+        with random_last_bits(model, seed):
+            return with_absolute_sigmoids(seed, self._run, model, moved)[0]
+
+    def _run(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
+        """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them."""
+        copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+        args, kwargs = unbind(model, copies)
+        with torch.no_grad(), without_fused_attention():
+            returned = model(*args, **kwargs)
+        arrays, names = [to_numpy(tensor) for tensor in tensors_in(returned)], tensor_names(returned)
+        if sorted(names) != sorted(self._outputs):
+            return arrays
+        return [arrays[names.index(name)] for name in self._outputs]
 
 
 @contextmanager
@@ -275,10 +314,15 @@ def _taps(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Tap
             handle.remove()
 
 
-def dtype_of(runner: Runner) -> torch.dtype | None:
-    """The dtype of the first floating-point output or input; None if there is none."""
-    floats = [info.dtype for info in (*runner.outputs, *runner.inputs) if is_float(info.dtype)]
-    return getattr(torch, floats[0].name) if floats else None
+def dtype_of(runner: Runner, model: nn.Module) -> torch.dtype | None:
+    """The dtype of the file's first floating-point input or output; None if there is none.
+
+    float64 counts only if it is the dtype of all, or the model has weights of it: other models cast to or from it.
+    """
+    names = [info.dtype.name for info in (*runner.inputs, *runner.outputs) if is_float(info.dtype)]
+    is_double = any(tensor.dtype == torch.float64 for tensor in (*model.parameters(), *model.buffers()))
+    narrow = [] if is_double else [name for name in names if name != "float64"]
+    return getattr(torch, (narrow or names)[0]) if names else None
 
 
 def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,22 +340,6 @@ def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def _run(model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
-    """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them in place."""
-    copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
-    args, kwargs = unbind(model, copies)
-    with torch.no_grad(), without_fused_attention():
-        return [to_numpy(tensor) for tensor in tensors_in(model(*args, **kwargs))]
-
-
-def _moved(model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
-    """Returns the outputs for inputs and weights with random last bits."""
-    moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
-    flip_last_bits(tensors_in(moved), seed)
-    with random_last_bits(model, seed), AbsoluteSigmoids(seed):
-        return _run(model, moved)
-
-
 def seeds_for(result: Sequence[Array]) -> range:
     """The seeds of the samples of ``result``."""
     has_rows = all(array.ndim > 0 and len(array) >= _FEW for array in result)
@@ -319,6 +347,14 @@ def seeds_for(result: Sequence[Array]) -> range:
     return range(1, 1 + (SAMPLES + has_many if has_rows else SAMPLES_OF_FEW_ROWS))
 
 
-def _floats(left: Sequence[Array], right: Sequence[Array]) -> list[tuple[Array, Array]]:
-    pairs = zip(left, right, strict=True)
-    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if is_float(a.dtype)]
+_STEADY = 16  # roundings: threads may add in another order
+
+
+def _is_same(result: Array, again: Array) -> bool:
+    """Whether two results on the same inputs are equal but for the order of sums."""
+    if result.shape != again.shape or not is_float(result.dtype):
+        return bool(np.array_equal(result, again))
+    a, b = result.astype(np.float64), again.astype(np.float64)
+    sizes = np.where(np.isfinite(a), np.abs(a), 0.0)
+    allowed = min(_STEADY * machine_epsilon(result.dtype.name), 1e-2) * np.maximum(sizes, scale_about(sizes))
+    return bool((distance(a, b) <= allowed).all())

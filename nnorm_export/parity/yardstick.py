@@ -60,6 +60,11 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.name in FLOAT_TYPES
 
 
+def narrower(one: str, other: str) -> str:
+    """Of two floating-point dtypes, the one whose results may be further off."""
+    return max(one, other, key=lambda dtype: FLOAT_TYPES[dtype].rtol)
+
+
 def machine_epsilon(dtype: str) -> float:
     """The distance from 1 to the next greater number; 0 for a dtype that is not floating-point."""
     return float(ml_dtypes.finfo(dtype).eps) if dtype in FLOAT_TYPES else 0.0
@@ -68,9 +73,10 @@ def machine_epsilon(dtype: str) -> float:
 def yardsticks_of(
     expected: Sequence[Array], samples: Sequence[Sequence[Array]], truth: Sequence[Array] | None
 ) -> list[Array | None]:
-    """The yardstick of each output; None for one that is not floating-point, or if there is nothing to measure it by.
+    """The yardstick of each output; None if there is nothing to measure it by.
 
-    A float64 output has none: ONNX's attributes are float32, so that ε and δ in such a file are rounded to it.
+    Of integers it is how far the samples and the truth differ from ``expected``: an argmax may have near ties. A
+    float64 output has none: ONNX's attributes are float32, so that ε and δ in such a file are rounded to it.
 
     A sample that a branch of the model throws far away, further than a stable result may be off, is left out: it would
     hide any error.
@@ -83,14 +89,22 @@ def yardsticks_of(
     yardsticks: list[Array | None] = []
     for number, result in enumerate(expected):
         dtype = result.dtype.name
-        if not is_float(result.dtype) or dtype == "float64" or not (samples or truth) or result.size == 0:
+        if dtype == "float64" or not (samples or truth) or result.size == 0:
             yardsticks.append(None)
+            continue
+        if not is_float(result.dtype):
+            others = [sample[number] for sample in (*samples, *([] if truth is None else [truth]))]
+            differences = [distance(other.astype(np.float64), result.astype(np.float64)) for other in others]
+            yardsticks.append(np.maximum.reduce([np.full(result.shape, _LESS_THAN_ONE), *differences]))
             continue
         centre = result.astype(np.float64) if truth is None else truth[number]
         others = [sample[number] for sample in samples]
         stable = [other for other in others if not _thrown_away(other.astype(np.float64), centre, dtype)]
         yardsticks.append(yardstick_of([result, *stable], centre, dtype))
     return yardsticks
+
+
+_LESS_THAN_ONE = 0.5  # integers that do not depend on the last bits are equal
 
 
 def _thrown_away(sample: Array, centre: Array, dtype: str) -> bool:
@@ -147,10 +161,10 @@ def scale_about(values: Array) -> Array:
     (:func:`_is_told`); of an element without another line, the whole array does.
     """
     axes = tuple(axis for axis, length in enumerate(values.shape) if length > 1)
-    if not axes:
+    if not axes or values.size == 0:
         return values
     along = [_scale_along(values, axis) for axis in axes]
-    told = [np.where(_is_told(values, (axis,)), scales, np.inf) for axis, (scales, _) in zip(axes, along)]
+    told = [np.where(_is_told(values, (axis,)), scales, np.inf) for axis, (scales, _) in zip(axes, along, strict=True)]
     # A 0 may be of any scale of its line.
     sure = [np.where((values > 0) | is_one, scales, np.inf) for scales, (_, is_one) in zip(told, along, strict=True)]
     if len(axes) > 1:
@@ -179,11 +193,11 @@ def _scale_along(values: Array, axis: int) -> tuple[Array, Array]:
     first = (lines > 0) & (np.cumsum(lines > 0, axis=-1) == 1)
     is_single = (starts | first)[..., :-1] & starts[..., 1:]
     starts[..., 1:] &= ~is_single | (after > _GAP_OF_ONE * before)
-    is_one = ~np.moveaxis(starts.any(axis=-1, keepdims=True), -1, axis)
+    is_one: Array = ~np.moveaxis(np.any(starts, axis=-1, keepdims=True), -1, axis)
     starts[..., 0] = True
     groups = np.cumsum(starts.reshape(-1)) - 1
     squares = np.bincount(groups, np.square(lines).reshape(-1)) / np.bincount(groups)
-    scales = np.empty(values.shape)
+    scales: Array = np.empty(values.shape)
     np.put_along_axis(scales, order, np.moveaxis(np.sqrt(squares)[groups].reshape(lines.shape), -1, axis), axis)
     return scales, is_one
 
@@ -244,6 +258,16 @@ def unstable_result(expected: Array, truth: Array, dtype: str) -> str:
             f"{greatest:.2e}: the model is random or unstable on these inputs. Train it, or give real inputs"
         )
     return ""
+
+
+def unstable_results(expected: Sequence[Array], truth: Sequence[Array] | None, computed_in: str) -> list[str]:
+    """:func:`unstable_result` of each floating-point output."""
+    pairs = zip(expected, truth or (), strict=truth is not None)
+    return [
+        unstable_result(result.astype(np.float64), exact, narrower(result.dtype.name, computed_in or result.dtype.name))
+        for result, exact in pairs
+        if is_float(result.dtype)
+    ]
 
 
 def distance(a: Array, b: Array) -> Array:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nnorm_export.parity.comparison import verify
 from nnorm_export.parity.criteria import PerOutput
-from nnorm_export.parity.judgement import ParityReport
+from nnorm_export.parity.outcome import ParityReport
 from nnorm_export.parity.pytorch_model import Passthrough
 
 

@@ -24,7 +24,7 @@ from nnorm_export.pytorch_missing import needed_by
 if TYPE_CHECKING:
     from torch import nn
 
-    from nnorm_export.parity.judgement import ParityReport
+    from nnorm_export.parity.outcome import ParityReport
 
 DRIFT = 2.0  # how much an error may grow
 _BASELINE = pytest.StashKey[dict[str, Any]]()
@@ -56,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(
                 f"{file} is not a baseline ({error}); record it with --nnorm-update-baseline"
             ) from error
+        if not (isinstance(baseline, dict) and all(isinstance(entry, dict) for entry in baseline.values())):
+            raise pytest.UsageError(f"{file} is not a baseline; record it with --nnorm-update-baseline")
     elif file and not update:
         raise pytest.UsageError(f"{file}: no such file; record it with --nnorm-update-baseline")
     config.stash[_BASELINE] = baseline
@@ -131,8 +133,8 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
         message = f"{key}: no baseline for {version}; record it with --nnorm-update-baseline"
         warnings.warn(message, stacklevel=2)
         return
-    # An error of 0 may become one rounding on another day.
-    roundings = {output.name: machine_epsilon(output.dtype) for output in report.outputs}
+    # An error of 0 may become one rounding of the greatest element on another day.
+    roundings = {output.name: machine_epsilon(output.dtype) * output.greatest for output in report.outputs}
     grown = [
         f"{name} from {recorded[name]:.2e} to {error:.2e}"
         for name, error in errors.items()

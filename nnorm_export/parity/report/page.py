@@ -20,7 +20,7 @@ from nnorm_export.names import layer_name, listed, without_user
 from nnorm_export.parity.bisection import Bisection, bisect
 from nnorm_export.parity.certificates import file_sha256, versions
 from nnorm_export.parity.half_safety import HalfRisk, float16_risks, normalizations
-from nnorm_export.parity.judgement import ParityReport, share_text
+from nnorm_export.parity.outcome import ParityReport, share_text
 from nnorm_export.parity.probing import ProbeReport
 from nnorm_export.parity.pytorch_model import Passthrough
 from nnorm_export.parity.report.lambdas import lambdas

@@ -1,0 +1,154 @@
+"""The outcome of a comparison: a verdict for each output, with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+UNSTEADY = "PyTorch returns another result each time; look for F.dropout without training=self.training"
+
+
+@dataclass(frozen=True)
+class OutputParity:
+    """One output of the file against PyTorch.
+
+    Attributes:
+        name: the output's name in the file.
+        passed: whether it is equal by the criterion.
+        max_abs_diff: max |file − PyTorch|.
+        max_rel_diff: max |file − PyTorch| / |PyTorch|, over finite elements that are not 0.
+        budget_share: an element's error, divided by the error that it may have, the greatest over all elements; at most
+            1 passes. None for a float64 output, or if the model runs neither in float64 nor with random last bits.
+        top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
+        rows: the number of rows that were compared.
+        dtype: the output's dtype in the file.
+        note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
+        compared: False if it failed because there was nothing to compare, for the reason in ``note``.
+        greatest: max |PyTorch|, over finite elements.
+    """
+
+    name: str
+    passed: bool
+    max_abs_diff: float
+    max_rel_diff: float
+    budget_share: float | None
+    top1_agreement: float | None
+    rows: int
+    dtype: str
+    note: str = ""
+    compared: bool = True
+    greatest: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        return "equal" if self.passed else "DIFFERENT" if self.compared else "NOT COMPARED"
+
+    def failed(self, note: str) -> OutputParity:
+        return replace(self, passed=False, note=note)
+
+    def not_compared(self, reason: str) -> OutputParity:
+        """This output, failed because the comparison shows nothing."""
+        return replace(self, passed=False, compared=False, note=reason, budget_share=None, top1_agreement=None)
+
+    def noted(self, note: str) -> OutputParity:
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
+
+    def __str__(self) -> str:
+        share = "" if self.budget_share is None else f", {share_text(self.budget_share)} the error budget"
+        top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.name} max abs {self.max_abs_diff:.2e}, max rel {self.max_rel_diff:.2e}{share}{top1}{note}"
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The outcome of a comparison; true when it passes.
+
+    Attributes:
+        runtime: the runtime that ran the file, ``onnxruntime`` for example.
+        criterion: ``budget`` or ``allclose``, with its numbers.
+        outputs: the comparison of each output of the file, in order, the worst over all inputs.
+        implementations: node -> ``kernel``, ``body`` or ``plugin``.
+        other_weights: says that the file was made from other weights, if that is why it fails; else empty.
+        known_faults: see :attr:`.Runner.known_faults`.
+        by_bodies: the outputs again, with the bodies of the file in place of the kernels; None if kernels did not run,
+            or the file has no bodies.
+        signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
+    """
+
+    runtime: str
+    criterion: str
+    outputs: list[OutputParity]
+    implementations: dict[str, str]
+    other_weights: str = ""
+    known_faults: list[str] = field(default_factory=list)
+    by_bodies: list[OutputParity] | None = None
+    signature: str = ""
+
+    def __bool__(self) -> bool:
+        return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
+
+    def __str__(self) -> str:
+        judged = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
+        by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
+        signature = f"signature of the certificate: {self.signature}" if self.signature else ""
+        return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights, signature)))
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether it fails because the model is random: then no layer of the file is to blame."""
+        return any(output.note == UNSTEADY for output in self.outputs)
+
+    @property
+    def reason(self) -> str:
+        """Says what failed: the outputs that differ, or why nothing was compared."""
+        failed = [output for output in self.outputs if not output.passed]
+        if empty := [output for output in failed if not output.compared]:
+            return f"nothing was compared: {empty[0].name}: {empty[0].note}"
+        if failed:
+            return f"{', '.join(output.name for output in failed)} differs"
+        by_bodies = ", ".join(output.name for output in self.by_bodies or () if not output.passed)
+        return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": bool(self), **asdict(self)}
+
+
+def on_changed_inputs(parts: Sequence[OutputParity]) -> list[OutputParity]:
+    """The comparisons on inputs that are not the user's: they decide too, and do not count in what is told of rows."""
+    return [replace(part, rows=0, top1_agreement=None) for part in parts]
+
+
+def worst(parts: Sequence[OutputParity]) -> OutputParity:
+    """Combines the comparisons of one output on several inputs.
+
+    Those without rows, of a model that drops rows by their values, do not count if there are others.
+    """
+    parts = [part for part in parts if part.compared or part.rows > 0] or parts
+    shares = [part.budget_share for part in parts if part.budget_share is not None]
+    agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
+    return OutputParity(
+        name=parts[0].name,
+        passed=all(part.passed for part in parts),
+        max_abs_diff=max(part.max_abs_diff for part in parts),
+        max_rel_diff=max(part.max_rel_diff for part in parts),
+        budget_share=max(shares) if len(shares) == len(parts) else None,
+        top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
+        rows=sum(part.rows for part in parts),
+        dtype=parts[0].dtype,
+        note=next((part.note for part in sorted(parts, key=lambda part: part.passed) if part.note), ""),
+        compared=all(part.compared for part in parts),
+        greatest=max(part.greatest for part in parts),
+    )
+
+
+def share_text(share: float | None) -> str:
+    """Formats an error as a multiple of the error budget: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None.
+
+    It has more digits where three would hide that the error is above the budget.
+    """
+    if share is None:
+        return "-"
+    texts = (f"{share:.{digits}g}" for digits in range(3, 18))
+    return f"{next(text for text in texts if (float(text) > 1) == (share > 1))} ×"

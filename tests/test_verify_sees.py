@@ -1,0 +1,231 @@
+"""What verify() sees of a wrong file, and does not hold against a right one: masks, dtypes, names, changed inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from nnorm_export import (
+    ModelFileError,
+    ParityError,
+    bisect,
+    export,
+    export_program,
+    export_torchscript,
+    probe,
+    replay,
+    verify,
+)
+from nnorm_export.layers import BatchNormalNorm1d
+from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.outcome import UNSTEADY
+
+
+class Of(nn.Module):
+    """A function of a linear layer's result and of the inputs."""
+
+    def __init__(self, of: Callable[..., object], outputs: int = 8) -> None:
+        super().__init__()
+        self.linear, self.of = nn.Linear(8, outputs), of
+
+    def forward(self, x: Tensor, *others: Tensor) -> object:
+        return self.of(self.linear(x), *others)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def written(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> Path:
+    """The file of ``model``, which verify() has not seen."""
+    return export(model.eval(), inputs, path, verify=False, dynamic_shapes={}).path
+
+
+@pytest.mark.parametrize("mask", [-1e9, -1e4])
+def test_logits_beside_a_mask(mask: float, tmp_path: Path) -> None:
+    def masked(y: Tensor, keep: Tensor) -> Tensor:
+        return (y @ y.transpose(-1, -2)).masked_fill(~keep, mask)
+
+    inputs = (torch.randn(1, 12, 8), ~torch.eye(12, dtype=torch.bool)[None])
+    model, other = Of(masked), Of(masked)
+    path = written(model, inputs, tmp_path / "m.onnx")
+    assert verify(path, model, inputs)
+    assert not verify(path, other, inputs)
+
+
+def test_a_number_of_the_example_is_found_by_other_inputs(tmp_path: Path) -> None:
+    """A trace keeps a number that forward takes out of a tensor."""
+
+    class Scaled(Of):
+        def forward(self, x: Tensor, *others: Tensor) -> object:
+            return self.linear(x / x.abs().max().item())
+
+    with pytest.raises(ParityError, match="DIFFERENT"):
+        export_torchscript(Scaled(torch.relu).eval(), (torch.randn(32, 8),), tmp_path / "m.pt")
+
+
+def test_a_mask_of_ones_that_the_file_ignores(tmp_path: Path) -> None:
+    inputs = (torch.randn(16, 8), torch.ones(16, 8, dtype=torch.int64))
+    model, ignores = Of(lambda y, mask: y * mask), Of(lambda y, mask: y + 0 * mask)
+    ignores.load_state_dict(model.state_dict())
+    path = written(ignores, inputs, tmp_path / "m.onnx")
+    assert verify(path, ignores, inputs)
+    assert not verify(path, model, inputs)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda y: y.masked_fill(y < 0, torch.finfo(y.dtype).min),
+        lambda y: y.clamp(min=torch.finfo(y.dtype).eps).log(),
+    ],
+    ids=["least number", "epsilon"],
+)
+def test_numbers_of_a_dtype_are_not_instability(of: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    model, x = Of(of), torch.randn(16, 8)
+    path = written(model, (x,), tmp_path / "m.onnx")
+    report = verify(path, model, (x,), certificate=tmp_path / "c")
+    assert report, report
+    assert replay(path, tmp_path / "c")
+    with torch.no_grad():
+        model.linear.bias += 1e-3
+    assert not verify(path, model, (x,))
+
+
+def test_autocast_within_forward(tmp_path: Path) -> None:
+    class Cast(Of):
+        def forward(self, x: Tensor, *others: Tensor) -> object:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.linear(x)
+            return y.float()
+
+    model, x = Cast(torch.relu).eval(), torch.randn(16, 8)
+    path = export_program(model, (x,), tmp_path / "m.pt2").path
+    assert verify(path, model, (x,), certificate=tmp_path / "c")
+    assert replay(path, tmp_path / "c")
+    with torch.no_grad():
+        model.linear.bias += 0.1
+    assert not verify(path, model, (x,))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [lambda y: y.double(), lambda y: (y.half(), y), lambda y: (y, y.double().sum(1))],
+    ids=["double", "half", "sum"],
+)
+def test_outputs_of_another_dtype_than_the_weights(of: Callable[[Tensor], object], tmp_path: Path) -> None:
+    model, x = Of(of), torch.randn(16, 8)
+    report = export(model.eval(), (x,), tmp_path / "m.onnx").parity
+    assert report, report
+
+
+def test_rows_that_float64_chooses_differently(tmp_path: Path) -> None:
+    class Chosen(Of):
+        def forward(self, x: Tensor, *others: Tensor) -> object:
+            return self.linear(x[x[:, 0] > 0.1])  # the float32 next to 0.1 is greater than 0.1 in float64
+
+    model, x = Chosen(torch.relu).eval(), torch.randn(16, 8)
+    x[5, 0] = 0.1
+    path = export(model, (x,), tmp_path / "m.onnx", verify=False).path
+    assert verify(path, model, (x,))
+
+
+def test_batches_that_a_filter_leaves_empty(tmp_path: Path) -> None:
+    class Filtered(Of):
+        def forward(self, x: Tensor, *others: Tensor) -> object:
+            return self.linear(x[x[:, 0] > 0])
+
+    x = torch.randn(12, 8)
+    x[:, 0] = torch.tensor([-1.0] * 3 + [1.0] * 9)
+    assert export(Filtered(torch.relu).eval(), (x,), tmp_path / "m.onnx").parity
+
+
+def test_integers(tmp_path: Path) -> None:
+    """A class of near ties may differ where PyTorch's own does; others, and numbers of another kind, may not."""
+    expected = np.array([3, 7, 2**60], np.int64)
+    assert judge("y", expected, expected, None).passed
+    assert not judge("y", expected + np.array([0, 0, 1]), expected, None).passed
+    other = np.array([3, 1, 2**60], np.int64)
+    parity = judge("y", other, expected, None, yardstick=np.array([0.5, 6.0, 0.5]))
+    assert (parity.passed, parity.max_abs_diff) == (True, 6.0)
+    assert "1 of 3 elements differ" in parity.note
+    assert not judge("y", other, expected, None, yardstick=np.array([0.5, 5.0, 0.5])).passed
+    report = judge("y", expected.astype(np.float32), expected, None)
+    assert not report.passed
+    assert "float32" in report.note
+    model, x = Of(lambda y: (y, y.argmax(1)), 1000), torch.randn(256, 8)
+    assert export(model.eval(), (x,), tmp_path / "m.onnx", dtype="fp16").parity
+
+
+def test_outputs_of_a_dict_are_compared_by_their_names(tmp_path: Path) -> None:
+    model, x = Of(lambda y: {"boxes": y, "scores": y.sigmoid()}), torch.randn(16, 8)
+    path = written(model, (x,), tmp_path / "m.onnx")
+    proto = onnx.load(path)
+    first, second = proto.graph.output
+    proto.graph.output[0].name, proto.graph.output[1].name = second.name, first.name
+    onnx.save(proto, path)
+    assert verify(path, model, (x,))
+    for node in proto.graph.node:
+        node.output[:] = [{"boxes": "scores", "scores": "boxes"}.get(name, name) for name in node.output]
+        node.input[:] = [{"boxes": "scores", "scores": "boxes"}.get(name, name) for name in node.input]
+    onnx.save(proto, path)
+    assert not verify(path, model, (x,))
+
+
+def test_little_noise_is_noise(tmp_path: Path) -> None:
+    model, x = Of(lambda y: y + 3e-5 * torch.randn_like(y)), torch.randn(16, 8)
+    path = written(Of(lambda y: y), (x,), tmp_path / "m.onnx")
+    assert verify(path, model, (x,)).outputs[0].note == UNSTEADY
+
+
+def test_small_outputs_in_float64(tmp_path: Path) -> None:
+    model, x = Of(lambda y: y * 1e-7).double(), torch.randn(16, 8, dtype=torch.float64)
+    path = written(model, (x,), tmp_path / "m.onnx")
+    assert verify(path, model, (x,))
+    with torch.no_grad():
+        model.linear.weight *= 1.1
+        model.linear.bias *= 1.1
+    assert not verify(path, model, (x,))
+
+
+def test_a_norm_whose_residual_is_its_own_input(tmp_path: Path) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(8, 8), BatchNormalNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return torch.relu(self.norm(h) + h)
+
+    model, x = Residual().eval(), torch.randn(16, 8)
+    path = export(model, (x,), tmp_path / "m.onnx").path
+    assert [(layer.op_type, layer.parity.passed) for layer in probe(path).layers] == [("BatchNormalNormAddRelu", True)]
+    proto = onnx.load(path)
+    (exponent,) = [tensor for tensor in proto.graph.initializer if tensor.name.endswith("exponent_pos")]
+    exponent.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(exponent) * np.float32(1.05), exponent.name))
+    onnx.save(proto, path)
+    assert "layer norm" in bisect(path, model, x).verdict
+
+
+def test_a_file_that_is_replaced_while_it_is_compared(tmp_path: Path) -> None:
+    class Replacing(Of):
+        def forward(self, x: Tensor, *others: Tensor) -> object:
+            path.write_bytes(other.read_bytes())
+            return super().forward(x)
+
+    x, model = torch.randn(16, 8), Replacing(lambda y: y)
+    same = Of(lambda y: y)
+    same.load_state_dict(model.state_dict())
+    path, other = (written(each, (x,), tmp_path / f"{each.of(1)}.onnx") for each in (same, Of(lambda y: y * 2)))
+    with pytest.raises(ModelFileError, match="replaced while it was compared"):
+        verify(path, model, (x,), certificate=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
