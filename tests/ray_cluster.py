@@ -123,10 +123,20 @@ def program(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     np.save(folder / "few.npy", np.load(images)[:130])
     command = [sys.executable, SAMPLES / "score.py", model, folder / "few.npy", "--batch", "50", "-o"]
     printed = {}
-    for name, options in {"rayed.npy": ["--workers", "1"], "alone.npy": ["--alone"]}.items():
-        done = subprocess.run([*command, folder / name, *options], capture_output=True, text=True, check=False)
+    workers = ["--workers", str(min(os.cpu_count() or 1, 4))]  # on small machines all of the CPUs
+    for name, options in {"rayed.npy": workers, "alone.npy": ["--alone"]}.items():
+        done = subprocess.run(
+            [*command, folder / name, *options], capture_output=True, text=True, check=False, timeout=180
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         printed[name] = done.stdout
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    refused = subprocess.run(
+        [*command, folder / "none.npy", "--address", cluster.address],
+        capture_output=True, text=True, check=False, timeout=180,
+    )  # fmt: skip
+    cluster.shutdown()
+    printed["refused"] = refused.stderr
     return printed
 
 

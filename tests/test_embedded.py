@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 from filelock import FileLock
 from golden_data import GOLDEN
+from onnx import helper, numpy_helper
 from programs import compile_in, configure, refused, run, shared_folder, skip_without_tools
 from test_golden import STANDINS, trained_network
 
-from nnorm_export import export, library
+from nnorm_export import export, library, load
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +84,26 @@ def test_the_program_in_cpp_says_what_is_wrong(program: Path, case: Case, tmp_pa
     assert "none.f32: cannot be read" in refused(run(program, model, tmp_path / "none.f32", kernels))
     assert refused(run(program, tmp_path / "none.onnx", whole, kernels)).startswith(f"serve: {tmp_path}/none.onnx: ")
     assert "none.so" in refused(run(program, model, whole, tmp_path / "none.so"))
+
+
+def test_the_program_in_python_avoids_a_known_fault(tmp_path: Path) -> None:
+    """The optimization at fault takes a transposed matrix for one that is not."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["t", "v"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, 1, ["n", 6, *rest]) for name, rest in (("x", [6]), ("y", [])))
+    v = numpy_helper.from_array(np.arange(6, dtype=np.float32), "v")
+    graph = helper.make_graph(nodes, "net", [x], [y], [v])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "m.onnx")
+    images = np.random.default_rng(0).standard_normal((3, 6, 6)).astype(np.float32)
+    np.save(tmp_path / "x.npy", images)
+    (fault,) = load(tmp_path / "m.onnx").known_faults
+    assert "MatmulTransposeFusion" in fault
+    command = [sys.executable, SOURCE / "serve.py", tmp_path / "m.onnx", tmp_path / "x.npy", "-o", tmp_path / "y.npy"]
+    done = run(*command, "--disable", "MatmulTransposeFusion", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), images.transpose(0, 2, 1) @ np.arange(6), atol=1e-5)
 
 
 def test_the_program_in_python(case: Case, tmp_path: Path) -> None:

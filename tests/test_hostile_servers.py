@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -102,7 +107,7 @@ def test_descriptions_that_drip(path: str, url: str) -> None:
     status, body, _ = Server.answers[f"/v2/models/net{path}"]
     Server.answers[f"/v2/models/net{path}"] = (status, (body or b"{}") * 100, 0.1)
     started = time.monotonic()
-    with pytest.raises(ModelFileError, match=r"no whole answer in 0\.5 seconds"):
+    with pytest.raises(RuntimeMissingError, match=r"no whole answer in 0\.5 seconds"):
         load(url, timeout=0.5)
     assert time.monotonic() - started < 5
 
@@ -173,6 +178,64 @@ def test_answers_that_lie(change: dict[str, Any], numbers: bytes, url: str) -> N
     Server.answers["/v2/models/net/infer"] = (200, head + numbers, 0)
     with pytest.raises(NnormExportError):
         load(url)(X)
+
+
+def test_a_runner_in_threads(url: str) -> None:
+    """gevent's sockets work in one thread alone; threads that have ended leave no files open."""
+    runner = load(url, timeout=5)
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: runner(X)[0].tolist(), range(20)))
+    assert results == [[[1.0, 2.0]]] * 20
+    for _ in range(10):
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(runner, X).result()
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) < before + 20
+
+
+def test_clients_are_closed_with_their_runner(url: str) -> None:
+    before = set(threading.enumerate())
+    runner = load(url)
+    (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "nnorm_export client")
+    del runner
+    gc.collect()  # an error of tritonclient holds itself, and the calls that it went through
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("path", ["/net", "/v2/models/net", "/%6Eet", "/v2/models/net/"])
+def test_urls_of_a_model(path: str, url: str) -> None:
+    assert load(url.removesuffix("/net") + path)(X)
+
+
+def test_urls_of_a_version(url: str) -> None:
+    for part in ("", "/ready", "/config", "/infer"):
+        Server.answers[f"/v2/models/net/versions/2{part}"] = Server.answers[f"/v2/models/net{part}"]
+    for path in ("/net/2", "/v2/models/net/versions/2"):
+        runner = load(url.removesuffix("/net") + path)
+        assert runner(X)[0].tolist() == [[1.0, 2.0]]
+
+
+def test_bfloat16(url: str) -> None:
+    tensors = {kind: [METADATA[kind][0] | {"datatype": "BF16"}] for kind in ("inputs", "outputs")}
+    Server.answers["/v2/models/net"] = (200, json.dumps(METADATA | tensors).encode(), 0)
+    output = ANSWER["outputs"][0] | {"datatype": "BF16", "parameters": {"binary_data_size": 4}}
+    head = json.dumps({"outputs": [output]}).encode()
+    Server.header_length = len(head)
+    numbers = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
+    Server.answers["/v2/models/net/infer"] = (200, head + numbers.tobytes(), 0)
+    np.testing.assert_array_equal(load(url)(X.astype(ml_dtypes.bfloat16))[0], numbers)
+
+
+def test_a_server_that_went_away(url: str) -> None:
+    runner = load(url, timeout=0.5)
+    Server.answers["/v2/models/net/infer"] = (503, b'{"error": "busy"}', 0)
+    with pytest.raises(RuntimeMissingError, match=r"no server answers \(.*busy"):
+        runner(X)
+    Server.answers["/v2/models/net/infer"] = (200, b" " * 1000, 0.1)
+    with pytest.raises(RuntimeMissingError, match=r"no server answers \(no whole answer in 0\.5 seconds\)"):
+        runner(X)
 
 
 @pytest.mark.parametrize("status", [0, 500, 404])

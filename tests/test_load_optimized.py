@@ -100,6 +100,21 @@ def test_what_gains_nothing_is_opened_as_it_is(tmp_path: Path, made: list[Path],
     assert len(made) == 1
 
 
+def test_threads_with_a_cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds its file removed by the first."""
+    path = tmp_path / "rows.onnx"
+    nnorm_export.export(nn.Sequential(LayerNormalNorm(8), nn.Linear(8, 2)), (torch.randn(3, 8),), path, verify=False)
+    optimize = cached.optimize
+
+    def removed(path: Path, output: Path, **options: Any) -> Any:
+        report = optimize(path, output, **options)
+        output.unlink()
+        return report
+
+    monkeypatch.setattr(cached, "optimize", removed)
+    assert load_optimized(path, cache=tmp_path / "cache")(np.ones((2, 8), np.float32))[0].shape == (2, 2)
+
+
 def test_without_kernels_the_bodies_run(
     portable: Path, tmp_path: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

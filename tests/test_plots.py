@@ -23,7 +23,7 @@ import nnorm_export
 from nnorm_export import export, layers
 from nnorm_export.files.inspection import LayerDescription, describe
 from nnorm_export.parity.bisection import Bisection, LayerParity
-from nnorm_export.parity.judgement import OutputParity
+from nnorm_export.parity.outcome import OutputParity
 from nnorm_export.parity.report import plots
 
 XTick = pytest.importorskip(

@@ -140,7 +140,7 @@ def test_quantize_and_serve_repo_name_it(
     assert len(named(report.notices)) == len(report.notices) == 1
     assert report.notices[0] in load(report.path).known_faults
     for number, backend in enumerate(("onnxruntime", "python")):
-        notes = write_repository(of_8_bits, tmp_path / str(number), backend=backend).notes
+        notes = write_repository(of_8_bits, tmp_path / str(number), name="net", backend=backend).notes
         assert named(notes) == [f"{WEIGHTS} weights have 8 bits"]
 
 

@@ -110,6 +110,7 @@ def test_a_killed_worker_and_a_killed_node_lose_no_row(
 
 def test_the_program(files: tuple[Path, Path], tmp_path: Path, short_folder: Path) -> None:
     printed = on_a_cluster("program", files, tmp_path, short_folder)
+    assert "the cluster has 2 CPUs, and this takes 3" in printed.pop("refused")
     for name, text in printed.items():
         assert f"{name}: 130 rows, none missing, none twice" in text
     np.testing.assert_array_equal(np.load(tmp_path / "rayed.npy"), np.load(tmp_path / "alone.npy"))

@@ -36,7 +36,8 @@ from nnorm_export import (
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.judgement import judge
-from nnorm_export.runtimes.onnxruntime import providers_with_kernels, ran_by
+from nnorm_export.runtimes._providers import providers_with_kernels
+from nnorm_export.runtimes.onnxruntime import ran_by
 
 
 @pytest.fixture(scope="module")

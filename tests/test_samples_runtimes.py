@@ -41,7 +41,7 @@ def test_logits_are_the_authors(target: str, package: str, network: str, tmp_pat
     np.save(images, recorded["input"][: 2 * BATCH])
     example = torch.from_numpy(recorded["input"][:BATCH])
     export(trained_network(network, STANDINS), example, model, target=target, verify=False)
-    options = ("--batch", str(BATCH)) if target == "opencv" else ()
+    options = ("--input", ",".join(map(str, example.shape))) if target == "opencv" else ()
     done = run(python, SAMPLES / f"serve_{target}.py", model, images, "-o", logits, *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{2 * BATCH} rows in {logits}, by Open")
@@ -54,5 +54,9 @@ def test_opencv_takes_whole_batches(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", recorded["input"][:3])
     example = torch.from_numpy(recorded["input"][:BATCH])
     model = export(trained_network("fc", STANDINS), example, tmp_path / "m.onnx", target="opencv", verify=False).path
-    done = run(python, SAMPLES / "serve_opencv.py", model, tmp_path / "images.npy", "--batch", str(BATCH))
+    command = (python, SAMPLES / "serve_opencv.py", model, tmp_path / "images.npy")
+    done = run(*command, "--input", ",".join(map(str, example.shape)))
     assert (done.returncode, done.stderr) == (1, "3 images are not a multiple of the batch, 2\n")
+    np.save(tmp_path / "images.npy", np.moveaxis(recorded["input"][:BATCH], 1, -1)[..., None])
+    done = run(*command, "--input", ",".join(map(str, example.shape)))
+    assert (done.returncode, done.stderr.startswith("the file takes float32[2, ")) == (1, True)

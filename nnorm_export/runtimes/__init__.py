@@ -7,6 +7,7 @@ names begin with an underscore are shared, or take long to import.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,6 +68,8 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
 
     A file that is replaced meanwhile is opened again, so that a graph never runs with the weights of another.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ModelFileError(f"the path of a model is {type(path).__name__}; give a str or a pathlib.Path")
     return read_whole(Path(path), lambda: _load(path, runtime, {"trust_pickle": trust_pickle, **options}))
 
 

@@ -14,6 +14,7 @@ from nnorm_export import library
 from nnorm_export.errors import ModelFileError, RuntimeMissingError
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, Machine, blocks
+from nnorm_export.runtimes._providers import on_cpu_alone
 
 _SAME_ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -44,10 +45,10 @@ def refuse_without_kernels(
     """Refuses to run an optimised file with anything but the kernels on the CPU.
 
     Raises:
-        ModelFileError: ``providers`` are not the CPU's alone, or ``kernels`` is False.
+        ModelFileError: ``providers`` are others than the CPU's, or ``kernels`` is False.
         RuntimeMissingError: there are no kernels. ``session_options`` of the user may have them from elsewhere.
     """
-    if kernels is False or list(providers) != [CPU]:
+    if kernels is False or not on_cpu_alone(providers):
         asked = "kernels=False" if kernels is False else f"the providers {', '.join(providers)}"
         raise ModelFileError(
             f"{file.path}: the file is optimised for the kernels on the CPU; for {asked}, load the portable file"

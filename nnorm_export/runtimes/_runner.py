@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from nnorm_export.dtypes import Array
+from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
 from nnorm_export.files.tensors import TensorInfo
 
@@ -26,7 +25,7 @@ class Runner(ABC):
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
 
-    def __call__(self, *arrays: ArrayLike, **named_arrays: ArrayLike) -> list[Array]:
+    def __call__(self, /, *arrays: ArrayLike, **named_arrays: ArrayLike) -> list[Array]:
         """Runs the model on arrays in input order, or by name, or both; returns the outputs in order.
 
         Raises:
@@ -94,7 +93,12 @@ def _refuse_dicts(values: Sequence[ArrayLike]) -> None:
 
 
 def _fit(info: TensorInfo, value: ArrayLike) -> Array:
-    array = np.asarray(value)
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths; a tensor without elements
+        raise InputError(
+            f"input {info.name!r} is not an array ({first_line(error)}); the model takes {info}"
+        ) from error
     if array.dtype != info.dtype:
         _refuse_dicts([value])
         wanted = f"{'ml_dtypes' if info.dtype.name == 'bfloat16' else 'np'}.{info.dtype.name}"

@@ -112,6 +112,10 @@ class TensorRTRunner(Runner):
             for info in self.outputs
         ]
 
+    def greatest_shape(self, name: str) -> tuple[int, ...]:
+        """The greatest shape of the input ``name`` that the engine is built for."""
+        return tuple(self._engine.get_tensor_profile_shape(name, 0)[2])
+
     def _refuse_shapes(self, feed: dict[str, Array]) -> None:
         for info in self.inputs:
             least, _, greatest = (tuple(shape) for shape in self._engine.get_tensor_profile_shape(info.name, 0))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import ml_dtypes
 import numpy as np
@@ -13,12 +16,17 @@ import numpy as np
 from nnorm_export.dtypes import DTYPES, Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.runtimes._connections import Connections
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
 
 SCHEMES = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
 TIMEOUT = 60.0  # seconds
 _REMEDY = "pip install 'nnorm_export[serve]'"
+# MODEL[/VERSION], or as the protocol has it: v2/models/MODEL[/versions/VERSION].
+_PATH = re.compile(r"/+(v2/models/)?(?P<name>[^/]+)(/(versions/)?(?P<version>[^/]+))?/*")
+# Codes of gRPC and HTTP for a server that is not there, or too slow.
+_UNANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
 _DTYPES = {dtype.kserve: dtype.numpy for dtype in DTYPES.values()}
 
 
@@ -29,11 +37,14 @@ def is_url(path: object) -> bool:
 class KServeRunner(Runner):
     """``load("grpc://localhost:8001/resnet")``, or ``http://localhost:8000/resnet/2`` for version 2 of the model.
 
+    The protocol's own paths are taken too: ``http://localhost:8000/v2/models/resnet/versions/2``. Threads may share a
+    runner.
+
     Args:
         timeout: the seconds that a call may take in all, however slowly the answer drips.
 
     Raises:
-        RuntimeMissingError: tritonclient is not installed, or no server answers in time.
+        RuntimeMissingError: tritonclient is not installed, or no server answers in time, here or in a later call.
         ModelFileError: the server does not have the model, it is not ready, or its answer is not of the protocol.
     """
 
@@ -48,19 +59,21 @@ class KServeRunner(Runner):
             _ = parts.port  # raises if it is not a number
         except ValueError as error:
             raise NnormExportError(f"{url} is not a URL ({error}); give http://HOST:PORT/MODEL[/VERSION]") from None
-        name, _, version = parts.path.strip("/").partition("/")
-        if parts.scheme not in SCHEMES or not parts.netloc or not name:
+        path = _PATH.fullmatch(parts.path)
+        if parts.scheme not in SCHEMES or not parts.netloc or path is None:
             raise NnormExportError(
                 f"{url} is not the URL of a model; give http://HOST:PORT/MODEL[/VERSION] or grpc://…"
             )
-        self._url, self._name, self._version = url, name, version
+        self._url, self._name, self._version = url, unquote(path["name"]), unquote(path["version"] or "")
         self._client_module = _import_client(SCHEMES[parts.scheme])
         self._refusal = _import_client("utils").InferenceServerException
         settings: dict[str, Any] = {"ssl": True} if parts.scheme in ("https", "grpcs") else {}
         self._is_grpc = SCHEMES[parts.scheme] == "grpc"
         if not self._is_grpc:
             settings |= {"connection_timeout": timeout, "network_timeout": timeout}
-        self._client: Any = self._client_module.InferenceServerClient(url=parts.netloc, **settings)
+        new_client = partial(self._client_module.InferenceServerClient, url=parts.netloc, **settings)
+        self._grpc: Any = new_client() if self._is_grpc else None
+        self._http = Connections(new_client)
         metadata = self._metadata()
         try:
             self._scalars = self._scalars_of_rows()
@@ -78,33 +91,37 @@ class KServeRunner(Runner):
 
     def _ask(self, question: str, *arguments: Any, **options: Any) -> Any:
         """Calls the method ``question`` of the client; the whole call takes at most the timeout."""
-        call = getattr(self._client, question)
-        if self._is_grpc:
-            return call(*arguments, **options, client_timeout=self._timeout)
-        # The timeouts of the connection start again with every byte that arrives; gevent's is for the whole call. It is
-        # no Exception, which the client would take for an answer.
-        timeout_error: Any = importlib.import_module("gevent").Timeout
         try:
-            with timeout_error(self._timeout):
-                return call(*arguments, **options)
-        except timeout_error as error:
-            raise TimeoutError(f"no whole answer in {self._timeout:g} seconds") from error
+            if self._is_grpc:
+                return getattr(self._grpc, question)(*arguments, **options, client_timeout=self._timeout)
+            return self._http.ask(lambda client: _in_time(self._timeout, getattr(client, question), arguments, options))
+        except OSError as error:
+            raise self._unanswered(error) from error
+        except self._refusal as error:
+            if error.status() in _UNANSWERED:
+                raise self._unanswered(error) from error
+            raise
+
+    def _unanswered(self, error: Exception) -> RuntimeMissingError:
+        return RuntimeMissingError(
+            f"{self._url}: no server answers ({first_line(error)}); start it, or correct host and port"
+        )
 
     def _metadata(self) -> dict[str, Any]:
         json = {"as_json": True} if self._is_grpc else {}
         try:
             live = self._ask("is_server_live")
-        except Exception as error:  # a connection fails with errors of gevent, of grpc or of the system
-            raise RuntimeMissingError(
-                f"{self._url}: no server answers ({first_line(error)}); start it, or correct host and port"
-            ) from error
+        except RuntimeMissingError:
+            raise
+        except Exception as error:  # of the client, of gevent or of grpc
+            raise self._unanswered(error) from error
         try:
             if not live or not self._ask("is_model_ready", self._name, self._version):
                 raise ModelFileError(
                     f"{self._url}: the server has no model {self._name} that is ready; its log says why"
                 )
             metadata: dict[str, Any] = self._ask("get_model_metadata", self._name, self._version, **json)
-        except ModelFileError:
+        except NnormExportError:
             raise
         except Exception as error:  # the server's refusal, an answer that is not JSON, or a connection that broke
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
@@ -117,6 +134,8 @@ class KServeRunner(Runner):
             config = self._ask("get_model_config", self._name, self._version, **json)
         except self._refusal:  # the call is Triton's extension of the protocol
             return set()
+        except RuntimeMissingError:
+            raise
         except Exception as error:  # an answer that is not JSON, or a connection that broke
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         config = config.get("config", config)
@@ -140,17 +159,25 @@ class KServeRunner(Runner):
         for info in self.inputs:
             array = np.asarray(feed[info.name], order="C")
             array = array[:, None] if info.name in self._scalars else array
-            is_bfloat16 = info.dtype == ml_dtypes.bfloat16  # tritonclient takes and returns float32 for it
-            kind = DTYPES[info.dtype.name].kserve
-            value = self._client_module.InferInput(info.name, list(array.shape), kind)
-            value.set_data_from_numpy(array.astype(np.float32) if is_bfloat16 else array)
-            inputs.append(value)
+            inputs.append(self._input(info, array))
         outputs = [self._client_module.InferRequestedOutput(info.name) for info in self.outputs]
         try:
             result = self._ask("infer", self._name, inputs, self._version, outputs=outputs)
-        except Exception as error:  # the server's refusal, or a connection that broke
+        except RuntimeMissingError:
+            raise
+        except Exception as error:  # the server's refusal, or an answer that is not of the protocol
             raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
         return [self._answer(info, result) for info in self.outputs]
+
+    def _input(self, info: TensorInfo, array: Array) -> Any:
+        value = self._client_module.InferInput(info.name, list(array.shape), DTYPES[info.dtype.name].kserve)
+        try:
+            value.set_data_from_numpy(array)
+        except self._refusal:
+            if info.dtype != ml_dtypes.bfloat16:
+                raise
+            value.set_data_from_numpy(array.astype(np.float32))  # tritonclient before 26.06 takes bfloat16 in it
+        return value
 
     def _answer(self, info: TensorInfo, result: Any) -> Array:
         """The output ``info``, if it is what the server's description of the model says."""
@@ -163,10 +190,12 @@ class KServeRunner(Runner):
         if array is None:
             raise ModelFileError(f"{self._url}: the server's answer lacks the output {info.name}")
         array = array[:, 0] if info.name in self._scalars and array.ndim > 1 else array
-        carrier = np.dtype(np.float32) if info.dtype == ml_dtypes.bfloat16 else info.dtype
+        carriers = {info.dtype}
+        if info.dtype == ml_dtypes.bfloat16:  # tritonclient before 26.06 returns it in float32
+            carriers.add(np.dtype(np.float32))
         lengths = zip(info.shape, array.shape, strict=False)
         if (
-            array.dtype != carrier
+            array.dtype not in carriers
             or array.ndim != len(info.shape)
             or any(isinstance(axis, int) and axis != length for axis, length in lengths)
         ):
@@ -176,6 +205,20 @@ class KServeRunner(Runner):
             )
         answer: Array = array.astype(info.dtype)
         return answer
+
+
+def _in_time(seconds: float, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Returns ``call(*arguments, **options)`` of the HTTP client; raises TimeoutError if it takes longer.
+
+    The timeouts of the connection start again with every byte that arrives; gevent's is for the whole call. It is no
+    Exception, which the client would take for an answer.
+    """
+    timeout_error: Any = importlib.import_module("gevent").Timeout
+    try:
+        with timeout_error(seconds):
+            return call(*arguments, **options)
+    except timeout_error as error:
+        raise TimeoutError(f"no whole answer in {seconds:g} seconds") from error
 
 
 def _import_client(module: str) -> Any:

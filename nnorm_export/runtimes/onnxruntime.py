@@ -7,6 +7,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,13 +25,23 @@ from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import changes_of, renamed
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo, info_of
-from nnorm_export.names import DOMAIN, listed
+from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes._every_operator import every_operator
 from nnorm_export.runtimes._known_faults import CONFIG_KEY, avoid, faults_of
 from nnorm_export.runtimes._optimized_files import refuse_elsewhere, refuse_without_kernels
 from nnorm_export.runtimes._overflow import WITHOUT_OVERFLOW, overflow_of
+from nnorm_export.runtimes._providers import (
+    CUDA,
+    Provider,
+    checked,
+    have_kernels,
+    names_of,
+    on_cpu_alone,
+    require_provider,
+)
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes._session_options import changed, refuse_beside_options
 
 _REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu")
@@ -38,8 +49,6 @@ _OLDEST = (1, 18)  # the API version that the kernels need
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 _EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
-CUDA = "CUDAExecutionProvider"
-Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
 
 
 def import_onnxruntime() -> Any:
@@ -50,22 +59,6 @@ def import_onnxruntime() -> Any:
             f"ONNX Runtime is not installed: {_REMEDY}, or choose the runtime reference"
         ) from None
     return onnxruntime
-
-
-def _require_provider(ort: Any, name: str) -> None:
-    available = ort.get_available_providers()
-    if name not in available:
-        raise RuntimeMissingError(
-            f"this ONNX Runtime has no {name} (it has {', '.join(available)}); the CUDA and TensorRT providers come "
-            "with onnxruntime-gpu: pip uninstall onnxruntime, whose folder it shares, and then "
-            "pip install 'nnorm_export[onnxruntime-gpu]'"
-        )
-
-
-def providers_with_kernels() -> set[str]:
-    """The execution providers that the installed libraries have kernels for."""
-    cuda = {CUDA} if library.find_cuda_library() is not None else set()
-    return {CPU} | cuda if library.find_library() is not None else set()
 
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
@@ -84,13 +77,15 @@ class OnnxRuntimeRunner(Runner):
             the kernels to it; :attr:`known_faults` says what else it needs). But an optimised file is always opened
             without graph optimisations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
-        session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them; not beside
-            ``session_options``, which have their own.
+        session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them.
         kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
             if they are installed for all of the providers: kernels for one provider alone would move activations
             between devices. An optimised file always needs them.
 
+    ``session_options`` have threads, configuration and kernels of their own, so the last three are refused beside them.
+
     Raises:
+        NnormExportError: an option is wrong, or is refused beside ``session_options``.
         ModelFileError: ONNX Runtime refuses the file, it is optimised for another machine, a node of the domain
             ``nnorm`` is invalid, or kernels would run a node whose body is unknown
             (:mod:`nnorm_export.files.bodies`).
@@ -111,8 +106,8 @@ class OnnxRuntimeRunner(Runner):
         session_config: Mapping[str, str] | None = None,
         kernels: bool | None = None,
     ) -> None:
-        if session_options is not None and session_config:
-            raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
+        if session_options is not None:
+            refuse_beside_options(intra_op_num_threads, session_config, kernels)
         self._config = dict(session_config or {})
         if wrong := [f"{key!r}: {value!r}" for key, value in self._config.items() if not isinstance(value, str)]:
             raise NnormExportError(f'session_config: {wrong[0]} is not text; ONNX Runtime takes "1" for yes')
@@ -123,16 +118,18 @@ class OnnxRuntimeRunner(Runner):
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
         refuse_invalid(self._file)
-        self._providers = listed(self.default_providers if providers is None else providers, "providers")
+        self._providers = checked(self.default_providers if providers is None else providers)
         self._require_providers()
+        self._is_on_cpu = on_cpu_alone(names_of(self._providers))
         self._target = machine_of(self._file)
         if self._target is not None:
             refuse_elsewhere(self._file, self._target, self._ort)
-            refuse_without_kernels(self._file, self._provider_names(), kernels, session_options)
+            refuse_without_kernels(self._file, names_of(self._providers), kernels, session_options)
             kernels = True
-        if session_options is not None and kernels is not False:  # the caller's options may have kernels
+        if session_options is not None:  # they may have kernels
             refuse_unknown_bodies(self._file)
-        self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._provider_names() == [CPU])
+        self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._is_on_cpu)
+        self._callers_options = session_options
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         # Its optimised graph is read without the weights; it needs none that are packed for kernels.
         self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
@@ -148,7 +145,7 @@ class OnnxRuntimeRunner(Runner):
 
     @cached_property
     def known_faults(self) -> list[str]:
-        in_int8 = self._provider_names() == [CPU] and not any(map(self._is_on, WITHOUT_OVERFLOW))
+        in_int8 = self._is_on_cpu and not any(map(self._is_on, WITHOUT_OVERFLOW))
         overflow = overflow_of(self._file) if in_int8 else ""
         return [
             *(f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults),
@@ -161,15 +158,10 @@ class OnnxRuntimeRunner(Runner):
         names = [node.name for node in self._file.normalizations]
         if not names:
             return {}
-        options = self._graph_options
-        unchanged = options.optimized_model_filepath
         with tempfile.TemporaryDirectory() as folder:
-            options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-            try:
-                self._open(options)
-                optimized = onnx.load(options.optimized_model_filepath, load_external_data=False)
-            finally:
-                options.optimized_model_filepath = unchanged
+            path = str(Path(folder) / "optimized.onnx")
+            self._open(self._graph_options, optimized_model_filepath=path, enable_profiling=False)
+            optimized = onnx.load(path, load_external_data=False)
         return ran_by(names, optimized)
 
     def _is_on(self, key: str) -> bool:
@@ -180,18 +172,15 @@ class OnnxRuntimeRunner(Runner):
             return False
 
     def _require_providers(self) -> None:
-        for name in self._provider_names():
-            _require_provider(self._ort, name)
+        for name in names_of(self._providers):
+            require_provider(self._ort, name)
 
     def _new_session(self, options: Any) -> Any:
         return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
 
-    def _provider_names(self) -> list[str]:
-        return [provider if isinstance(provider, str) else provider[0] for provider in self._providers]
-
     def _refuse_other_providers(self) -> None:
         started = self._session.get_providers()
-        missing = [name for name in self._provider_names() if name not in started]
+        missing = [name for name in names_of(self._providers) if name not in started]
         if missing:
             raise RuntimeMissingError(
                 f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run "
@@ -210,7 +199,7 @@ class OnnxRuntimeRunner(Runner):
             options.add_session_config_entry(key, value)
         avoid(options, self._faults, self._config.get(CONFIG_KEY, ""))
         if kernels is None:
-            kernels = set(self._provider_names()) <= providers_with_kernels()
+            kernels = have_kernels(names_of(self._providers))
             if not kernels and self._file.normalizations:
                 library.warn_of_unused_kernels()
         if kernels:
@@ -220,19 +209,18 @@ class OnnxRuntimeRunner(Runner):
                 warnings.warn(f"{self._file.path}: {unused}", stacklevel=1)
         return options
 
-    def _open(self, options: Any) -> Any:
-        level = options.graph_optimization_level
+    def _open(self, options: Any, **changes: Any) -> Any:
+        """A session with ``options``, of which ``changes`` are set for as long as it is opened."""
         if self._target is not None:
-            options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            return self._new_session(options)
+            with changed(options, changes) if changes or options is self._callers_options else nullcontext():
+                return self._new_session(options)
         except Exception as error:  # ONNX Runtime's exceptions share no public base
             raise ModelFileError(
                 f"{self._file.path}: ONNX Runtime {self._ort.__version__} cannot load it: "
                 f"{self._reason(str(error).strip())}"
             ) from error
-        finally:
-            options.graph_optimization_level = level
 
     def _reason(self, reason: str) -> str:
         if lost := [name for name in self._file.external_data if not (self._file.path.parent / name).exists()]:
@@ -379,7 +367,7 @@ RUNTIMES = (
         packages=("onnxruntime-gpu",),
         extra="onnxruntime-gpu",
         opens_onnx=True,
-        check=lambda: _require_provider(import_onnxruntime(), CUDA),
+        check=lambda: require_provider(import_onnxruntime(), CUDA),
         components=lambda: (),  # ONNX Runtime is listed above
     ),
 )

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from nnorm_export.errors import RuntimeMissingError, first_line
 from nnorm_export.files.optimized_for import CPU
 from nnorm_export.process import LOCK
+from nnorm_export.runtimes._providers import Provider
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner, Provider, import_onnxruntime
+from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner, import_onnxruntime
 from nnorm_export.tensorrt.rtx import why_no_gpu
 
 PROVIDER = "NvTensorRTRTXExecutionProvider"
@@ -61,7 +62,7 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
             session_options=session_options,
             intra_op_num_threads=intra_op_num_threads,
             session_config=session_config,
-            kernels=False,
+            kernels=None if session_options is not None else False,
         )
 
     @property

@@ -5,34 +5,37 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_encoding
+import numpy as np
 
-from nnorm_export import library
-from nnorm_export.dtypes import DTYPES
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, ModelFileError
 from nnorm_export.files import onnx_file
-from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
-from nnorm_export.files.durable import read_whole
+from nnorm_export.files.durable import locked, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, staged_folder
-from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
-from nnorm_export.runtimes import load
-from nnorm_export.runtimes._known_faults import faults_of
-from nnorm_export.runtimes._overflow import unsafe_weights
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
+from nnorm_export.serving.config import FILE, Config, is_changed
+from nnorm_export.serving.model import batch_of, library_for, notes_on, open_model
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
 
-_CONFIG = "config.pbtxt"
-_NAME = re.compile(r"(?!\.)(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[\w.\- ]*[\w\-]")  # Windows has devices
+_NAME = re.compile(r"(?!\.)(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[\w.\-]*[\w\-]", re.ASCII)  # Windows has devices
 _RESERVED = {*_FILES.values(), "model.py"}
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
+# The least and the greatest number; Triton reads 32 bits, and 64 of versions and delays.
+_LIMITS = {
+    "version": (1, 2**63 - 1),
+    "max_batch_size": (0, 2**31 - 1),
+    "max_queue_delay_microseconds": (0, 2**63 - 1),
+    "instances": (1, 2**31 - 1),
+    "threads": (0, 2**31 - 1),
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ def write_repository(
     instances: int = 1,
     device: str = "cpu",
     threads: int = 0,
-    library_path: str | None = None,
+    library_path: str | os.PathLike[str] | None = None,
+    overwrite_config: bool = False,
 ) -> Repository:
     """Writes ``path`` into ``repository`` as a new version of the model ``name``, with a config.pbtxt.
 
@@ -77,56 +81,71 @@ def write_repository(
         backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers without the ONNX Runtime
             backend. By default the one for the file.
         version: the number of a new version, 1 or more; by default the next.
-        max_batch_size: the greatest batch of dynamic batching, if the first axis of all inputs and outputs is dynamic;
-            else there is no batching.
+        max_batch_size: the greatest batch of dynamic batching, if all inputs and outputs have one and the same dynamic
+            axis first, and random rows have the same results alone as in a batch; else there is no batching. An
+            engine's greatest batch is a limit too.
         max_queue_delay_microseconds: how long a request waits for others while the model is idle. Requests that come
             while it runs are combined in any case, so that 0 loses no throughput.
         instances: instances of the model on each device.
         device: ``cpu`` or ``gpu``.
         threads: threads of an ONNX Runtime session; 0 lets ONNX Runtime decide.
         library_path: the absolute path of the library of kernels on the *server*; by default the path on this machine,
-            if it is installed here. ``none`` serves the bodies.
+            if it is installed here, for the GPU only with the kernels for GPUs. ``none`` serves the bodies.
+        overwrite_config: replace a config.pbtxt that somebody has changed. Without it, the changes are kept if the
+            options are those that it was written with.
 
     Raises:
-        ModelFileError: ``path`` is not a model.
-        ExportError: the version exists, an option is wrong, or the folder cannot be written. The repository then stays
-            as it was.
+        ModelFileError: ``path`` is not a model, or its weights are missing.
+        ExportError: the version exists, an option is wrong, the folder cannot be written, Triton cannot serve a tensor
+            of the model, or config.pbtxt is for another model or has changes. The repository then stays as it was.
     """
-    path, repository = Path(path), Path(repository)
+    path, repository = _path(path, "the model"), _path(repository, "the repository")
     engine = is_engine(path)
     backend = backend or ("tensorrt" if engine else "onnxruntime")
-    name = name or path.stem
-    if version is not None and version < 1:
-        raise ExportError(f"version is {version}; it must be 1 or more, or left out for the next")
-    _refuse(path, backend, engine, name, max_batch_size, instances, device)
-    inputs, outputs = _tensors(path, engine)
-    batches = max_batch_size > 0 and all(
-        info.shape and not isinstance(info.shape[0], int) for info in (*inputs, *outputs)
+    name = path.stem if name is None else name
+    delay = max_queue_delay_microseconds
+    _refuse_numbers(
+        {"max_batch_size": max_batch_size, "max_queue_delay_microseconds": delay, "instances": instances}
+        | {"threads": threads, "version": 1 if version is None else version}
     )
-    kernels = _library(path, backend, library_path)
-    lines = _head(name, backend, inputs, outputs, max_batch_size if batches else 0)
-    lines += [f"instance_group [ {{ kind: KIND_{device.upper()} count: {instances} }} ]"]
-    if batches:
-        lines += [f"dynamic_batching {{ max_queue_delay_microseconds: {max_queue_delay_microseconds} }}"]
-    if kernels:
-        lines += [f"model_operations {{ op_library_filename: {_quoted(kernels)} }}"]
-    if threads and backend != "tensorrt":
-        value = f'{{ string_value: "{threads}" }}'
-        lines += [f'parameters [ {{ key: "intra_op_thread_count" value: {value} }} ]']
-    config = "\n".join(lines) + "\n"
-    folder = repository / name
-    present = [int(entry.name) for entry in folder.glob("[0-9]*") if entry.is_dir() and entry.name.isdigit()]
-    number = version if version is not None else max(present, default=0) + 1
-    if number in present:
-        raise ExportError(f"{folder}: it has a version {number} already; leave the version out for the next")
-    _refuse_other_tensors(folder, config)
-    _write(path, folder, number, config, backend)
-    return Repository(folder, number, config, _notes(path, backend, kernels))
+    _refuse(path, backend, engine, name, device, threads)
+    model = open_model(path)
+    kernels, notes = library_for(model, backend, device, library_path)
+    batch, batch_notes = batch_of(model, int(max_batch_size))
+    config = Config(
+        name=name,
+        backend=backend,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        strings=model.strings,
+        max_batch_size=batch,
+        max_queue_delay_microseconds=int(delay),
+        instances=int(instances),
+        device=device,
+        threads=int(threads),
+        kernels=kernels,
+    )
+    _external_data(path)  # refuses names outside of the folder before anything is written
+    writer = _Writer(path, repository / name, config, overwrite_config)
+    number, text, more = writer.write(version)
+    return Repository(writer.folder, number, text, [*notes, *notes_on(model, backend, device), *batch_notes, *more])
 
 
-def _refuse(
-    path: Path, backend: str, engine: bool, name: str, max_batch_size: int, instances: int, device: str
-) -> None:
+def _path(given: Any, what: str) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise ExportError(f"the path of {what} is {type(given).__name__}; give a str or a pathlib.Path")
+    return Path(given)
+
+
+def _refuse_numbers(given: Mapping[str, Any]) -> None:
+    for option, value in given.items():
+        least, greatest = _LIMITS[option]
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_whole or not least <= value <= greatest:
+            raise ExportError(f"{option} is {value!r}; give a whole number from {least} to {greatest}")
+
+
+def _refuse(path: Path, backend: str, engine: bool, name: str, device: str, threads: int) -> None:
     if backend not in BACKENDS:
         raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     if is_rtx_engine(path):
@@ -139,107 +158,102 @@ def _refuse(
         raise ExportError(
             f"{path}: the backend {backend} serves {'ONNX files' if engine else 'engines'}, not this; choose {fitting}"
         )
-    if not _NAME.fullmatch(name) or len(name.encode()) > 200:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 200:
         raise ExportError(
-            f"{name!r} is not a name for a model: it becomes a folder; give name= (--name) letters, digits and . _ - "
-            "only, and no dot at its beginning or end"
+            f"{name!r} is not a name for a model: it becomes a folder and a part of URLs; give name= (--name) at "
+            "most 200 letters (A to Z, a to z), digits and . _ -, and no dot at its beginning or end"
         )
-    if max_batch_size < 0 or instances < 1:
-        raise ExportError(f"max_batch_size is {max_batch_size} and instances {instances}; at least 0 and 1 are needed")
     if device not in ("cpu", "gpu"):
         raise ExportError(f"unknown device {device!r}; choose cpu or gpu")
-    if backend == "tensorrt" and device == "cpu":
+    if engine and device == "cpu":
         raise ExportError(f"{path}: an engine runs on a GPU; choose the device gpu")
+    if engine and threads:
+        raise ExportError(f"threads is {threads}, and an engine has no threads of ONNX Runtime; leave it out")
 
 
-def _tensors(path: Path, engine: bool) -> tuple[list[TensorInfo], list[TensorInfo]]:
-    if engine:
-        runner = load(path)
-        return runner.inputs, runner.outputs
-    file = onnx_file.read(path)
-    refuse_invalid(file)
-    refuse_unknown_bodies(file)
-    if file.form == "optimized":
-        raise ExportError(f"{path}: it is optimised for one kind of machine; serve the portable file it was made from")
-    return inputs_of(file.proto), outputs_of(file.proto)
+@dataclass(frozen=True)
+class _Writer:
+    """Writes a version of the model ``path``, and config.pbtxt, into ``folder``, for a server that reads it."""
+
+    path: Path
+    folder: Path
+    config: Config
+    overwrite_config: bool
+
+    def write(self, version: int | None) -> tuple[int, str, list[str]]:
+        """Returns the number of the version, the text of config.pbtxt, and notes."""
+        folder = self.folder
+        try:
+            with parents_made(folder), _only_writer(folder):
+                present = [int(entry.name) for entry in folder.glob("[0-9]*") if _is_version(entry)]
+                number = int(version) if version is not None else max(present, default=0) + 1
+                if number in present:
+                    raise ExportError(
+                        f"{folder}: it has a version {number} already; leave the version out for the next"
+                    )
+                old = _read_config(folder)
+                text = self.config.merged(folder, old, overwrite=self.overwrite_config)
+                self._write(number, text, old)
+        except (OSError, shutil.Error) as error:
+            raise ExportError(
+                f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); nothing was changed. Check "
+                "that its disk has space and that you may write there"
+            ) from error
+        notes = []
+        if number < max(present, default=0) and "version_policy" not in text:
+            notes = [
+                f"Triton serves the latest version alone, which is {max(present)}; a version_policy in {FILE} serves "
+                "others"
+            ]
+        if old is not None and text == old and is_changed(text):
+            notes += [f"{folder / FILE} was changed, and stays as it is"]
+        return number, text, notes
+
+    def _write(self, number: int, text: str, old: str | None) -> None:
+        folder = self.folder
+        if old == text:
+            with staged_folder(folder / str(number), replace=False) as version:
+                _write_version(self.path, version, self.config.backend)
+            return
+        with staged_folder(folder) as model:
+            if folder.is_dir():
+                unfinished = shutil.ignore_patterns(".*.nnorm-*")
+                shutil.copytree(
+                    folder, model, symlinks=True, ignore=unfinished, copy_function=_link, dirs_exist_ok=True
+                )
+            (model / str(number)).mkdir()
+            _write_version(self.path, model / str(number), self.config.backend)
+            (model / FILE).unlink(missing_ok=True)  # it may be a link to the file of the older folder
+            (model / FILE).write_text(text, encoding="utf-8")
 
 
-def _library(path: Path, backend: str, given: str | None) -> str | None:
-    """The op_library_filename, which must be absolute: Triton opens it with the system's loader."""
-    if backend != "onnxruntime" or given == library.WITHOUT or not onnx_file.read(path).normalizations:
-        return None
-    if given is not None and not given.startswith("/"):
-        raise ExportError(f"library {given!r}: Triton needs the absolute path that the library has on the server")
-    return given or library.find_library()
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Waits until no other process writes into ``folder``: between the choice of a number and its writing."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with ExitStack() as stack:
+        while not _took(lock, stack):
+            pass
+        stack.callback(lock.unlink, missing_ok=True)
+        yield
 
 
-def _head(
-    name: str, backend: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], max_batch_size: int
-) -> list[str]:
-    """The lines that name the model and its tensors."""
-    lines = [f"name: {_quoted(name)}"]
-    lines += ['platform: "tensorrt_plan"' if backend == "tensorrt" else f"backend: {_quoted(backend)}"]
-    lines += [f"max_batch_size: {max_batch_size}"]
-    for kind, infos in (("input", inputs), ("output", outputs)):
-        lines += [f"{kind} [", ",\n".join(_tensor(info, batched=max_batch_size > 0) for info in infos), "]"]
-    return lines
+def _took(lock: Path, stack: ExitStack) -> bool:
+    """Waits for the lock of the file ``lock``; returns whether the file is there: its last owner removed it."""
+    with ExitStack() as attempt:
+        file = attempt.enter_context(lock.open("a"))
+        try:
+            attempt.enter_context(locked(lock))
+            if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                return False
+        except FileNotFoundError:
+            return False
+        stack.push(attempt.pop_all())
+        return True
 
 
-def _tensor(info: TensorInfo, *, batched: bool) -> str:
-    if info.dtype.name not in DTYPES:
-        raise ExportError(f"{info.name} is {info.dtype.name}, which Triton cannot serve; export the model without it")
-    if not info.has_rank:
-        raise ExportError(
-            f"{info.name}: the model does not say how many axes it has, which Triton needs; onnx.shape_inference may "
-            "find it, or export the model again"
-        )
-    dims = [dim if isinstance(dim, int) else -1 for dim in (info.shape[1:] if batched else info.shape)]
-    shape = f"dims: [ {', '.join(map(str, dims))} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
-    return f"  {{ name: {_quoted(info.name)} data_type: {DTYPES[info.dtype.name].triton} {shape} }}"
-
-
-def _quoted(text: str) -> str:
-    """``text`` in protobuf's text format: bytes of UTF-8 that are not printable ASCII are octal escapes."""
-    escaped: str = text_encoding.CEscape(text.encode("utf-8", "surrogateescape"), as_utf8=False)
-    return f'"{escaped}"'
-
-
-def _refuse_other_tensors(folder: Path, config: str) -> None:
-    """All versions of a model share one config.pbtxt."""
-    old = _config(folder)
-    if old is None:
-        return
-    tensors = [[line for line in text.splitlines() if line.startswith("  {")] for text in (old, config)]
-    if tensors[0] != tensors[1]:
-        raise ExportError(f"{folder}: its other versions have other inputs or outputs; give the model another name")
-
-
-def _write(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
-    """Writes the version ``number`` and config.pbtxt into ``folder`` in one step, seen by a server that reads it."""
-    _external_data(path)  # refuses names outside of the folder before anything is written
-    try:
-        with parents_made(folder):
-            _write_staged(path, folder, number, config, backend)
-    except (OSError, shutil.Error) as error:
-        raise ExportError(
-            f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); nothing was changed. Check "
-            "that its disk has space and that you may write there"
-        ) from error
-
-
-def _write_staged(path: Path, folder: Path, number: int, config: str, backend: str) -> None:
-    if _config(folder) == config:
-        with staged_folder(folder / str(number), replace=False) as version:
-            _write_version(path, version, backend)
-        return
-    with staged_folder(folder) as model:
-        if folder.is_dir():
-            unfinished = shutil.ignore_patterns(".*.nnorm-*")
-            shutil.copytree(folder, model, symlinks=True, ignore=unfinished, copy_function=_link, dirs_exist_ok=True)
-        (model / str(number)).mkdir()
-        _write_version(path, model / str(number), backend)
-        (model / _CONFIG).unlink(missing_ok=True)  # it may be a link to the file of the older folder
-        (model / _CONFIG).write_text(config, encoding="utf-8")
+def _is_version(entry: Path) -> bool:
+    return entry.is_dir() and entry.name.isdecimal() and entry.name.isascii()
 
 
 def _external_data(path: Path) -> list[str]:
@@ -250,6 +264,8 @@ def _external_data(path: Path) -> list[str]:
                 f"{path}: its weights lie in {location!r}, a name that the server uses; save the model again with "
                 "other names for its weights"
             )
+        if not locate(path, location).exists():
+            raise ModelFileError(f"{path}: its weights lie in {location!r}, which is not beside it; copy it there")
     return locations
 
 
@@ -275,30 +291,8 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _config(folder: Path) -> str | None:
+def _read_config(folder: Path) -> str | None:
     try:
-        return (folder / _CONFIG).read_text(encoding="utf-8")
+        return (folder / FILE).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return None
-
-
-def _notes(path: Path, backend: str, kernels: str | None) -> list[str]:
-    if backend == "tensorrt":
-        return [
-            "the server must have the TensorRT version that built the engine, and load the plugins: "
-            "--backend-config=tensorrt,plugins=…/libnnorm_trt_register_10.so (or _11)"
-        ]
-    file = onnx_file.read(path, large_weights=False)
-    overflow = []
-    if count := unsafe_weights(file):
-        overflow = [
-            f"{count} weights have 8 bits: on x86 servers without VNNI ONNX Runtime's sums overflow, and outputs "
-            "may be far off; quantise with weights of 7 bits (--reduce-range)"
-        ]
-    if backend == "python":
-        return ["the server's Python must have nnorm_export and onnxruntime", *overflow]
-    notes = ["without kernels: the server runs the bodies"]
-    if kernels:
-        notes = [f"the server must find the kernels at {kernels}"]
-    faults = [f"{fault}. Serve this file with --backend python, which avoids it" for fault in faults_of(file)]
-    return [*notes, *overflow, *faults]

@@ -58,6 +58,8 @@ class Model {
     options.SetIntraOpNumThreads(threads);  // 0: one for each core
     options.SetGraphOptimizationLevel(GraphOptimizationLevel::ORT_ENABLE_ALL);
     // Of all the file needs no more than this: each normalization then runs by its kernel. It would by its body without.
+    // A file that a known fault of ONNX Runtime hits needs a line more, which `nnorm-export doctor MODEL.onnx` prints:
+    // options.AddConfigEntry("optimization.disable_specified_optimizers", "…");
     options.RegisterCustomOpsLibrary(library.c_str());
     session_ = Ort::Session(environment_, path.c_str(), options);
     Ort::AllocatorWithDefaultOptions allocator;

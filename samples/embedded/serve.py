@@ -1,8 +1,11 @@
 """Serves a file in a session of your own: its options, the kernels, and buffers that are allocated once.
 
 python samples/embedded/serve.py MODEL.onnx IMAGES.npy [-o LOGITS.npy] [--batch N] [--threads N] [--device cpu|cuda]
+    [--disable NAMES]
 
-`nnorm_export.load` does the same in one line; this is for programs that want ONNX Runtime's own options.
+This is for programs that want ONNX Runtime's own options. `nnorm_export.load` does it in one line, and switches off the
+optimizations that a known fault of ONNX Runtime makes wrong for the file: `nnorm-export doctor MODEL.onnx` names them,
+and --disable switches them off here.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import nnorm_export
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-def open_session(path: Path, *, threads: int, device: str) -> onnxruntime.InferenceSession:
+def open_session(path: Path, *, threads: int, device: str, disable: str = "") -> onnxruntime.InferenceSession:
     """A session that runs each normalization by its kernel."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads  # 0: one for each core
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    if disable:
+        options.add_session_config_entry("optimization.disable_specified_optimizers", disable)
     nnorm_export.register(options)  # the only line that the kernels need; without it bodies run the normalizations
     session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[device]])
     if PROVIDERS[device] not in session.get_providers():
@@ -81,9 +86,11 @@ def main() -> None:
     parser.add_argument("--batch", type=positive, default=64, help="images in one run (default %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of the session; by default one for each core")
     parser.add_argument("--device", choices=PROVIDERS, default="cpu", help="(default %(default)s)")
+    parser.add_argument("--disable", default="", help="optimizations to switch off, with ; between them")
     options = parser.parse_args()
     images = np.load(options.images, mmap_mode="r")
-    model = Model(open_session(options.model, threads=options.threads, device=options.device), options.device)
+    how = {"threads": options.threads, "device": options.device, "disable": options.disable}
+    model = Model(open_session(options.model, **how), options.device)
     starts = range(0, max(len(images), 1), options.batch)  # no images are one empty batch
     batches = [images[first : first + options.batch] for first in starts]
     np.save(options.output, np.concatenate([model(batch) for batch in batches]))

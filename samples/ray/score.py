@@ -98,6 +98,22 @@ def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: in
     yield from scored.iter_batches(batch_size=None)
 
 
+def connect(address: str | None, needed: int) -> None:
+    """Joins the cluster, or starts one here that hands out ``needed`` CPUs at least, however many there are.
+
+    With as many CPUs as the workers take, no task that gives them work would ever start.
+    """
+    if address is None:
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, needed), log_to_driver=False)
+        return
+    ray.init(address=address, log_to_driver=False)
+    if (present := ray.cluster_resources().get("CPU", 0)) < needed:
+        raise SystemExit(
+            f"the cluster has {present:g} CPUs, and this takes {needed}: --workers times --threads, and one that gives "
+            "them work; ask for fewer, or add machines"
+        )
+
+
 def alone(model: Path, images: Path, *, threads: int, batch: int) -> Results:
     """The same batches in this process, to compare with."""
     count = _batches(images, batch)
@@ -177,7 +193,7 @@ def main() -> None:
     if options.alone:
         results = alone(options.model, options.images, **how)
     else:
-        ray.init(address=options.address or "local", log_to_driver=False)
+        connect(options.address, options.workers * options.threads + 1)
         results = with_ray(options.model, options.images, workers=options.workers, **how)
     columns = TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:

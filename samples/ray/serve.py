@@ -46,13 +46,17 @@ class Scorer:
         self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
         self._input, *others = self._runner.inputs
         batch, *axes = self._input.shape
-        if others or isinstance(batch, int) or not all(isinstance(length, int) for length in axes):
+        if others or not isinstance(batch, str) or not all(isinstance(length, int) for length in axes):
             raise ValueError(f"{model}: this program serves one input, of which the batch alone is dynamic")
+        if not (first := self._runner.outputs[0]).shape or first.shape[0] != batch:
+            raise ValueError(f"{model}: the first axis of {first} is not that of {self._input}, the batch")
 
     @serve.batch(max_batch_size=LARGEST_BATCH, batch_wait_timeout_s=0)
     async def score(self, requests: list[Array]) -> list[Array]:
         images = np.concatenate(requests)
         (logits, *_) = await asyncio.to_thread(self._runner, images)  # a session computes without the GIL
+        if len(logits) != len(images):
+            raise RuntimeError(f"the model returns {len(logits)} rows for {len(images)} images")
         return np.split(logits, np.cumsum([len(request) for request in requests])[:-1])
 
     async def __call__(self, request: Request) -> Response:
@@ -87,7 +91,13 @@ def main() -> None:
     parser.add_argument("--name", default="nnorm", help="of the application, and its route (default %(default)s)")
     parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
     options = parser.parse_args()
-    ray.init(address=options.address or "local")
+    needed = options.replicas * options.threads
+    cpus = {} if options.address else {"num_cpus": max(os.cpu_count() or 1, needed)}  # fewer would wait for ever
+    ray.init(address=options.address or "local", **cpus)
+    if (present := ray.cluster_resources().get("CPU", 0)) < needed:
+        raise SystemExit(
+            f"the cluster has {present:g} CPUs, and --replicas times --threads are {needed}; ask for fewer"
+        )
     # If the cluster serves already, its address stays as it is.
     serve.start(http_options={"host": options.host, "port": options.port})
     replicas = Scorer.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.threads})

@@ -1,9 +1,10 @@
 """Serves a file with OpenCV's module dnn, which needs nothing of nnorm_export.
 
-The file has the shapes of the example that it was exported with, so the images come in batches of that size.
+The file has the shapes of the example that it was exported with, so the images come in batches of that size. OpenCV
+computes with images of any other shape, wrongly, so the shape is given again and checked.
 
     nnorm-export export … --input 1,3,32,32 --target opencv -o model.onnx
-    python samples/runtimes/serve_opencv.py model.onnx images.npy -o logits.npy --batch 1
+    python samples/runtimes/serve_opencv.py model.onnx images.npy -o logits.npy --input 1,3,32,32
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ def main() -> None:
     parser.add_argument("model", help="an ONNX file without functions and without dynamic axes")
     parser.add_argument("images", help="a .npy file of float32 images, a multiple of the batch")
     parser.add_argument("-o", "--output", default="logits.npy", help="the file to write")
-    parser.add_argument("--batch", type=int, default=1, help="the batch that the file was exported with")
+    parser.add_argument("--input", required=True, help="the shape that the file was exported with: 1,3,32,32")
     arguments = parser.parse_args()
 
     network = cv2.dnn.readNetFromONNX(arguments.model)
     images = np.load(arguments.images)
-    if len(images) % arguments.batch:
-        raise SystemExit(f"{len(images)} images are not a multiple of the batch, {arguments.batch}")
+    batch, *shape = map(int, arguments.input.split(","))
+    if images.dtype != np.float32 or list(images.shape[1:]) != shape:
+        raise SystemExit(f"the file takes float32{[batch, *shape]}, and these are {images.dtype}{list(images.shape)}")
+    if len(images) % batch:
+        raise SystemExit(f"{len(images)} images are not a multiple of the batch, {batch}")
     logits = []
-    for first in range(0, len(images), arguments.batch):
-        network.setInput(images[first : first + arguments.batch])
+    for first in range(0, len(images), batch):
+        network.setInput(images[first : first + batch])
         logits.append(network.forward().copy())  # OpenCV uses the memory again
     np.save(arguments.output, np.concatenate(logits))
     print(f"{len(images)} rows in {arguments.output}, by OpenCV {cv2.__version__}")

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 import nnorm_export
 from nnorm_export.exporting import onnx as onnx_exporter
 from nnorm_export.exporting import programs, torchscript
-from nnorm_export.exporting.trace import nodes_of
+from nnorm_export.exporting.graphs import nodes_of
 from nnorm_export.operators import NORMALIZATIONS
 
 try:

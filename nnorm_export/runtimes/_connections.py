@@ -1,0 +1,81 @@
+"""Clients on gevent, which work only in the thread that made them, for callers in any thread.
+
+Each client has a thread of its own and is used again: there are as many as calls at the same time. In threads of the
+caller, each thread that ends would leave the open files of gevent's loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+_Call = Callable[[Any], Any]  # of a client
+
+
+class Connections:
+    """Clients that ``new_client`` makes; they are closed when this object is no longer used."""
+
+    def __init__(self, new_client: Callable[[], Any]) -> None:
+        self._new_client = new_client
+        self._free: list[_Connection] = []
+        weakref.finalize(self, _end, self._free).atexit = False
+
+    def ask(self, call: _Call) -> Any:
+        """Returns ``call(client)``, or raises what it raises."""
+        connection = self._take()
+        try:
+            return connection.ask(call)
+        finally:
+            self._free.append(connection)
+
+    def _take(self) -> _Connection:
+        with suppress(IndexError):
+            while True:
+                connection = self._free.pop()
+                if connection.is_alive():  # not in a process that was forked
+                    return connection
+        return _Connection(self._new_client)
+
+
+def _end(connections: list[_Connection]) -> None:
+    for connection in connections:
+        connection.end()
+
+
+class _Connection(threading.Thread):
+    def __init__(self, new_client: Callable[[], Any]) -> None:
+        super().__init__(name="nnorm_export client", daemon=True)
+        self._new_client = new_client
+        self._work: SimpleQueue[tuple[_Call, Future[Any]] | None] = SimpleQueue()
+        self.start()
+
+    def ask(self, call: _Call) -> Any:
+        answer: Future[Any] = Future()
+        self._work.put((call, answer))
+        try:
+            return answer.result()
+        finally:
+            del answer  # its exception holds this frame, which would keep the runner
+
+    def end(self) -> None:
+        self._work.put(None)
+
+    def run(self) -> None:
+        client = None
+        while (work := self._work.get()) is not None:
+            call, answer = work
+            try:
+                client = client or self._new_client()
+                answer.set_result(call(client))
+            except BaseException as error:  # the caller's thread raises it
+                answer.set_exception(error)
+            del work, call, answer
+        if client is not None:
+            client.close()
+        importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)

@@ -1,0 +1,39 @@
+"""The ``session_options`` of a caller: what is refused beside them, and what is changed in them for a moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from nnorm_export.errors import NnormExportError
+
+_changing = threading.Lock()  # threads may share options
+
+
+def refuse_beside_options(threads: int, config: Mapping[str, str] | None, kernels: bool | None) -> None:
+    """Refuses what ``session_options`` of the caller have themselves."""
+    if config:
+        raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
+    if threads:
+        raise NnormExportError("intra_op_num_threads: session_options are used unchanged; set it in them")
+    if kernels is not None:
+        raise NnormExportError(
+            "kernels: session_options are used unchanged; call nnorm_export.register(session_options) for kernels, or "
+            "leave it out for bodies"
+        )
+
+
+@contextmanager
+def changed(options: Any, changes: Mapping[str, Any]) -> Iterator[None]:
+    """Sets the attributes ``changes`` of ``options`` for the block, which no other block does meanwhile."""
+    with _changing:
+        unchanged = {name: getattr(options, name) for name in changes}
+        try:
+            for name, value in changes.items():
+                setattr(options, name, value)
+            yield
+        finally:
+            for name, value in unchanged.items():
+                setattr(options, name, value)
