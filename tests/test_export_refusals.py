@@ -22,6 +22,7 @@ from nnorm_export import (
     bisect,
     export,
     export_program,
+    export_torchscript,
     layers,
     load,
     verify,
@@ -259,6 +260,20 @@ def test_keyword_inputs_that_forward_does_not_name(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"where forward takes \*\*others: name y in its signature"):
         export(Open(), x, tmp_path / "m.onnx", kwargs={"y": x})
     assert export(Open(), x, tmp_path / "m.onnx", kwargs={"y": x}, dynamic_shapes={}).parity
+
+
+@pytest.mark.parametrize(("write", "suffix"), [(export, "onnx"), (export_program, "pt2"), (export_torchscript, "pt")])
+def test_one_tensor_for_two_inputs(write: Callable[..., Any], suffix: str, tmp_path: Path) -> None:
+    """As for the query and the key of an attention: the file reads both."""
+
+    class Difference(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x - 2 * y
+
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    path = write(Difference(), (x, x), tmp_path / f"m.{suffix}", verify=False).path
+    (found,) = load(path, trust_pickle=True)(x.numpy(), y.numpy())
+    np.testing.assert_allclose(found, x - 2 * y, rtol=1e-6)
 
 
 @pytest.mark.slow

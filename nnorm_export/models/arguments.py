@@ -49,6 +49,9 @@ def dtype_name(dtype: str | torch.dtype | None) -> str | None:
 def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Parameter name of ``forward`` -> example value, in the order of the call.
 
+    A tensor that is given for two inputs is copied: torch.export takes one tensor for one input, and the program would
+    read only one of them.
+
     Raises:
         InputError: ``forward`` does not take the arguments.
     """
@@ -63,7 +66,21 @@ def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, An
             f"the inputs do not fit {type(model).__name__}.forward: {error}; give one value for each parameter without "
             "a default"
         ) from error
-    return as_tensors(dict(bound.arguments))
+    return _distinct(as_tensors(dict(bound.arguments)))
+
+
+def _distinct(values: dict[str, Any]) -> dict[str, Any]:
+    seen: set[int] = set()
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        is_repeated = id(value) in seen
+        seen.add(id(value))
+        return value.detach().clone() if is_repeated else value
+
+    tensors: dict[str, Any] = pytree.tree_map(own, values)
+    return tensors
 
 
 def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
