@@ -20,7 +20,7 @@ import nnorm_export
 from nnorm_export.domain import OPERATORS
 from nnorm_export.layers import GroupNormalNorm
 
-NETWORKS, TOGETHER = 50, 10
+NETWORKS, TOGETHER = 30, 10
 SMALL = Spec(1, (2, 4, 5, 7), (Step("conv", 12), Step("batch+act", 1), Step("group", 2), Step("layer", 5)))
 
 
