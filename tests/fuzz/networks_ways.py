@@ -240,9 +240,9 @@ class _Run:
                 kept["frozen"] = onnx_exporter_freeze(request)
             return replace(kept["frozen"], request=request)
 
-        def trace(frozen: Any) -> Any:
+        def trace(frozen: Any, **options: bool) -> Any:
             if self.plainly or "traced" not in kept:
-                kept["traced"] = onnx_exporter_trace(frozen)
+                kept["traced"] = onnx_exporter_trace(frozen, **options)
                 operators = {operator.torch_op for operator in NORMALIZATIONS.values()}
                 self.calls = sum(node.target in operators for node in nodes_of(kept["traced"].program))
             return kept["traced"] if self.plainly else replace(kept["traced"], frozen=frozen)
