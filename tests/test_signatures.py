@@ -79,7 +79,7 @@ def relax(release: Path) -> None:
 def link_truth(release: Path) -> None:
     (release / "elsewhere").mkdir()
     shutil.copy(release / "c" / "truth_0" / "output_0.pb", release / "elsewhere")
-    (release / "c" / "truth_1").symlink_to(release / "elsewhere", target_is_directory=True)
+    (release / "c" / "truth_2").symlink_to(release / "elsewhere", target_is_directory=True)
 
 
 def move_boundary(release: Path) -> None:
@@ -122,7 +122,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"cover c/truth_0/output_1\.pb",
     ),
     "a hidden file added": (lambda r: (r / "c/.gitignore").write_text("*"), r"cover c/\.gitignore"),
-    "a link to a folder added": (link_truth, "cover c/truth_1"),
+    "a link to a folder added": (link_truth, "cover c/truth_2"),
     "a file removed": (lambda release: (release / "c/truth_0/output_0.pb").unlink(), "truth_0/output_0"),
     "signed by another": (sign_again_with_another_key, "Key mismatch"),
     "the signed text": (claim_another_digest, "InvalidSignature"),

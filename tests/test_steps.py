@@ -60,10 +60,10 @@ def test_the_steps_of_exports(watcher: Watcher, tmp_path: Path) -> None:
     model, x = randomized(Network()), torch.randn(4, 3, 8, 6)
     nnorm_export.export(model, x, tmp_path / "m.onnx")
     assert tuple(watcher.steps) == EXPORT
-    for what in ("PyTorch", "the file", "PyTorch in float64"):
+    # The example, a batch of 1, one of 3; and changed inputs, on which PyTorch and the file have run before.
+    for what, count in (("PyTorch", 3), ("the file", 3), ("PyTorch in float64", 4)):
         assert [text for text in watcher.details if text.startswith(f"{what}, run")] == [
-            f"{what}, run {number} of 3"
-            for number in (1, 2, 3)  # the example, a batch of 1, one of 3
+            f"{what}, run {number} of {count}" for number in range(1, count + 1)
         ]
     assert any(re.fullmatch(r"PyTorch with random last bits, run 2 of \d+", text) for text in watcher.details)
     watcher.steps.clear()

@@ -24,7 +24,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -47,6 +46,7 @@ from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
 from nnorm_export.parity import certificates
 from nnorm_export.parity.criteria import Criterion
+from nnorm_export.parity.outcome import ParityReport
 from nnorm_export.parity.report import page
 from nnorm_export.serving.repository import write_repository
 
@@ -144,8 +144,10 @@ def cases(folder: Path) -> list[Case]:
         original = getattr(module, step)
         for value in VALUES:
 
-            def keep(frozen: Any, value: float = value, original: Any = original, prepared: Any = prepared) -> Any:
-                prepared[value] = original(frozen)
+            def keep(
+                frozen: Any, value: float = value, original: Any = original, prepared: Any = prepared, **options: bool
+            ) -> Any:
+                prepared[value] = original(frozen, **options)
                 return prepared[value]
 
             with mock.patch.object(module, step, keep):
@@ -170,9 +172,12 @@ def cases(folder: Path) -> list[Case]:
 
     def certify(path: Path, value: float) -> None:
         array = np.full((2, SIZE), value, np.float32)
-        report = SimpleNamespace(runtime="test", criterion=str(value), outputs=[], implementations={})
+        report = ParityReport("test", str(value), [], {})
         sets = [certificates.DataSet([array], [array], [array], [None])]
-        certificates.write(path, source[value], runner, report, sets, [Criterion()])  # type: ignore[arg-type]
+        sha256 = certificates.file_sha256(source[value])
+        certificates.write(
+            path, source[value], runner, report, sets, [Criterion()], sha256=sha256, computed_in="float32"
+        )
 
     def certified(path: Path) -> float:
         told = json.loads((path / certificates.CERTIFICATE).read_text())
