@@ -112,7 +112,7 @@ def test_running_statistics_move_as_those_of_the_layer(build: Callable[[], nn.Mo
 
 
 class MedianNorm(DecayingNorm):
-    """Its running mean is no average of the means of batches."""
+    """Its running mean is not an average of the means of batches."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:

@@ -33,7 +33,7 @@ class Cache(nn.Module):
 
 
 class Stream(nn.Module):
-    """Adds the result of the call before, which it keeps in a tensor that is no buffer."""
+    """Adds the result of the call before, which it keeps in a tensor that is not a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -73,3 +73,9 @@ def test_nested_tensors_sample_by_sample() -> None:
     y = layer(torch.nested.nested_tensor(samples))
     for part, sample in zip(y.unbind(), samples, strict=True):
         assert torch.equal(part, layer(sample))
+
+
+def test_a_nested_tensor_is_refused_where_it_cannot_be_computed() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)])
+    with pytest.raises(TypeError, match=r"BatchNormalNorm1d does not take nested tensors; pass x\.to_padded_tensor"):
+        layers.BatchNormalNorm1d(4)(nested)

@@ -69,7 +69,7 @@ def test_rows_that_are_apart(tmp_path: Path) -> None:
     written = write_repository(path, tmp_path / "models")
     assert "max_batch_size: 32\n" in written.config
     taken = "requests are combined along images, the first axis of all inputs and outputs"
-    assert f"{taken}; random rows have the same results alone as in a batch" in written.notes
+    assert f"{taken}; a batch of random rows gives the results that each row gives alone" in written.notes
     assert write_repository(path, tmp_path / "models", name="one", max_batch_size=1).notes == [taken]
 
 

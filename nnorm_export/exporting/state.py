@@ -80,7 +80,7 @@ def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
     """
     try:
         decomposed: torch.export.ExportedProgram = program.run_decompositions({})
-    except Exception as error:  # any operator of the model may fail here, with an error of its own
+    except Exception as error:  # torch raises errors without a common class here; the message shows this one
         raise ExportError(
             f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. Export to "
             "another format, or as pt2 with operators='kept', which needs no decomposition"
@@ -92,7 +92,7 @@ def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None,
     """Raises an ExportError if a result depends on a tensor of the model that forward changes.
 
     Args:
-        program: as :func:`functional` returns it, which does not tell of tensors that forward assigns and that are no
+        program: as :func:`functional` returns it, which does not tell of tensors that forward assigns and that are not
             buffers.
         changes: what a call changes; None if that is not known.
         keeps_state: whether a file of the format keeps them, so that the comparison alone is in the way.

@@ -179,11 +179,13 @@ def _fold_parametrizations(frozen: nn.Module) -> None:
 def _computed_weights(module: nn.Module) -> dict[str, Tensor]:
     """Name -> value of each parametrized tensor, computed in float64.
 
-    In the dtype of the module where the parametrization does not run in float64, because it holds a tensor of its own
-    that is no buffer.
+    If the parametrization does not run in float64, because it holds a tensor that is not a buffer, it is computed in
+    the dtype of the module.
     """
     exact = deepcopy(module).to(torch.float64)
-    names: list[str] = list(exact.parametrizations)  # type: ignore[arg-type]  # an nn.ModuleDict
+    parametrizations = exact.parametrizations
+    assert isinstance(parametrizations, nn.ModuleDict)
+    names = list(parametrizations)
     with torch.no_grad():
         computed = {name: getattr(module, name) for name in names}
         try:

@@ -24,7 +24,7 @@ class Normalization(nn.Module, ABC):
         eps: ε ≥ 0, added to a variance.
 
     Raises:
-        ValueError: ``eps`` is negative or no number, or a flag is neither True nor False.
+        ValueError: ``eps`` is negative or is not a number, or a flag is neither True nor False.
     """
 
     weight: nn.Parameter | None
@@ -51,7 +51,7 @@ class Normalization(nn.Module, ABC):
             return self._normalize(x).to(input.dtype)
 
     def _forward_nested(self, x: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} takes no nested tensor; pass x.to_padded_tensor(0.0)")
+        raise TypeError(f"{type(self).__name__} does not take nested tensors; pass x.to_padded_tensor(0.0)")
 
     @abstractmethod
     def _check_input(self, x: Tensor) -> None:
@@ -101,7 +101,7 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_number(name: str, value: object, *, optional: bool = False) -> None:
-    """Raises a ValueError if ``value`` is a flag or no number; None counts as a number if ``optional``."""
+    """Raises a ValueError if ``value`` is a flag or is not a number; None counts as a number if ``optional``."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

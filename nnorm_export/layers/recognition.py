@@ -48,7 +48,7 @@ class Recognized:
         is_frozen: whether a batch norm uses its running statistics in training too.
         momentum: m of the running statistics of a batch norm, new = m·batch + (1 − m)·old; None for the cumulative
             average.
-        moves_otherwise: whether the running mean moves by no constant m; ``momentum`` is then the layer's attribute.
+        moves_otherwise: whether the running mean does not move by a constant m; ``momentum`` is then the layer's attribute.
     """
 
     kind: Kind
@@ -152,7 +152,7 @@ def recognize(layer: nn.Module) -> Recognized | None:
 def _recognize_in(dtype: torch.dtype, layer: nn.Module) -> Recognized | None:
     try:
         trial = _trial_copy(layer, dtype)
-    except Exception:  # the layer's own code, which may raise anything
+    except Exception:  # a user's layer may raise any error in its copy; it is kept, and the report says so
         return None
     fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, trial, dtype))
     found = next(fitting, None)

@@ -115,7 +115,7 @@ def with_absolute_sigmoids(seed: int, run: Callable[..., _T], *args: Any) -> tup
     try:
         with mode:
             return run(*args), mode.dtypes
-    except (NotImplementedError, InputError):
+    except (NotImplementedError, InputError):  # torch's own error for torch.cond, and the one that run makes of it
         torch.compiler.reset()  # Dynamo would remember that it failed
         return run(*args), set()
 

@@ -164,7 +164,7 @@ class PyTorchModel:
             ) from error
         if self.dtype == torch.float64:
             return outputs
-        # What a narrower model returns in float64 is no more exact than the model.
+        # A model that computes in a narrower dtype does not become exact when it casts its result to float64.
         return [array.astype(np.float32) if array.dtype == np.float64 else array for array in outputs]
 
     def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
@@ -351,7 +351,7 @@ _STEADY = 16  # roundings: threads may add in another order
 
 
 def _is_same(result: Array, again: Array) -> bool:
-    """Whether two results on the same inputs are equal but for the order of sums."""
+    """Whether two results on the same inputs differ by no more than sums in another order may differ."""
     if result.shape != again.shape or not is_float(result.dtype):
         return bool(np.array_equal(result, again))
     a, b = result.astype(np.float64), again.astype(np.float64)

@@ -18,7 +18,7 @@ def usable_truth(
 ) -> list[Array] | None:
     """Returns ``truth``, with PyTorch's results where random last bits do not change them and float64 does.
 
-    None if there is no truth, or one of other shapes.
+    None if the model did not run in float64, or its results there have other shapes.
 
     Args:
         expected: PyTorch's results in the file's dtype.

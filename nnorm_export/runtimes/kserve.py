@@ -113,7 +113,7 @@ class KServeRunner(Runner):
             live = self._ask("is_server_live")
         except RuntimeMissingError:
             raise
-        except Exception as error:  # of the client, of gevent or of grpc
+        except Exception as error:  # those of tritonclient, gevent and grpc have no common class
             raise self._unanswered(error) from error
         try:
             if not live or not self._ask("is_model_ready", self._name, self._version):
@@ -165,7 +165,7 @@ class KServeRunner(Runner):
             result = self._ask("infer", self._name, inputs, self._version, outputs=outputs)
         except RuntimeMissingError:
             raise
-        except Exception as error:  # the server's refusal, or an answer that is not of the protocol
+        except Exception as error:  # as above; the message shows what the server or the client says
             raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
         return [self._answer(info, result) for info in self.outputs]
 
@@ -210,8 +210,8 @@ class KServeRunner(Runner):
 def _in_time(seconds: float, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Returns ``call(*arguments, **options)`` of the HTTP client; raises TimeoutError if it takes longer.
 
-    The timeouts of the connection start again with every byte that arrives; gevent's is for the whole call. It is no
-    Exception, which the client would take for an answer.
+    The timeouts of the connection start again with every byte that arrives; gevent's is for the whole call. It is not
+    an Exception, which the client would take for an answer.
     """
     timeout_error: Any = importlib.import_module("gevent").Timeout
     try:

@@ -56,7 +56,7 @@ def batching(runner_of: Callable[[], Runner], axis: str, *, greatest: int, coars
         return True, f"{taken}. That its rows are independent was not checked ({first_line(error)})"
     if fault:
         return False, f"no batching: {fault}. A batch would mix the requests of several clients"
-    return True, f"{taken}; random rows have the same results alone as in a batch"
+    return True, f"{taken}; a batch of random rows gives the results that each row gives alone"
 
 
 def _fault(runner: Runner, rows: int, tolerance: float) -> str:

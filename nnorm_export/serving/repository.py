@@ -82,8 +82,8 @@ def write_repository(
             backend. By default the one for the file.
         version: the number of a new version, 1 or more; by default the next.
         max_batch_size: the greatest batch of dynamic batching, if all inputs and outputs have one and the same dynamic
-            axis first, and random rows have the same results alone as in a batch; else there is no batching. An
-            engine's greatest batch is a limit too.
+            axis first, and a batch of random rows gives the results that each row gives alone; else requests are not
+            combined. An engine's greatest batch is a limit too.
         max_queue_delay_microseconds: how long a request waits for others while the model is idle. Requests that come
             while it runs are combined in any case, so that 0 loses no throughput.
         instances: instances of the model on each device.
