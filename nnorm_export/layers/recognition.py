@@ -48,7 +48,8 @@ class Recognized:
         is_frozen: whether a batch norm uses its running statistics in training too.
         momentum: m of the running statistics of a batch norm, new = m·batch + (1 − m)·old; None for the cumulative
             average.
-        moves_otherwise: whether the running mean does not move by a constant m; ``momentum`` is then the layer's attribute.
+        moves_otherwise: whether the running mean does not move by a constant m; ``momentum`` is then the layer's
+            attribute.
     """
 
     kind: Kind
