@@ -107,6 +107,12 @@ def float16_of_onnxruntime(model: Model, folder: Path) -> Model:
     return convert_float_to_float16(model)
 
 
+def without_names(model: Model, folder: Path) -> Model:
+    for node in model.graph.node:
+        node.ClearField("name")
+    return model
+
+
 def inliner(model: Model, folder: Path) -> Model:
     return onnx.inliner.inline_local_functions(model)
 
@@ -302,7 +308,21 @@ def test_inlined_bodies(files: dict[str, Path], image: Array, expected: list[Arr
     path = changed(inliner, files["portable"], tmp_path)
     (change,) = describe(path).changes
     assert "its 5 normalizations are not nodes any more" in change
-    assert_equal(load(path)(image), expected)
+    with pytest.warns(UserWarning, match=r"after\.onnx: its 5 normalizations are not nodes any more"):
+        runner = load(path)
+    assert_equal(runner(image), expected)
+
+
+def test_names_taken_away(files: dict[str, Path], image: Array, expected: list[Array], tmp_path: Path) -> None:
+    """Every normalization is counted, under the name that TensorRT's parser gives it."""
+    path = changed(without_names, files["portable"], tmp_path)
+    runner = load(path)
+    assert_equal(runner(image), expected)
+    assert list(runner.implementations.values()) == ["kernel"] * 5
+    described = describe(path).layers
+    assert {layer.node: layer.implementation for layer in described} == dict.fromkeys(runner.implementations)
+    assert [layer.path for layer in described] == [layer.path for layer in describe(files["portable"]).layers]
+    assert set(load(path, "reference").implementations.values()) == {"body"}
 
 
 def test_what_onnxruntimes_quantization_prepares(

@@ -33,6 +33,11 @@ def changes_of(file: ModelFile) -> list[str]:
     return [text for find in _FOUND if (text := find(file))]
 
 
+def unused_by_kernels(file: ModelFile) -> str:
+    """Whether kernels run no normalization of a file whose form is for them; empty if they do."""
+    return renamed(file) or _inlined(file)
+
+
 def renamed(file: ModelFile) -> str:
     """Whether operators of the domain ``nnorm`` have other names than kernels know them by; empty if they have not."""
     names = {node.op_type: original for node in _nodes(file) if (original := original_name(node.op_type))}

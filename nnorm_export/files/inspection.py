@@ -8,15 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import problems_of
 from nnorm_export.files.changes import changes_of
 from nnorm_export.files.durable import read_whole
-from nnorm_export.files.onnx_file import ModelFile, read
+from nnorm_export.files.onnx_file import ModelFile, name_of, read
 from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.pytorch_archive import COREML, EXECUTORCH, LITERT, Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
-from nnorm_export.names import PRODUCER
+from nnorm_export.names import LAYER_PATH, PRODUCER
 
 STANDARD_DOMAIN = "ai.onnx"
 
@@ -155,7 +157,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
 
 def _describe_onnx(file: ModelFile) -> ModelDescription:
     graph = file.proto.graph
-    nodes = {node.name for node in file.normalizations}
+    nodes = {name_of(node) for node in file.normalizations}
     opsets = {entry.domain or STANDARD_DOMAIN: entry.version for entry in file.proto.opset_import}
     return ModelDescription(
         path=str(file.path),
@@ -193,13 +195,18 @@ def _optimized_for(file: ModelFile) -> Machine | None:
 def _entries(file: ModelFile) -> list[dict[str, Any]]:
     """What export() wrote about each normalization; other writers' nodes have a name and an operator only."""
     noted = file.layers
-    known = {entry["node"] for entry in noted}
-    others = {node.name: node for node in file.normalizations if node.name not in known}
-    names = {node.name for node in file.normalizations}
-    for entry in noted:  # a tool may have put a prefix to the names of all nodes
-        if entry["node"] not in names and (name := next((n for n in others if n.endswith(entry["node"])), "")):
+    nodes = {name_of(node): node for node in file.normalizations}
+    others = {name: node for name, node in nodes.items() if name not in {entry["node"] for entry in noted}}
+    for entry in noted:
+        if entry["node"] not in nodes and (name := next((n for n in others if _is_of(entry, n, others[n])), "")):
             entry |= {"node": name, "op_type": others.pop(name).op_type}
-    return noted + [{"node": node.name, "op_type": node.op_type, "path": ""} for node in others.values()]
+    return noted + [{"node": name, "op_type": node.op_type, "path": ""} for name, node in others.items()]
+
+
+def _is_of(entry: Mapping[str, Any], name: str, node: onnx.NodeProto) -> bool:
+    """Whether ``entry`` was written about ``node``; a tool may have put a prefix to all names, or taken them away."""
+    paths = [prop.value for prop in node.metadata_props if prop.key == LAYER_PATH]
+    return name.endswith(entry["node"]) or (not node.name and paths == [entry["path"]])
 
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:

@@ -88,7 +88,7 @@ def identifier(called: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, s
 
 
 def name_of(node: onnx.NodeProto) -> str:
-    """The name of ``node``; TensorRT's parser gives this one to nodes whose names a tool has taken away."""
+    """The name of ``node``, or the one that TensorRT's parser gives to nodes whose names a tool has taken away."""
     return node.name or f"node_of_{node.output[0]}"
 
 

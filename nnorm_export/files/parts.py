@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nnorm_export.domain import ALL_OPERATORS, OPERATORS, QUANTIZED_OPERATORS, Operator
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.onnx_file import ModelFile, name_of
 from nnorm_export.names import DOMAIN, LAYER_PATH, NAME_SCOPES
 
 MODULE = "(module)"  # the op_type of a part that is not a normalization
@@ -82,7 +82,7 @@ def norms_of(proto: onnx.ModelProto) -> list[Part]:
             given = dict(zip(operator.inputs, node.input, strict=False)) if operator else {}
             operands = tuple(given.get(name, "") for name in operator.operands) if operator else ()
             x, y = node.input[0], node.output[0]
-            parts.append(Part(node.name, path, calls[path], node.op_type, (index,), x, y, operands))
+            parts.append(Part(name_of(node), path, calls[path], node.op_type, (index,), x, y, operands))
     return parts
 
 

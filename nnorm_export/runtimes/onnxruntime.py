@@ -22,7 +22,7 @@ from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
-from nnorm_export.files.changes import changes_of, renamed
+from nnorm_export.files.changes import changes_of, unused_by_kernels
 from nnorm_export.files.optimized_for import CPU, machine_of
 from nnorm_export.files.tensors import TensorInfo, info_of
 from nnorm_export.names import DOMAIN
@@ -63,7 +63,7 @@ def import_onnxruntime() -> Any:
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
     """Node name -> ``kernel`` if the node is left in the graph that ONNX Runtime runs, else ``body``."""
-    kept = {node.name for node in onnx_file.with_nested(optimized.graph.node) if node.domain == DOMAIN}
+    kept = {onnx_file.name_of(node) for node in onnx_file.with_nested(optimized.graph.node) if node.domain == DOMAIN}
     return {name: "kernel" if name in kept else "body" for name in names}
 
 
@@ -155,7 +155,7 @@ class OnnxRuntimeRunner(Runner):
     @cached_property
     def implementations(self) -> dict[str, str]:
         """Read off the graph that ONNX Runtime optimised: a node that is left in it is run by a kernel."""
-        names = [node.name for node in self._file.normalizations]
+        names = [onnx_file.name_of(node) for node in self._file.normalizations]
         if not names:
             return {}
         with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +205,7 @@ class OnnxRuntimeRunner(Runner):
         if kernels:
             refuse_unknown_bodies(self._file)
             library.register(options)
-            if unused := renamed(self._file):
+            if unused := unused_by_kernels(self._file):
                 warnings.warn(f"{self._file.path}: {unused}", stacklevel=1)
         return options
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nnorm_export.errors import RuntimeMissingError, first_line
+from nnorm_export.files.onnx_file import name_of
 from nnorm_export.files.optimized_for import CPU
 from nnorm_export.process import LOCK
 from nnorm_export.runtimes._providers import Provider
@@ -68,7 +69,7 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
     @property
     def implementations(self) -> dict[str, str]:
         """Bodies for all: a session has no kernels for this provider, and the provider takes no plugins."""
-        return dict.fromkeys((node.name for node in self._file.normalizations), "body")
+        return dict.fromkeys((name_of(node) for node in self._file.normalizations), "body")
 
     def _require_providers(self) -> None:
         """The device was found in ``__init__``."""

@@ -41,7 +41,7 @@ class ReferenceRunner(Runner):
 
     @cached_property
     def implementations(self) -> dict[str, str]:
-        return {node.name: "body" for node in self._file.normalizations}
+        return {onnx_file.name_of(node): "body" for node in self._file.normalizations}
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         with np.errstate(all="ignore"):  # no warnings about NaN and infinity, as in every other runtime
