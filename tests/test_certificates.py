@@ -159,8 +159,9 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
         (tmp_path / "own" / "NOTES.md").unlink(missing_ok=True)
         (tmp_path / "own" / "certificate.json").write_text(before)
     for content, words in (
-        ("[]", "another format"),
-        ('{"format": 2}', "lacks computed_in, criteria, data_sets, sha256"),
+        ("[]", "is not a certificate"),
+        ('{"format": 2}', "another format"),
+        ('{"format": 3}', "lacks computed_in, criteria, data_sets, sha256"),
     ):
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):

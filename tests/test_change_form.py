@@ -263,6 +263,17 @@ class TwoLengths(nn.Module):
         return self.norm(a) + self.norm(b).reshape(-1, 2, 4).sum(1)
 
 
+def test_random_inputs_that_a_length_would_leave_empty(tmp_path: Path) -> None:
+    """A batch of 1 would be one of -69 rows of the other input."""
+    model = nn.Sequential(layers.LayerNormalNorm(4)).eval()
+    path = export(model, torch.randn(3, 4), tmp_path / "m.onnx").path
+    proto = onnx.load(path)
+    unused = onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["batch - 70", "batch"])
+    proto.graph.input.append(unused)
+    onnx.save(proto, path)
+    assert change_form(path, tmp_path / "primitives.onnx", "primitives").parity
+
+
 def test_random_inputs_whose_lengths_depend_on_each_other(tmp_path: Path) -> None:
     n = torch.export.Dim("n")
     shapes = {"a": {0: n}, "b": {0: 2 * n}}

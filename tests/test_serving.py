@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from nnorm_export import (
     write_repository,
 )
 from nnorm_export.cli import app
+from nnorm_export.runtimes._connections import Connections
 
 model_config_pb2 = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="Triton's client is not installed: pip install 'nnorm_export[serve]'"
@@ -206,8 +210,22 @@ def test_servers_that_are_not_there() -> None:
     for url in ("http://127.0.0.1:9/net", "grpc://127.0.0.1:9/net"):
         with pytest.raises(RuntimeMissingError, match="no server answers"):
             load(url)
-    with pytest.raises(nnorm_export.NnormExportError, match="give http://HOST:PORT/MODEL"):
-        load("http://127.0.0.1:9")
+    for path in ("", "/v2/models", "/v2/models/net/versions"):
+        with pytest.raises(nnorm_export.NnormExportError, match="give http://HOST:PORT/MODEL"):
+            load(f"http://127.0.0.1:9{path}")
+
+
+def test_a_call_that_is_interrupted_delays_no_other() -> None:
+    """Ctrl-C while the server computes: the next call does not wait behind it."""
+    connections, answered = Connections(io.BytesIO), threading.Event()
+    interrupt = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        connections.ask(lambda _: answered.wait(60))
+    try:
+        assert connections.ask(lambda _: answered.is_set()) is False
+    finally:
+        answered.set()
 
 
 # --- a real server ---

@@ -70,7 +70,9 @@ def test_rows_that_are_apart(tmp_path: Path) -> None:
     assert "max_batch_size: 32\n" in written.config
     taken = "requests are combined along images, the first axis of all inputs and outputs"
     assert f"{taken}; a batch of random rows gives the results that each row gives alone" in written.notes
-    assert write_repository(path, tmp_path / "models", name="one", max_batch_size=1).notes == [taken]
+    assert write_repository(path, tmp_path / "models", name="one", max_batch_size=1).notes == [
+        "a request has one row along images, the first axis of all inputs and outputs"
+    ]
 
 
 def test_inputs_that_the_model_refuses_leave_it_unchecked(tmp_path: Path) -> None:

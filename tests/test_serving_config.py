@@ -51,8 +51,19 @@ def test_a_configuration_of_another_writer_is_not_replaced(path: Path, tmp_path:
     (tmp_path / "net" / "config.pbtxt").write_text(plain)
     write_repository(path, tmp_path)  # the same text, as earlier versions of this package wrote it
     (tmp_path / "net" / "config.pbtxt").write_text(f"{plain}# by hand\n")
-    with pytest.raises(ExportError, match="changes that serve-repo did not write"):
+    with pytest.raises(ExportError, match="this version of serve-repo did not write it"):
         write_repository(path, tmp_path)
+    assert "by hand" not in write_repository(path, tmp_path, overwrite_config=True).config
+
+
+def test_tensors_that_the_user_writes_otherwise_are_the_same_tensors(path: Path, tmp_path: Path) -> None:
+    config = tmp_path / "net" / "config.pbtxt"
+    text = write_repository(path, tmp_path).config.replace("instance_group [ {", "instance_group [\n  {")
+    config.write_text(text.replace("dims: [ 3 ]", 'dims: [ 3 ] label_filename: "labels.txt"'))
+    assert config.read_text().count("label_filename") == 1
+    assert write_repository(path, tmp_path).config == config.read_text()
+    assert "label_filename" not in write_repository(path, tmp_path, threads=2, overwrite_config=True).config
+    assert write_repository(path, tmp_path, threads=2, overwrite_config=True, max_batch_size=0).version == 4
 
 
 def test_the_command_line_overwrites_on_request(path: Path, tmp_path: Path) -> None:
@@ -122,6 +133,10 @@ def test_the_library_on_a_gpu(path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert 'op_library_filename: "/opt/libnnorm_ort.so"' in given.config
     monkeypatch.setattr(library, "find_cuda_library", lambda: "/opt/libnnorm_ort_cuda.so")
     assert "op_library_filename" in write_repository(path, tmp_path, name="cuda", device="gpu").config
+
+
+def test_the_backend_python_takes_no_library(path: Path, tmp_path: Path) -> None:
+    assert "op_library" not in write_repository(path, tmp_path, backend="python", library_path="none").config
 
 
 def test_a_file_without_bodies_needs_a_library(tmp_path: Path) -> None:

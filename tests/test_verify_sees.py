@@ -11,9 +11,11 @@ import pytest
 import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nnorm_export import (
     ModelFileError,
+    NnormExportError,
     ParityError,
     bisect,
     export,
@@ -24,8 +26,10 @@ from nnorm_export import (
     verify,
 )
 from nnorm_export.layers import BatchNormalNorm1d
+from nnorm_export.parity.criteria import Criteria, Criterion
 from nnorm_export.parity.judgement import judge
-from nnorm_export.parity.outcome import UNSTEADY
+from nnorm_export.parity.outcome import ON_CHANGED_INPUTS, UNSTEADY
+from nnorm_export.parity.truth import usable_truth
 
 
 class Of(nn.Module):
@@ -37,6 +41,17 @@ class Of(nn.Module):
 
     def forward(self, x: Tensor, *others: Tensor) -> object:
         return self.of(self.linear(x), *others)
+
+
+class Normed(Of):
+    """The same with a norm between."""
+
+    def __init__(self, of: Callable[..., object]) -> None:
+        super().__init__(of)
+        self.norm = BatchNormalNorm1d(8)
+
+    def forward(self, x: Tensor, *others: Tensor) -> object:
+        return self.of(self.norm(self.linear(x)), *others)
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +96,39 @@ def test_a_mask_of_ones_that_the_file_ignores(tmp_path: Path) -> None:
     assert not verify(path, model, inputs)
 
 
+def test_what_fails_on_changed_inputs_says_so(tmp_path: Path) -> None:
+    """In verify and in bisect, which finds nothing on the given ones."""
+    inputs = (torch.randn(16, 8), torch.ones(16, 1, dtype=torch.int64))
+    model, ignores = Normed(lambda y, k: y * k), Normed(lambda y, k: y + 0 * k)
+    ignores.load_state_dict(model.state_dict())
+    path = written(ignores, inputs, tmp_path / "m.onnx")
+    assert bisect(path, ignores, inputs)
+    assert ON_CHANGED_INPUTS in str(verify(path, model, inputs))
+    found = bisect(path, model, inputs)
+    assert not found
+    assert "the fault lies after layer norm" in found.verdict
+    assert ON_CHANGED_INPUTS in found.verdict
+    with torch.no_grad():
+        model.linear.bias += 1
+    assert ON_CHANGED_INPUTS not in str(verify(path, model, inputs))  # it differs on the given inputs too
+
+
+def test_lengths_that_a_file_holds(tmp_path: Path) -> None:
+    """On changed inputs its result has another shape than PyTorch's."""
+    inputs = (torch.randn(16, 8), torch.tensor(5))
+    model, holds = Of(lambda y, n: y[:, : int(n)]), Of(lambda y, n: y[:, :5] + 0 * n)
+    holds.load_state_dict(model.state_dict())
+    with pytest.raises(NnormExportError, match=f"^{ON_CHANGED_INPUTS}: .* returns 1 outputs of shapes"):
+        verify(written(holds, inputs, tmp_path / "m.onnx"), model, inputs)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3, 3), torch.ones(3, 3).tril()], ids=["ones", "causal"])
+def test_no_row_of_a_mask_is_left_empty(mask: Tensor, tmp_path: Path) -> None:
+    """PyTorch gives 0 for a query without keys, and other runtimes a mean of all values."""
+    model = Of(lambda y, keep: functional.scaled_dot_product_attention(y, y, y, attn_mask=keep))
+    assert export(model.eval(), (torch.randn(8, 3, 8), mask.bool().expand(8, 3, 3)), tmp_path / "m.onnx").parity
+
+
 @pytest.mark.parametrize(
     "of",
     [
@@ -98,6 +146,23 @@ def test_numbers_of_a_dtype_are_not_instability(of: Callable[[Tensor], Tensor], 
     with torch.no_grad():
         model.linear.bias += 1e-3
     assert not verify(path, model, (x,))
+
+
+def test_numbers_of_a_dtype_are_not_a_fault_between_layers(tmp_path: Path) -> None:
+    class Network(Of):
+        def __init__(self) -> None:
+            super().__init__(torch.tanh)
+            self.norm = BatchNormalNorm1d(8)
+
+        def forward(self, x: Tensor, *others: Tensor) -> object:
+            y = self.linear(x)
+            return self.of(self.norm(y.clamp(min=torch.finfo(y.dtype).eps).log()))
+
+    model, x = Network(), torch.randn(16, 8)
+    path = written(model, (x,), tmp_path / "m.onnx")
+    assert verify(path, model, (x,))
+    found = bisect(path, model, (x,))
+    assert found, found.verdict
 
 
 def test_autocast_within_forward(tmp_path: Path) -> None:
@@ -158,6 +223,13 @@ def test_integers(tmp_path: Path) -> None:
     assert (parity.passed, parity.max_abs_diff) == (True, 6.0)
     assert "1 of 3 elements differ" in parity.note
     assert not judge("y", other, expected, None, yardstick=np.array([0.5, 5.0, 0.5])).passed
+    half = np.array([0.5, 6.0, 0.5])
+    for criterion in (Criterion(statistic="mean"), Criterion("allclose", rtol=1.0, atol=0.0)):  # meant for floats
+        assert not judge("y", other + 1, expected, None, criterion, yardstick=half).passed
+    (named,) = Criteria.of(rtol={"y": 1.0}).for_outputs(["y"])
+    assert judge("y", other + np.array([1, 0, 0]), expected, None, named, yardstick=half).passed
+    (true,) = usable_truth([np.array([5])], [np.array([9])], [[np.array([5])]]) or [None]
+    assert true == [5]  # float64 alone gives another number
     report = judge("y", expected.astype(np.float32), expected, None)
     assert not report.passed
     assert "float32" in report.note
@@ -190,6 +262,10 @@ def test_small_outputs_in_float64(tmp_path: Path) -> None:
     model, x = Of(lambda y: y * 1e-7).double(), torch.randn(16, 8, dtype=torch.float64)
     path = written(model, (x,), tmp_path / "m.onnx")
     assert verify(path, model, (x,))
+    dead = np.zeros((4, 16))
+    dead[1:] = np.arange(48).reshape(3, 16)
+    roundings = np.where(dead == 0, 4e-15, 0)
+    assert judge("y", dead + roundings, dead, None).passed  # a row of zeros among others
     with torch.no_grad():
         model.linear.weight *= 1.1
         model.linear.bias *= 1.1

@@ -131,10 +131,14 @@ def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, A
 
 
 def _lengths(infos: Sequence[TensorInfo], rows: int) -> dict[str, int]:
-    """Name of an axis -> its length: ``rows`` for those that first axes have, or depend on."""
-    first = [linear.name for info in infos for dim in info.shape[:1] if (linear := LinearLength.parse(dim))]
-    others = [linear.name for info in infos for dim in info.shape[1:] if (linear := LinearLength.parse(dim))]
-    return dict.fromkeys(others, OTHER_LENGTH) | dict.fromkeys(first, rows)
+    """Name of an axis -> its length: ``rows`` for names that occur in a first axis. No axis is shorter than that.
+
+    Where an axis is ``seq - 2``, seq is longer by 2.
+    """
+    axes = [(at, linear) for info in infos for at, dim in enumerate(info.shape) if (linear := LinearLength.parse(dim))]
+    lengths = {linear.name: OTHER_LENGTH for _, linear in axes} | {linear.name: rows for at, linear in axes if at == 0}
+    taken = {name: max(-linear.offset for _, linear in axes if linear.name == name) for name in lengths}
+    return {name: length + max(0, taken[name]) for name, length in lengths.items()}
 
 
 def _random(info: TensorInfo, rows: int, named: Mapping[str, int], generator: np.random.Generator) -> Array:

@@ -26,15 +26,15 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
-from nnorm_export.parity.dependence import change_of_input
+from nnorm_export.parity.dependence import change_of_input, told_of_changed_inputs
 from nnorm_export.parity.isolation import opened, with_epilogue
 from nnorm_export.parity.judgement import dependence, judge, judge_outputs, require_dependence
-from nnorm_export.parity.outcome import OutputParity
+from nnorm_export.parity.outcome import ON_CHANGED_INPUTS, OutputParity, on_changed_inputs
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.truth import usable_truth
 from nnorm_export.parity.weights import other_weights
-from nnorm_export.parity.yardstick import Array, yardsticks_of
-from nnorm_export.runtimes import load
+from nnorm_export.parity.yardstick import Array, unstable_results, yardsticks_of
+from nnorm_export.runtimes import Runner, load
 
 
 @dataclass(frozen=True)
@@ -183,46 +183,68 @@ def bisect(
     _refuse_folded(proto, parts, modules)
     runner = load(path, runtime)
     reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
+    subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, modules)
     example = as_taken(runner, bound(model, inputs))
-    feed = [to_numpy(tensor) for tensor in tensors_in(example)]
-    paths = {part.path for part in parts}
-    expected, seen = reference.run_with_taps(example, paths)
-    sampled = reference.samples_with_taps(example, expected, paths)
-    truth, exact = reference.run_with_taps_in_float64(example, paths)
-    samples_of_outputs = [outputs for outputs, _ in sampled]
-    truth = usable_truth(expected, truth, samples_of_outputs)
-    yardsticks = yardsticks_of(expected, samples_of_outputs, truth)
-    results = runner(*feed)
-    outputs = judge_outputs(
-        str(path),
-        type(model).__name__,
-        runner.outputs,
-        results,
-        expected,
-        truth,
-        yardsticks,
-        computed_in=reference.computed_in,
-    )
+    result, expected, _ = subject.compare(example)
     changed = change_of_input(reference, example, expected)
-    outputs = require_dependence(outputs, dependence(expected, None if changed is None else changed[1]))
-    parts, notes = _matched(parts, seen, modules)
-    inside = _values(with_outputs(proto, [part.x for part in parts]), runtime, feed)
-    cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
-    own, implementations = _own(proto, cut, reference, runtime)
-    found, ranks = [], _ranks(proto)
-    for part in parts:
-        x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
-        true_x = _with_rank(exact[part.path][part.call - 1].x, x.ndim) if truth is not None else None
-        samples = [_with_rank(taps[part.path][part.call - 1].x, x.ndim) for _, taps in sampled]
-        inherited = judge(part.name, inside.get(part.x, x), x, true_x, yardstick=_yardstick(x, samples, true_x))
-        implementation = implementations.get(part.name, "")
-        found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
-    result = Bisection(runner.runtime, found, outputs, notes)
+    if result and changed is not None:
+        with told_of_changed_inputs():
+            other, _, is_stable = subject.compare(changed[0])
+        if is_stable and not all(output.passed for output in other.outputs):
+            note = f"nothing differs on the given inputs; all this was found {ON_CHANGED_INPUTS}"
+            result = replace(other, outputs=on_changed_inputs(other.outputs), notes=[*other.notes, note])
+    depends = dependence(expected, None if changed is None else changed[1])
+    result = replace(result, outputs=require_dependence(result.outputs, depends))
     return (
         result
         if result
         else replace(result, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
     )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is compared: ``parts`` of the file and ``modules`` of the model, whose name is ``name``."""
+
+    path: Path
+    name: str
+    runner: Runner
+    runtime: str | None
+    reference: PyTorchModel
+    proto: onnx.ModelProto
+    parts: Sequence[Part]
+    modules: Mapping[str, nn.Module]
+
+    def compare(self, example: Mapping[str, Any]) -> tuple[Bisection, list[Array], bool]:
+        """Returns the comparison on ``example``, PyTorch's outputs, and whether these are stable."""
+        runner, reference = self.runner, self.reference
+        feed = [to_numpy(tensor) for tensor in tensors_in(example)]
+        paths = {part.path for part in self.parts}
+        expected, seen = reference.run_with_taps(example, paths)
+        sampled = reference.samples_with_taps(example, expected, paths)
+        truth, exact = reference.run_with_taps_in_float64(example, paths)
+        samples_of_outputs = [outputs for outputs, _ in sampled]
+        truth = usable_truth(expected, truth, samples_of_outputs)
+        yardsticks = yardsticks_of(expected, samples_of_outputs, truth)
+        options: dict[str, Any] = {"computed_in": reference.computed_in}
+        outputs = judge_outputs(
+            str(self.path), self.name, runner.outputs, runner(*feed), expected, truth, yardsticks, **options
+        )
+        parts, notes = _matched(self.parts, seen, self.modules)
+        inside = _values(with_outputs(self.proto, [part.x for part in parts]), self.runtime, feed)
+        cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
+        own, implementations = _own(self.proto, cut, reference, self.runtime)
+        found, ranks = [], _ranks(self.proto)
+        for part in parts:
+            x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
+            true_x = _with_rank(exact[part.path][part.call - 1].x, x.ndim) if truth is not None else None
+            samples = [_with_rank(taps[part.path][part.call - 1].x, x.ndim) for _, taps in sampled]
+            true_x, yardstick = _measured(x, samples, true_x)
+            inherited = judge(part.name, inside.get(part.x, x), x, true_x, yardstick=yardstick, **options)
+            implementation = implementations.get(part.name, "")
+            found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
+        is_stable = not any(unstable_results(expected, truth, reference.computed_in))
+        return Bisection(runner.runtime, found, outputs, notes), expected, is_stable
 
 
 def _matched(
@@ -287,9 +309,12 @@ def _with_rank(array: Array, rank: int | None) -> Array:
     return array[None] if rank == array.ndim + 1 else array
 
 
-def _yardstick(result: Array, samples: Sequence[Array], truth: Array | None) -> Array | None:
-    (yardstick,) = yardsticks_of([result], [[sample] for sample in samples], None if truth is None else [truth])
-    return yardstick
+def _measured(result: Array, samples: Sequence[Array], truth: Array | None) -> tuple[Array | None, Array | None]:
+    """The truth as it is usable, and the yardstick, of one tensor."""
+    each = [[sample] for sample in samples]
+    truths = usable_truth([result], None if truth is None else [truth], each)
+    (yardstick,) = yardsticks_of([result], each, truths)
+    return None if truths is None else truths[0], yardstick
 
 
 def _own(
@@ -316,12 +341,12 @@ def _own(
             operands, y, truth = with_epilogue(part.operator, y, truth)
             samples = [part.operator.apply_epilogue(sample, *operands) for sample in samples]
         feeds.append([x, *operands])
-        wanted.append((y, truth, _yardstick(y, samples, truth)))
+        wanted.append((y, *_measured(y, samples, truth)))
     with opened(alone(proto, [part for part, _ in parts], feeds), runtime) as runner:
         results = runner(*(array for feed in feeds for array in feed))
         compared = zip(parts, results, wanted, strict=True)
         own = {
-            part.name: judge(part.name, actual, y, truth, yardstick=yardstick)
+            part.name: judge(part.name, actual, y, truth, yardstick=yardstick, computed_in=reference.computed_in)
             for (part, _), actual, (y, truth, yardstick) in compared
         }
         return own, runner.implementations

@@ -39,7 +39,7 @@ from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 from nnorm_export.runtimes.tensorrt import is_engine
 
 CERTIFICATE, DATA, TRUTH, YARDSTICK = "certificate.json", "test_data_set_{}", "truth_{}", "yardstick_{}"
-_FORMAT = 2
+_FORMAT = 3
 _SETS = 2  # the inputs of the user, and changed ones
 _FOLDERS = {name.format(index) for name in (DATA, TRUTH, YARDSTICK) for index in range(_SETS)}
 
@@ -244,25 +244,32 @@ def versions() -> dict[str, str]:
 
 
 def _is_replaceable(folder: Path) -> bool:
-    """Whether ``folder`` is empty, or holds a certificate and no other file."""
+    """Whether ``folder`` is empty, or holds a certificate of any version and no other file."""
     if not folder.is_dir():
         return False
     names = {entry.name for entry in folder.iterdir()}
     if not names:
         return True
     try:
-        _read_certificate(folder)
+        _read_json(folder)
     except InputError:
         return False
     return names <= {CERTIFICATE, signatures.SIGNATURE, *_FOLDERS}
 
 
-def _read_certificate(folder: Path) -> dict[str, Any]:
+def _read_json(folder: Path) -> dict[str, Any]:
     try:
         certificate: dict[str, Any] = parse_json(read_bytes(folder / CERTIFICATE, JSON_BYTES, InputError))
     except (InputError, ValueError) as error:
         raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
-    if not isinstance(certificate, dict) or certificate.get("format") != _FORMAT:
+    if not isinstance(certificate, dict) or "format" not in certificate:
+        raise InputError(f"{folder}: {CERTIFICATE} is not a certificate; verify --record writes one")
+    return certificate
+
+
+def _read_certificate(folder: Path) -> dict[str, Any]:
+    certificate = _read_json(folder)
+    if certificate["format"] != _FORMAT:
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
     if missing := {"sha256", "criteria", "data_sets", "computed_in"} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
@@ -278,7 +285,13 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
 
 def _criteria(folder: Path, recorded: Any, count: int) -> list[Criterion]:
     try:
-        criteria = [Criterion.of(each["kind"], each["rtol"], each["atol"], each["statistic"]) for each in recorded]
+        criteria = [
+            replace(
+                Criterion.of(each["kind"], each["rtol"], each["atol"], each["statistic"]),
+                is_named=bool(each["is_named"]),
+            )
+            for each in recorded
+        ]
     except (TypeError, KeyError, NnormExportError) as error:
         raise InputError(f"{folder}: the certificate is damaged (criteria: {error}); record it again") from error
     if len(criteria) != count:

@@ -21,7 +21,7 @@ from nnorm_export.parity import certificates, signatures
 from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates import DataSet
 from nnorm_export.parity.criteria import Criteria, PerOutput
-from nnorm_export.parity.dependence import change_of_input
+from nnorm_export.parity.dependence import change_of_input, told_of_changed_inputs
 from nnorm_export.parity.judgement import (
     constant_over_rows,
     criterion_text,
@@ -192,7 +192,8 @@ def _compare(
     if changed is not None:
         taken.append(changed[0])
         expected.append(changed[1])
-        actual.append(_run_file(runner, changed[0]))
+        with told_of_changed_inputs():
+            actual.append(_run_file(runner, changed[0]))
     exact = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", taken)]
     samples = samples_of(pytorch, taken, expected, exact)
     truths = [usable_truth(*each) for each in zip(expected, exact, samples, strict=True)]
@@ -203,19 +204,16 @@ def _compare(
     yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
     feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]
     compared = [DataSet(*each) for each in zip(feeds, expected, truths, yardsticks, strict=True)]
-    judged = [
-        judge_outputs(
-            file,
-            type(model).__name__,
-            runner.outputs,
-            results,
-            *each[1:],
-            criteria=chosen,
-            computed_in=pytorch.computed_in,
-        )
-        for results, each in zip(actual, compared, strict=True)
-    ]
-    judged[len(examples) :] = map(on_changed_inputs, judged[len(examples) :])
+    name = type(model).__name__
+    options: dict[str, Any] = {"criteria": chosen, "computed_in": pytorch.computed_in}
+    pairs = list(zip(actual, compared, strict=True))
+    given, others = pairs[: len(examples)], pairs[len(examples) :]
+    judged = [judge_outputs(file, name, runner.outputs, results, *each[1:], **options) for results, each in given]
+    with told_of_changed_inputs():
+        judged += [
+            on_changed_inputs(judge_outputs(file, name, runner.outputs, results, *each[1:], **options))
+            for results, each in others
+        ]
     outputs = [worst(parts) for parts in zip(*judged, strict=True)]
     outputs = require_dependence(outputs, dependence(expected[0], None if changed is None else changed[1]))
     if defect := unsteady or pytorch.defect_of_freezing(taken[0], truths[0]):

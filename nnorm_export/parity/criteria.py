@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Literal, TypeAlias, TypeVar
 
@@ -29,12 +29,14 @@ class Criterion:
         rtol, atol: tolerances of ``allclose``; None takes those of torch.testing for the output's dtype.
         statistic: of the elements' errors, each divided by what it may be; it must be at most 1. ``max`` asks for every
             element, ``mean``, ``median`` and the percentiles ``p0`` to ``p100`` let some be greater.
+        is_named: whether the user gave it for this output by name. Integers and booleans have no other.
     """
 
     kind: Literal["budget", "allclose"] = "budget"
     rtol: float | None = None
     atol: float | None = None
     statistic: str = "max"
+    is_named: bool = False
 
     @classmethod
     def of(cls, kind: str | None, rtol: float | None, atol: float | None, statistic: str | None = None) -> Criterion:
@@ -112,7 +114,7 @@ class Criteria:
             rtol, atol, statistic = (values.get(name, values.get("")) for values in given)
             return Criterion.of(kind, rtol, atol, statistic)  # type: ignore[arg-type]
 
-        return cls(criterion(""), {name: criterion(name) for name in names})
+        return cls(criterion(""), {name: replace(criterion(name), is_named=True) for name in names})
 
     def for_outputs(self, names: Sequence[str]) -> list[Criterion]:
         """The criterion of each output in ``names``.

@@ -1,21 +1,24 @@
 """Whether the outputs of a model depend on its input: its results on the given inputs, and on changed ones.
 
 A constant output, of a head whose weights are 0 for example, is equal in any file, whatever the layers before it do.
-In one row a constant cannot be told from a result, therefore the model also runs on changed inputs.
+A file may also ignore an input, or hold a number that the model computes from the given ones. Every comparison
+therefore runs the model and the file on changed inputs too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nnorm_export.errors import InputError
+from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.models.arguments import tensors_in, with_tensors
 from nnorm_export.parity.judgement import decisive, dependence
+from nnorm_export.parity.outcome import ON_CHANGED_INPUTS
 from nnorm_export.parity.pytorch_model import PyTorchModel
 from nnorm_export.parity.yardstick import Array, is_float
 
@@ -50,6 +53,15 @@ def change_of_input(pytorch: PyTorchModel, example: Mapping[str, Any], expected:
     return found
 
 
+@contextmanager
+def told_of_changed_inputs() -> Iterator[None]:
+    """Inside the block, errors say that they are about changed inputs."""
+    try:
+        yield
+    except NnormExportError as error:
+        raise type(error)(f"{ON_CHANGED_INPUTS}: {error}") from error
+
+
 def _changes(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     generator = torch.Generator().manual_seed(SEED)
     has_floats = any(tensor.is_floating_point() and tensor.numel() for tensor in tensors)
@@ -69,14 +81,35 @@ def _scaled(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _permuted(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """The elements in another order; of equal integers, integers between 0 and their value, or 1 if that is 0."""
-    flat = tensor.flatten()
-    if tensor.is_floating_point() or bool((flat != flat[:1]).any()):
-        return flat[torch.randperm(len(flat), generator=generator).to(flat.device)].view(tensor.shape)
-    draws = torch.rand(tensor.shape, generator=generator).to(tensor.device)
-    if tensor.dtype == torch.bool or tensor.numel() == 0 or int(flat[0]) < 0:
-        return (draws < 0.5).to(tensor.dtype)
-    return (draws * (max(int(flat[0]), 1) + 1)).to(tensor.dtype)
+    """The elements of each row in another order, else the rows; other integers if all are equal.
+
+    A row is a line along the last axis. It keeps its elements, because a mask that leaves a row nothing is another
+    question: PyTorch and runtimes answer it differently.
+    """
+    if tensor.numel() == 0:
+        return tensor
+    rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    draws = torch.rand(rows.shape, generator=generator).to(tensor.device)
+    if bool((rows != rows[:, :1]).any()):
+        changed = rows.gather(1, draws.argsort(1))
+    elif bool((rows != rows[:1]).any()):
+        changed = rows[draws[:, 0].argsort()]
+    else:
+        changed = _other_integers(rows, draws)
+    return changed.view(tensor.shape)
+
+
+def _other_integers(rows: Tensor, draws: Tensor) -> Tensor:
+    """Integers from 1 to below the value that all elements have; if that is less than 2, 0 and 1, in each row both."""
+    value = int(rows[0, 0])
+    if value > 1:
+        return (1 + draws * (value - 1)).to(rows.dtype)
+    if rows.numel() == 1:
+        return torch.full_like(rows, value != 1)
+    if rows.shape[1] == 1:
+        draws = draws.view(1, -1)
+    middle = (draws.amin(1, keepdim=True) + draws.amax(1, keepdim=True)) / 2
+    return (draws > middle).view(rows.shape).to(rows.dtype)
 
 
 def _has_new_faults(results: Sequence[Array], expected: Sequence[Array]) -> bool:

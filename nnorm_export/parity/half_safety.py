@@ -87,7 +87,7 @@ def float16_risks(
             if value > GREATEST
         ]
         if 0 < greatest[0] < LEAST:
-            unsafe.append(f"its input stays below {greatest[0]:.2g}, and below {LEAST:.1g} float16 loses digits")
+            unsafe.append(f"its input is at most {greatest[0]:.2g}, and below {LEAST:.1g} float16 loses digits")
         sums = list(dict.fromkeys(reason for value in x for reason in _sums(layer, value)))
         if unsafe or sums:
             name = type(layer).__name__

@@ -115,17 +115,23 @@ class ParityReport:
         return {"passed": bool(self), **asdict(self)}
 
 
+ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down or in another order"
+
+
 def on_changed_inputs(parts: Sequence[OutputParity]) -> list[OutputParity]:
     """The comparisons on inputs that are not the user's: they decide too, and do not count in what is told of rows."""
-    return [replace(part, rows=0, top1_agreement=None) for part in parts]
+    changed = (replace(part, rows=0, top1_agreement=None) for part in parts)
+    return [part if part.passed else part.noted(ON_CHANGED_INPUTS) for part in changed]
 
 
 def worst(parts: Sequence[OutputParity]) -> OutputParity:
     """Combines the comparisons of one output on several inputs.
 
-    Those without rows, of a model that drops rows by their values, do not count if there are others.
+    A comparison on changed inputs that had nothing to compare does not count if there are others, and its note is
+    not told if the output fails on the given inputs too. A model may return no rows for some inputs.
     """
     parts = [part for part in parts if part.compared or part.rows > 0] or parts
+    telling = [part for part in parts if not part.passed and part.rows > 0] or parts
     shares = [part.budget_share for part in parts if part.budget_share is not None]
     agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
     return OutputParity(
@@ -137,7 +143,7 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
         top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
         rows=sum(part.rows for part in parts),
         dtype=parts[0].dtype,
-        note=next((part.note for part in sorted(parts, key=lambda part: part.passed) if part.note), ""),
+        note=next((part.note for part in sorted(telling, key=lambda part: part.passed) if part.note), ""),
         compared=all(part.compared for part in parts),
         greatest=max(part.greatest for part in parts),
     )

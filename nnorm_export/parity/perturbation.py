@@ -109,7 +109,7 @@ class AbsoluteSigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 def with_absolute_sigmoids(seed: int, run: Callable[..., _T], *args: Any) -> tuple[_T, set[str]]:
     """Returns what ``run`` returns for ``args`` with :class:`AbsoluteSigmoids`, and the dtypes that it computes in.
 
-    torch.cond does not run inside a dispatch mode: then without.
+    torch.cond does not run inside a dispatch mode: a model that has one runs without it.
     """
     mode = AbsoluteSigmoids(seed)
     try:

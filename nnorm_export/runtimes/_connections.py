@@ -32,7 +32,10 @@ class Connections:
         try:
             return connection.ask(call)
         finally:
-            self._free.append(connection)
+            if connection.is_idle:
+                self._free.append(connection)
+            else:  # the caller was interrupted; the next one would wait for this answer
+                connection.end()
 
     def _take(self) -> _Connection:
         with suppress(IndexError):
@@ -53,14 +56,17 @@ class _Connection(threading.Thread):
         super().__init__(name="nnorm_export client", daemon=True)
         self._new_client = new_client
         self._work: SimpleQueue[tuple[_Call, Future[Any]] | None] = SimpleQueue()
+        self.is_idle = True
         self.start()
 
     def ask(self, call: _Call) -> Any:
         answer: Future[Any] = Future()
+        self.is_idle = False
         self._work.put((call, answer))
         try:
             return answer.result()
         finally:
+            self.is_idle = answer.done()
             del answer  # its exception holds this frame, which would keep the runner
 
     def end(self) -> None:

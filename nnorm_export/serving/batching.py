@@ -47,13 +47,14 @@ def batching(runner_of: Callable[[], Runner], axis: str, *, greatest: int, coars
         greatest: the greatest batch.
         coarse: whether the model computes in int8 or 16 bits.
     """
-    taken = f"requests are combined along {axis}, the first axis of all inputs and outputs"
+    first = f"{axis}, the first axis of all inputs and outputs"
     if greatest < 2:
-        return True, taken
+        return True, f"a request has one row along {first}"
+    taken = f"requests are combined along {first}"
     try:
         fault = _fault(runner_of(), min(greatest, _ROWS), _COARSE_TOLERANCE if coarse else _TOLERANCE)
     except NnormExportError as error:  # no runtime, a file that it refuses, or inputs that the model refuses
-        return True, f"{taken}. That its rows are independent was not checked ({first_line(error)})"
+        return True, f"{taken}. Whether its rows are independent was not checked ({first_line(error)})"
     if fault:
         return False, f"no batching: {fault}. A batch would mix the requests of several clients"
     return True, f"{taken}; a batch of random rows gives the results that each row gives alone"

@@ -16,7 +16,8 @@ from nnorm_export.files.tensors import TensorInfo
 
 FILE = "config.pbtxt"
 _SIGNED = "# nnorm-export serve-repo wrote this file, and keeps your changes: "
-_SIGNATURE = re.compile(rf"^{_SIGNED}([0-9a-f]{{64}})\n", re.MULTILINE)
+# The digests of the text and of the tensors, whose lines a user may write otherwise.
+_SIGNATURE = re.compile(rf"^{_SIGNED}(?P<text>[0-9a-f]{{64}}), (?P<tensors>[0-9a-f]{{64}})\n", re.MULTILINE)
 _BACKEND = re.compile(r'^\s*(?:backend|platform)\s*:\s*"(\w+)"', re.MULTILINE)
 _BACKENDS_OF_PLATFORMS = {"tensorrt_plan": "tensorrt", "onnxruntime_onnx": "onnxruntime"}
 _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*(\d+)", re.MULTILINE)
@@ -73,24 +74,29 @@ class Config:
             ExportError: ``old`` is for another backend, for other tensors, or has changes that would be lost.
         """
         text = str(self)
-        new = f"{_SIGNED}{_digest(text)}\n{text}"
+        new = f"{_SIGNED}{_digest(text)}, {self._tensors}\n{text}"
         if old is None:
             return new
         signature = _SIGNATURE.search(old)
-        if signature and signature[1] == _digest(text) and not overwrite:
+        if signature and signature["text"] == _digest(text) and not overwrite:
             return old
-        self._refuse_another_model(folder, old)
+        self._refuse_another_model(folder, old, overwrite=overwrite)
         if not overwrite:
             self._refuse_other_batching(folder, old)
         if overwrite or old == text or not is_changed(old):
             return new
+        if signature is None:
+            raise ExportError(
+                f"{folder / FILE}: this version of serve-repo did not write it, and would replace it; give "
+                "overwrite_config=True (--overwrite-config) to do so"
+            )
         raise ExportError(
             f"{folder / FILE}: it has changes that serve-repo did not write, and these options would replace it. Give "
             "the options that it was written with, which keeps the changes, or overwrite_config=True "
             "(--overwrite-config)"
         )
 
-    def _refuse_another_model(self, folder: Path, old: str) -> None:
+    def _refuse_another_model(self, folder: Path, old: str, *, overwrite: bool) -> None:
         found = _BACKEND.search(old)
         backend = _BACKENDS_OF_PLATFORMS.get(found[1], found[1]) if found else self.backend
         if backend != self.backend:
@@ -98,10 +104,12 @@ class Config:
                 f"{folder}: its other versions are for the backend {backend}; a model has one, so choose that, or give "
                 "the model another name"
             )
-        batched = _is_batched(old)
-        listed = [line.rstrip(",") for line in old.splitlines() if line.startswith("  {")]
-        infos = [*self.inputs, *self.outputs]
-        if listed and listed != [self._tensor(info, batched) for info in infos]:
+        if signature := _SIGNATURE.search(old):
+            is_another = signature["tensors"] != self._tensors
+        else:  # of an older version, or another program
+            listed = [line.rstrip(",") for line in old.splitlines() if line.startswith("  {")]
+            is_another = bool(listed) and not overwrite and listed != self._lines(_is_batched(old))
+        if is_another:
             raise ExportError(f"{folder}: its other versions have other inputs or outputs; give the model another name")
 
     def _refuse_other_batching(self, folder: Path, old: str) -> None:
@@ -113,6 +121,14 @@ class Config:
                 "setting for all versions; serve it as the others, give the model another name, or change all with "
                 "overwrite_config=True (--overwrite-config)"
             )
+
+    @property
+    def _tensors(self) -> str:
+        """A digest of the tensors, with the axis that a batch has or would have."""
+        return _digest("\n".join(self._lines(batched=False)))
+
+    def _lines(self, batched: bool) -> list[str]:
+        return [self._tensor(info, batched) for info in (*self.inputs, *self.outputs)]
 
     def _tensor(self, info: TensorInfo, batched: bool) -> str:
         dims = [dim if isinstance(dim, int) else -1 for dim in (info.shape[1:] if batched else info.shape)]
@@ -157,7 +173,7 @@ def _is_batched(text: str) -> bool:
 def is_changed(text: str) -> bool:
     """Whether ``text`` is not as serve-repo wrote it."""
     signature = _SIGNATURE.search(text)
-    return signature is None or signature[1] != _digest(_SIGNATURE.sub("", text, count=1))
+    return signature is None or signature["text"] != _digest(_SIGNATURE.sub("", text, count=1))
 
 
 def _digest(text: str) -> str:

@@ -61,7 +61,7 @@ def library_for(
     """The op_library_filename, which must be absolute: Triton opens it with the system's loader. And notes on it."""
     path = None if given is None else os.fspath(given)
     if backend != "onnxruntime" or model.file is None:
-        if path is not None:
+        if path not in (None, library.WITHOUT):
             instead = "the plugins in its options" if model.file is None else f"the variable {library.OVERRIDE}"
             raise ExportError(
                 f"library {path!r}: the backend {backend} takes {instead}, where the server runs; leave it out here"

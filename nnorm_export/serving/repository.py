@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,8 +234,13 @@ def _only_writer(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         while not _took(lock, stack):
             pass
-        stack.callback(lock.unlink, missing_ok=True)
+        stack.callback(_remove, lock)
         yield
+
+
+def _remove(lock: Path) -> None:
+    with suppress(OSError):  # Windows removes no open file; a lock that stays does no harm
+        lock.unlink()
 
 
 def _took(lock: Path, stack: ExitStack) -> bool:
