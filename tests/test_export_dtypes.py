@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,15 @@ def test_a_dtype_inside_that_a_target_does_not_take(target: str, dtype: torch.dt
     model = nn.Sequential(nn.Identity(), Inner(dtype)).eval()
     with pytest.raises(ExportError, match=rf"target {target} takes fp32.*forward computes in {name} in 1 \(Cast\)"):
         export(model, X, tmp_path / "m.onnx", target=target)
+
+
+def test_float64_inside_a_model_for_openvino(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    model = Inner(torch.float64).eval()
+    path = export(model, X, tmp_path / "m.onnx", target="openvino").path
+    found = openvino.compile_model(path, "CPU")(X.numpy())[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model(X).numpy(), rtol=0, atol=1e-5)
 
 
 class Autocast(nn.Module):

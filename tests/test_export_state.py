@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nnorm_export import ExportError, export, export_program, export_torchscript, load, verify
 from nnorm_export.layers import LayerNormalNorm
+from nnorm_export.names import TORCHSCRIPT_METHODS
 
 
 class Cache(nn.Module):
@@ -53,6 +54,20 @@ class InPlaceStream(Stream):
         return y
 
 
+class Late(Stream):
+    """The same; there is no tensor before the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = torch.zeros(4) if self.last is None else self.last
+        y = self.norm(x) + last
+        self.last = y.mean(0)
+        return y
+
+
 class Counting(nn.Module):
     """Changes buffers that no result depends on: a count, and one that is written before it is read."""
 
@@ -76,8 +91,8 @@ STEP = (torch.randn(1, 4), torch.tensor([0]))
 
 @pytest.mark.parametrize(
     ("model", "inputs", "path"),
-    [(Cache(), STEP, "keys"), (Stream(), STEP[:1], "last"), (InPlaceStream(), STEP[:1], "last")],
-    ids=["buffer", "attribute", "attribute-in-place"],
+    [(Cache(), STEP, "keys"), (Stream(), STEP[:1], "last"), (Late(), STEP[:1], "last")],
+    ids=["buffer", "attribute", "attribute-that-appears"],
 )
 @pytest.mark.parametrize("write", [export, export_program, export_torchscript])
 def test_state_that_a_result_depends_on_is_refused(
@@ -86,6 +101,14 @@ def test_state_that_a_result_depends_on_is_refused(
     with pytest.raises(ExportError, match=f"forward changes {path}, and its result depends on what an earlier call"):
         write(model.eval(), inputs, tmp_path / "m.pt2", dynamic_shapes={})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [export, export_program, export_torchscript])
+def test_a_tensor_that_torch_does_not_know(write: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="forward writes to last, which is neither a parameter nor a buffer"):
+        write(InPlaceStream().eval(), STEP[:1], tmp_path / "m.pt2", dynamic_shapes={})
+    kept = export_program(InPlaceStream().eval(), STEP[:1], tmp_path / "m.pt2", operators="kept", verify=False)
+    assert kept.path.exists()
 
 
 class Adding(nn.Module):
@@ -101,14 +124,21 @@ class Adding(nn.Module):
 def test_state_of_an_exported_program_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         program = torch.export.export(nn.Sequential(nn.Identity(), Adding()).eval(), (torch.randn(2, 4),))
-    with pytest.raises(ExportError, match=r"forward changes 1\.total, and its result"):
-        export(program, (), tmp_path / "m.onnx")
+    for each in (program, program.run_decompositions({})):
+        for compare in (True, False):
+            with pytest.raises(ExportError, match=r"forward changes 1\.total, and its result"):
+                export(each, (), tmp_path / "m.onnx", verify=compare)
 
 
 def test_pt2_and_scripts_keep_state_from_the_models_own_on(tmp_path: Path) -> None:
     files = [
         export_program(Adding().eval(), (torch.ones(2, 4),), tmp_path / "m.pt2", verify=False).path,
-        export_torchscript(Adding().eval(), torch.ones(2, 4), tmp_path / "m.pt", method="script", verify=False).path,
+        *(
+            export_torchscript(
+                Adding().eval(), torch.ones(2, 4), tmp_path / f"{method}.pt", method=method, verify=False
+            ).path
+            for method in TORCHSCRIPT_METHODS
+        ),
     ]
     for path in files:
         runner, model = load(path), Adding().eval()
@@ -121,6 +151,30 @@ def test_a_buffer_that_no_result_depends_on_is_no_state(tmp_path: Path) -> None:
     model = Counting().eval()
     assert export(model, torch.randn(3, 4), tmp_path / "m.onnx").parity
     assert model.calls == 0
+
+
+class Scratch(nn.Module):
+    """Overwrites a buffer before it reads it, and makes a table when it is needed."""
+
+    scratch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = LayerNormalNorm(4)
+        self.register_buffer("scratch", torch.zeros(4))
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scratch.zero_()
+        self.scratch.add_(x.mean(0))
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        return self.norm(x) + self.scratch + self.table
+
+
+@pytest.mark.parametrize("write", [export, export_program, export_torchscript])
+def test_a_buffer_that_is_overwritten_before_it_is_read_is_no_state(write: Callable[..., Any], tmp_path: Path) -> None:
+    assert write(Scratch().eval(), torch.randn(3, 4), tmp_path / "m.pt2").parity
 
 
 class CacheAmongInputs(nn.Module):

@@ -48,6 +48,15 @@ def test_columns_far_from_zero_in_half_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y.double(), exact(model[0], x), rtol=torch.finfo(dtype).eps, atol=1e-3)
 
 
+def test_a_column_far_from_zero_changes_no_other() -> None:
+    model, x = far_from_zero(100)
+    before = freeze(model)[0](x)
+    model[0].running_mean[0] = 1e4
+    after = freeze(model)[0]
+    assert torch.equal(after.offset != 0, torch.tensor([True, False, False, False]))
+    assert torch.equal(after(x)[:, 1:], before[:, 1:])
+
+
 def test_columns_near_zero_have_no_offset() -> None:
     model, _ = far_from_zero(100)
     assert freeze(model)[0].offset is None

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from layer_zoo import BATCH, EXAMPLES, make
@@ -114,6 +115,11 @@ def test_delta() -> None:
 def test_wrong_options(build: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_flags_that_are_not_of_the_type_bool() -> None:
+    for flag in (1, np.True_):
+        assert layers.BatchNormalNorm1d(4, affine=flag).weight is not None  # type: ignore[arg-type]
 
 
 def test_eps_in_the_place_that_it_has_in_torch() -> None:

@@ -74,3 +74,16 @@ def test_without_a_gradient_nothing_is_kept() -> None:
     assert not frozen(torch.randn(2, 4)).requires_grad
     with torch.no_grad():
         assert not frozen(torch.randn(2, 4, requires_grad=True)).requires_grad
+
+
+def test_inputs_that_come_from_one_another() -> None:
+    """A gradient of one does not run through the other, nor twice through what both come from."""
+    weight = torch.rand(4, dtype=torch.float64) + 0.5
+    weight.requires_grad_(True)
+    x, ones, zeros = torch.randn(3, 4, dtype=torch.float64), weight.new_ones(4), weight.new_zeros(4)
+
+    def compute(weight: Tensor) -> Tensor:
+        y: Tensor = torch.ops.nnorm.batch_normal_norm(x * weight, weight, zeros, ones, ones, ones, zeros)
+        return y
+
+    assert torch.autograd.gradcheck(compute, (weight,))

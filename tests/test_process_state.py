@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from onnxscript.rewriter import _pattern_ir
 from torch import Tensor, nn
 
 from nnorm_export import export, export_program, layers, load, verify
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.trace import exporting_state
+from nnorm_export.files.exact_constants import exact_constants
 from nnorm_export.models.modules import without_fused_attention
 
 CALLS: dict[str, Callable[[], object]] = {}  # what the forward of a model does: a deep copy must not copy it
@@ -87,10 +89,19 @@ def overlap(block: Callable[[], Any]) -> None:
     together(first, second)
 
 
-@pytest.mark.parametrize("block", [without_fused_attention, exporting_state])
+@pytest.mark.parametrize("block", [without_fused_attention, exporting_state, exact_constants])
 def test_blocks_that_overlap(block: Callable[[], Any]) -> None:
     for _ in range(2):
         overlap(block)
+
+
+def test_onnxscripts_constants_keep_their_tolerances() -> None:
+    with exact_constants():
+        with exact_constants():
+            pass
+        within = _pattern_ir.Constant(1.0)
+        assert within._rel_tol == 0
+    assert within._rel_tol == _pattern_ir.Constant(1.0)._rel_tol > 0
 
 
 def test_a_block_that_fails() -> None:

@@ -34,7 +34,7 @@ def writes_to_tensors(node: fx.Node) -> bool:
 
 
 def written_by(node: fx.Node) -> Iterator[fx.Node]:
-    """The arguments that ``node`` changes; all of one that calls a graph, unless no node of that graph changes any."""
+    """The arguments that ``node`` changes; all, if it calls a graph in which something is changed."""
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         graphs = [module.graph for module in graphs_called_by(node)]

@@ -176,7 +176,7 @@ def _refuse_computed_dtypes(target: Target, model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for value in node.outputs:
             name = "fp32" if value.dtype is None else _DTYPES.get(value.dtype, "fp32")
-            if not takes_dtype(target, name):
+            if not takes_dtype(target, name) and name not in target.inner_dtypes:
                 raise ExportError(
                     f"the target {target.name} takes {' and '.join(target.dtypes)}, and forward computes in {name} in "
                     f"{layer_name(layer_path(node))} ({node.op_type}): let it compute in another dtype there, or leave "

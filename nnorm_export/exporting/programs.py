@@ -191,7 +191,10 @@ def _decomposed(program: torch.export.ExportedProgram, choose: Choice) -> torch.
     """
     step("decompose")
     with _replaced(program, choose):
-        decomposed = functional(program)
+        decomposed = functional(
+            program,
+            "Export to another format, or as pt2 with operators='kept', which needs no decomposition",
+        )
     if changed := list(decomposed.graph_signature.user_inputs_to_mutate.values()):
         raise ExportError(
             f"the model changes its input {changed[0]!r} in place, which a functional program cannot do; let forward "

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import FreezeError, InputError, NnormExportError
-from nnorm_export.exporting.state import Changes, Snapshot
+from nnorm_export.exporting.state import Changes, Snapshot, refusal
 from nnorm_export.freezing.attributes import explain
 from nnorm_export.freezing.table import row_for
 from nnorm_export.layers.frozen_module import FrozenModule
@@ -39,11 +39,11 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
 
     Raises:
         InputError: the model does not run on the example.
+        ExportError: it keeps its results in attributes that are no tensors before the first call.
         FreezeError: a layer that is no submodule runs with its training code.
     """
     duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
-    copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
-    args, kwargs = arguments.unbind(duplicate, copies)
+    copies = _copied(dict(example))
     before = Snapshot.of(duplicate, copies)
     names = {entry if isinstance(entry, str) else entry.__name__ for entry in passthrough}
     stderr = sys.stderr
@@ -51,7 +51,11 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
     quiet = redirected(lambda text, _: stderr.write(text), "stdout")
     try:
         with torch.no_grad(), without_fused_attention(), quiet, _training_code_refused(duplicate, names):
-            duplicate(*args, **kwargs)
+            results = _run(duplicate, copies)
+            changes = before.changes()
+            # A table, made when it is needed, is the same in every call. What a trace would forget is not.
+            if changes.appeared and not _same(_copied(results), _run(duplicate, _copied(dict(example)))):
+                raise refusal(changes.appeared, keeps_state=False)
     except (NnormExportError, OSError):  # an OSError says itself which file is missing
         raise
     except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
@@ -59,7 +63,26 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
             f"{type(module).__name__} does not run on these inputs: {type(error).__name__}: {error}; "
             f"{explain(duplicate, error) or 'give inputs that its forward takes'}"
         ) from error
-    return before.changes()
+    return changes
+
+
+def _run(model: nn.Module, example: dict[str, Any]) -> list[Tensor]:
+    args, kwargs = arguments.unbind(model, example)
+    with torch.random.fork_rng(devices=[]):  # the same random numbers each time
+        torch.manual_seed(0)
+        return arguments.tensors_in(model(*args, **kwargs))
+
+
+def _copied(values: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, values)
+
+
+def _same(results: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether the results of two calls are equal, NaN included."""
+    return len(results) == len(others) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(results, others, strict=True)
+    )
 
 
 @contextmanager

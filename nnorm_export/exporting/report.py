@@ -131,7 +131,10 @@ def prove(
     return parity
 
 
-_RANGE = "Where only some lengths matter, give them: Dim('seq', min=2, max=512), --dynamic 'x:1=seq[2..512]'"
+_RANGE = (
+    "Where only some lengths matter, give them: Dim('seq', min=2, max=512), --dynamic 'x:1=seq[2..512]', or "
+    "2 * Dim('half') for even ones"
+)
 
 
 def _listed(lengths: list[dict[str, int]]) -> str:

@@ -7,7 +7,7 @@ be wrong. A buffer that no result depends on, such as a count of calls, does no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +24,17 @@ class Changes:
     Attributes:
         assigned: paths of parameters, buffers and other attributes of the model that are other tensors now.
         written: paths of those that were written to.
+        appeared: paths of attributes that were no tensors before: tables that are made when they are needed, or state.
         inputs: whether an input was written to.
     """
 
     assigned: frozenset[str]
     written: frozenset[str]
+    appeared: frozenset[str]
     inputs: bool
 
     def __bool__(self) -> bool:
-        return bool(self.assigned or self.written) or self.inputs
+        return bool(self.assigned or self.written or self.appeared) or self.inputs
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Snapshot:
         now = dict(_tensors(self.module))
         assigned = frozenset(path for path, (tensor, _) in self.versions.items() if now.get(path) is not tensor)
         written = frozenset(path for path, (tensor, version) in self.versions.items() if _version(tensor) != version)
-        return Changes(assigned, written, _versions(self.inputs) != self.input_versions)
+        appeared = frozenset(now.keys() - self.versions.keys())
+        return Changes(assigned, written, appeared, _versions(self.inputs) != self.input_versions)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -72,8 +75,11 @@ def _versions(values: object) -> list[int]:
     return [_version(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def functional(program: torch.export.ExportedProgram, remedy: str) -> torch.export.ExportedProgram:
     """``program`` in operators that change no tensor; its signature then tells what forward changes.
+
+    Args:
+        remedy: what to do where torch cannot write it so.
 
     Raises:
         ExportError: torch cannot write it so.
@@ -82,8 +88,7 @@ def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
         decomposed: torch.export.ExportedProgram = program.run_decompositions({})
     except Exception as error:  # torch raises errors without a common class here; the message shows this one
         raise ExportError(
-            f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. Export to "
-            "another format, or as pt2 with operators='kept', which needs no decomposition"
+            f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. {remedy}"
         ) from error
     return decomposed
 
@@ -101,7 +106,7 @@ def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None,
     signature = program.graph_signature
     held = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
     constants = {name: path for name, path in signature.inputs_to_lifted_tensor_constants.items() if path in assigned}
-    mutated = {*signature.buffers_to_mutate.values(), *_mutated_parameters(program), *constants.values()}
+    mutated = {*mutated_in(program), *constants.values()}
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     results = {str(name) for name in signature.user_outputs}
     read = [
@@ -110,27 +115,35 @@ def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None,
         if path in mutated and results & _reached_from(placeholders[name])
     ]
     if read:
-        raise _refusal(read, keeps_state=keeps_state)
+        raise refusal(read, keeps_state=keeps_state)
 
 
 def refuse_written_constants(program: torch.export.ExportedProgram, changes: Changes | None) -> None:
     """Raises an ExportError if forward writes to an attribute that is neither a parameter nor a buffer.
 
-    torch cannot write such a program in operators that change no tensor.
+    torch cannot write such a program in operators that change no tensor, so that what depends on it is not known.
     """
     constants = program.graph_signature.inputs_to_lifted_tensor_constants.values()
     if changes is not None and (written := [path for path in constants if path in changes.written]):
-        raise _refusal(written, keeps_state=False)
+        raise ExportError(
+            f"forward writes to {', '.join(written)}, which is neither a parameter nor a buffer, and torch.export "
+            "cannot express that: make it a buffer (self.register_buffer), or do not write to it in eval mode"
+        )
 
 
-def _refusal(paths: list[str], *, keeps_state: bool) -> ExportError:
+def mutated_in(program: torch.export.ExportedProgram) -> set[str]:
+    """The paths of buffers and parameters that ``program``, in operators that change no tensor, gives new values."""
+    return {*program.graph_signature.buffers_to_mutate.values(), *_mutated_parameters(program)}
+
+
+def refusal(paths: Collection[str], *, keeps_state: bool) -> ExportError:
     why, otherwise = "a file keeps no state from call to call", ""
     if keeps_state:
         why = "the comparison, which looks at each call alone, does not show whether the file keeps it"
         otherwise = "; verify=False (--no-verify) writes a file that keeps it and is not compared"
     return ExportError(
-        f"forward changes {', '.join(paths)}, and its result depends on what an earlier call left there: {why}. Take "
-        "these tensors as inputs and return their new values, or do not change them in eval mode"
+        f"forward changes {', '.join(sorted(paths))}, and its result depends on what an earlier call left there: "
+        f"{why}. Take these tensors as inputs and return their new values, or do not change them in eval mode"
         f"{otherwise}"
     )
 
@@ -142,12 +155,26 @@ def _mutated_parameters(program: torch.export.ExportedProgram) -> set[str]:
     return {str(spec.target) for spec in specs if kind is not None and spec.kind == kind}
 
 
+_ATEN = torch.ops.aten
+# Of their first argument they take the shape and the dtype, and not the numbers.
+_OVERWRITING = (
+    _ATEN.copy, _ATEN.fill, _ATEN.zero, _ATEN.zeros_like, _ATEN.ones_like, _ATEN.full_like, _ATEN.empty_like,
+    _ATEN.new_zeros, _ATEN.new_ones, _ATEN.new_full, _ATEN.new_empty,
+)  # fmt: skip
+
+
 def _reached_from(node: fx.Node) -> set[str]:
-    """The names of ``node`` and of the nodes that depend on it."""
+    """The names of ``node`` and of the nodes that depend on its numbers."""
     reached, waiting = {node}, [node]
     while waiting:
-        for user in waiting.pop().users:
-            if user not in reached:
+        node = waiting.pop()
+        for user in node.users:
+            if user not in reached and not _overwrites(user, node):
                 reached.add(user)
                 waiting.append(user)
     return {each.name for each in reached}
+
+
+def _overwrites(user: fx.Node, node: fx.Node) -> bool:
+    others = pytree.tree_leaves((user.args[1:], user.kwargs))
+    return getattr(user.target, "overloadpacket", None) in _OVERWRITING and node not in others

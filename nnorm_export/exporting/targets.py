@@ -28,6 +28,7 @@ class Target:
         opset: the opset that it gets; None for that of ``export``.
         has_dynamic_axes: whether it takes dynamic axes. If not, the file has the lengths of the example.
         dtypes: the dtypes that it takes, by the names of ``dtype=``; empty for all of ``export``.
+        inner_dtypes: others in which it computes what a model casts to them.
     """
 
     name: str
@@ -40,12 +41,13 @@ class Target:
     opset: int | None = None
     has_dynamic_axes: bool = True
     dtypes: tuple[str, ...] = ()
+    inner_dtypes: tuple[str, ...] = ()
 
 
 _EVERY_FORM, _PRIMITIVES = ("portable", "primitives", "custom"), ("primitives",)
 _ROWS = (
     Target(name="onnxruntime", title="ONNX Runtime", forms=_EVERY_FORM),
-    Target(name="openvino", title="OpenVINO", forms=_PRIMITIVES, dtypes=("fp32", "fp16")),
+    Target(name="openvino", title="OpenVINO", forms=_PRIMITIVES, dtypes=("fp32", "fp16"), inner_dtypes=("fp64",)),
     Target(
         name="opencv",
         title="OpenCV",

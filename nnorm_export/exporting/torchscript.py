@@ -136,8 +136,9 @@ _Parts = tuple[torch.jit.ScriptModule, list[Entry], notes.Tensors]
 
 def _traced(frozen: Frozen) -> _Parts:
     # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
+    keeps_state = frozen.changes is not None and not frozen.changes.assigned  # a trace records what is written in place
     with exporting_state():
-        traced = trace(frozen, takes_complex=True)
+        traced = trace(frozen, keeps_state=keeps_state, takes_complex=True)
     step("trace as TorchScript")
     if frozen.dynamic_batch:
         example, _ = arguments.dynamic_batch(frozen.example)
@@ -148,6 +149,7 @@ def _traced(frozen: Frozen) -> _Parts:
         tensors = tuple(
             tensor.clone() for tensor in arguments.tensors_in(example)
         )  # the model may change its input in place
+        buffers = {name: buffer.clone() for name, buffer in frozen.module.named_buffers()}
         try:
             module = torch.jit.trace(flat(frozen.module, example), tensors, check_trace=False)
         except Exception as error:
@@ -157,6 +159,9 @@ def _traced(frozen: Frozen) -> _Parts:
                 f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}\n"
                 "Change that part of the model, or export with method='script' or to another format"
             ) from error
+    for name, buffer in frozen.module.named_buffers():  # tracing has run the model, and the file has its tensors
+        if not torch.equal(buffer, buffers[name]):
+            buffer.copy_(buffers[name])
     return module, notes.layers_of_program(traced), notes.tensors_of_program(traced)
 
 

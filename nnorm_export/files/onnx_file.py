@@ -89,7 +89,12 @@ def identifier(called: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, s
 
 def name_of(node: onnx.NodeProto) -> str:
     """The name of ``node``, or the one that TensorRT's parser gives to nodes whose names a tool has taken away."""
-    return node.name or f"node_of_{node.output[0]}"
+    return node.name or default_name(node.output[0])
+
+
+def default_name(output: str) -> str:
+    """The name that TensorRT's parser gives to the node of ``output``."""
+    return f"node_of_{output}"
 
 
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

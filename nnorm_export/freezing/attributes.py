@@ -18,7 +18,9 @@ def keep_constants(layer: nn.Module, frozen: nn.Module) -> None:
 
 
 def explain(model: nn.Module, error: Exception) -> str:
-    """What to do about ``error`` of the frozen ``model``, if its code may read what a frozen layer has not; else empty.
+    """What to do about ``error`` of the frozen ``model``, if its cause may be an attribute that frozen layers lack.
+
+    Otherwise empty.
 
     FrozenModule has no ``__getattr__`` to say it where it happens: tracers would take other paths to the buffers.
     """

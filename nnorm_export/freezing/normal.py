@@ -79,14 +79,15 @@ _LARGEST_RATIO = 256.0
 
 
 def _offset(mean: Tensor, scale: Tensor) -> Tensor | None:
-    """μ rounded to float32, if |μ|·scale is large in a channel; x − offset is then exact for x near it, in any dtype.
+    """μ rounded to float32 where |μ|·scale is large, else 0; x − offset is exact for x near μ, in any dtype.
 
-    To float32 in a float64 layer too, because the model may be cast to float32 later.
+    None if it is large in no channel. It is float32 in a float64 layer too: the model may be cast to float32 later.
     """
-    if not bool((mean.abs() * scale > _LARGEST_RATIO).any()):
+    is_large = mean.abs() * scale > _LARGEST_RATIO
+    if not bool(is_large.any()):
         return None
     largest = torch.finfo(torch.float32).max
-    return mean.clamp(-largest, largest).to(torch.float32).to(mean.dtype)
+    return (mean * is_large).clamp(-largest, largest).to(torch.float32).to(mean.dtype)
 
 
 def _distribution(lmbda: Tensor) -> dict[str, Any]:

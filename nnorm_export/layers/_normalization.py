@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -95,8 +96,8 @@ class Normalization(nn.Module, ABC):
 
 
 def require_flag(name: str, value: object) -> None:
-    """Raises a ValueError unless ``value`` is True or False: arguments of torch's norms have other places."""
-    if not isinstance(value, bool):
+    """Raises a ValueError unless ``value`` is True, False, 1 or 0: arguments of torch's norms have other places."""
+    if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
         raise ValueError(f"{name} must be True or False, got {value!r}; {_BY_NAME}")
 
 
@@ -104,11 +105,11 @@ def require_number(name: str, value: object, *, optional: bool = False) -> None:
     """Raises a ValueError if ``value`` is a flag or is not a number; None counts as a number if ``optional``."""
     if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number{' or None' if optional else ''}, got {value!r}; {_BY_NAME}")
 
 
-_BY_NAME = "give arguments by name: their places differ from those in torch.nn"
+_BY_NAME = "give arguments by their names, because their places differ from those in torch.nn"
 
 
 def _exclude_from_fusion(parent: nn.Module, name: str, child: nn.Module | None) -> None:

@@ -106,9 +106,9 @@ def convert_normal_norm(
     norm, in an nn.Sequential. Other normalizations are kept, and one warning names them.
 
     A BatchNorm with ``track_running_stats=False`` takes the statistics of the batch in evaluation too, and so does its
-    counterpart, which computes λ from the batch as well. A warning says where a counterpart does otherwise: that of a
-    SyncBatchNorm takes, in training, the statistics of its own process's part of the batch, and that of a norm with
-    frozen statistics those of the batch. A lazy norm is converted once it has a shape. A norm is kept if its forward
+    counterpart, which computes λ from the batch as well. A warning names layers whose counterpart trains otherwise:
+    that of a SyncBatchNorm takes the statistics of its own process's part of the batch, and that of a norm with frozen
+    statistics takes those of the batch. A lazy norm is converted once it has a shape. A norm is kept if its forward
     takes a second argument, or if a plain list, dict or function of the model holds it too and would go on calling it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Modules that attributes of a model lead to past its submodules: in plain lists, dicts, dataclasses and functions.
+"""Modules that a model holds beside its submodules: in plain lists, dicts, dataclasses and functions.
 
 PyTorch does not list them there, so that what replaces a submodule leaves the old one in place.
 """
@@ -24,26 +24,36 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 # _modules, _parameters, _forward_hooks and so on; what Module.compile() sets, which copies of a module do not have.
 _OF_TORCH = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 
-Found = tuple[str, nn.Module, str]  # where, the module, what holds it
+Found = tuple[str, nn.Module, str]  # where, the module, the kind of its holder
 
 
 def held_past_submodules(model: nn.Module) -> Iterator[Found]:
     """Yield each module that an attribute in ``model`` leads to, with its place and the kind of its holder."""
+    return (found for _, found in _held_with_owners(model))
+
+
+def _held_with_owners(model: nn.Module) -> Iterator[tuple[nn.Module, Found]]:
+    """Yield the module whose attribute leads to another, and that."""
     seen: set[int] = set()
     for path, owner in named_layers(model):
         for name, value in vars(owner).items():
             if name not in _OF_TORCH:
-                yield from _modules_in(value, f"{path}.{name}".lstrip("."), seen, "attribute")
+                found = _modules_in(value, f"{path}.{name}".lstrip("."), seen, "attribute")
+                yield from ((owner, each) for each in found)
 
 
 def places_of_layers(model: nn.Module) -> dict[int, str]:
     """id of each module that something in ``model`` leads to, and would go on calling if it were replaced -> where.
 
-    A submodule of ``model`` gives a place to itself only: what it contains is replaced within it.
+    A submodule of ``model`` gives a place to itself only: what it contains is replaced within it. What a layer itself
+    holds goes with it, such as its own forward before a hook took its place.
     """
     registered = {id(layer) for layer in model.modules()}
     places: dict[int, str] = {}
-    for where, module, holder in held_past_submodules(model):
+    for owner, (where, module, holder) in _held_with_owners(model):
+        within = {id(layer) for layer in module.modules()}
+        if id(owner) in within:
+            continue
         kind = f"a {holder}" if holder in CODE else f"a plain {holder}"
         inside = [("", module)] if id(module) in registered else module.named_modules()
         for inner, layer in inside:

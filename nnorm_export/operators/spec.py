@@ -110,12 +110,12 @@ def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(function: Callable[..., Tensor], ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of ``function``, which computes the operator once more; they have gradients if the caller asks."""
-    tensors = ctx.saved_tensors
-    needed = ctx.needs_input_grad[: len(tensors)]
-    wanted = [value for value, is_needed in zip(tensors, needed, strict=True) if is_needed]
+    """The gradients of ``function``, which computes the operator once more; create_graph=True gives theirs too."""
+    needed = ctx.needs_input_grad[: len(ctx.saved_tensors)]
     has_graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        tensors = [value.view_as(value) for value in ctx.saved_tensors]  # what one comes from may lead to another
+        wanted = [value for value, is_needed in zip(tensors, needed, strict=True) if is_needed]
         y = function(*tensors, *ctx.attributes)
     found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=has_graph))
     return (*(next(found) if is_needed else None for is_needed in needed), *(None for _ in ctx.attributes))

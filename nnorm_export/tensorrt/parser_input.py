@@ -18,7 +18,7 @@ from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.forms import inline_bodies, nodes_of, strip_bodies
-from nnorm_export.files.onnx_file import ModelFile, read_with_weights
+from nnorm_export.files.onnx_file import ModelFile, default_name, read_with_weights
 from nnorm_export.files.staging import save
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
@@ -65,7 +65,7 @@ def _refuse_zero_points(file: ModelFile) -> None:
 def _name_nodes(model: ir.Model) -> None:
     """Gives normalizations without a name the one by which :func:`.plugins.check_plugins` looks for them."""
     for node in nodes_of(model):
-        node.name = node.name or f"node_of_{node.outputs[0].name}"
+        node.name = node.name or default_name(str(node.outputs[0].name))
 
 
 def _flatten_rows(model: ir.Model) -> None:
