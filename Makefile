@@ -93,7 +93,7 @@ TRITON := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 .PHONY: bench-serving test-quantizers test-aoti fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
 .PHONY: docs docs-links notebooks pictures coverage-cpp same-bits same-bits-neon same-bits-neon-long same-bits-zig every-float sdist wheel wheels test-wheels zoo test-zoo clean test-tensorrt-registries
 help:
-	@grep '^# make' Makefile | cut -c3-
+	@sed -n '/^# make/,/^# Each target/{/^# Each target/!s/^# //p}' Makefile
 
 demo: $(VENV)/installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python samples/demo.py

@@ -55,7 +55,8 @@ def get_library_path() -> str:
     raise RuntimeMissingError(
         _why_unused()
         or "this installation of nnorm_export has no kernels for ONNX Runtime: it was installed without them "
-        "(NNORM_EXPORT_BUILD_LIBRARY=0), or is a source tree. Install it again on a machine with a C++ compiler, "
+        "(NNORM_EXPORT_BUILD_LIBRARY=0), or is a source tree. Install it again on a machine with a C++ compiler "
+        "(pip install --force-reinstall --no-deps --no-cache-dir: pip keeps the wheel without them), "
         f"or name a built {FILE_NAME} in the environment variable {OVERRIDE}"
     )
 

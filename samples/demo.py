@@ -7,6 +7,7 @@ The plain export is ``torch.onnx.export`` of the trained model as it stands, in 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import logging
@@ -115,6 +116,7 @@ def table_of(results: Sequence[tuple[digits.Outcome, Comparison]]) -> Table:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     start = time.perf_counter()
     data = digits.Digits.load()
     results = []

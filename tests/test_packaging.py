@@ -317,12 +317,14 @@ def unpacked(sdist: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_source_distribution_can_build_the_library(sdist: Path) -> None:
+def test_the_source_distribution_can_build_the_library(sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as members:
         names = {name.split("/", 1)[1] for name in members.getnames()}
+        for member in members:  # pip refuses what this refuses: links and devices that lead out of the folder
+            tarfile.data_filter(member, str(tmp_path))
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "custom_ops").rglob("*") if path.is_file()}
     assert {name for name in sources if "__pycache__" not in name} <= names
-    assert not [name for name in names if name.startswith(("build/", ".venv", "tests/golden/"))]
+    assert not [name for name in names if name.startswith(("build/", ".venv", "tests/"))]
 
 
 def test_the_same_sources_give_the_same_files(sdist: Path, unpacked: Path, tmp_path: Path) -> None:

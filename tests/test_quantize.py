@@ -20,7 +20,7 @@ import nnorm_export
 from nnorm_export import export, layers, library, load, quantize
 from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.files.inspection import describe
-from nnorm_export.quantizing import quantize as quantizer
+from nnorm_export.quantizing import float_graph
 from nnorm_export.quantizing.agreement import sqnr
 from nnorm_export.quantizing.qdq import NORMS
 
@@ -151,7 +151,7 @@ def test_tables_compute_what_the_float_norms_between_roundings_do(
     made: nnorm_export.QuantizeReport, source: Path, data: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With bodies, so that both sides use the same float32 arithmetic: only the order of the channels differs."""
-    monkeypatch.setattr(quantizer, "use_tables", lambda model, ranks, names: set())
+    monkeypatch.setattr(float_graph, "use_tables", lambda model, ranks, names: set())
     around = quantize(source, data, tmp_path / "qdq.onnx").path
     assert nodes(around)["BatchNormalNormRelu"] == 2
     with_tables, without = load(made.path, kernels=False), load(around, kernels=False)

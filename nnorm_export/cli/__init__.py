@@ -68,6 +68,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _flushed(exited.code if isinstance(exited.code, int) else 0 if exited.code is None else 2)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError:  # --help and --version, outside of the commands, could not write
+        return _flushed(NnormExportError.exit_code)
     return _flushed(0)
 
 

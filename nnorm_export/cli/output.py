@@ -282,7 +282,12 @@ def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
     console = _Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _ENDLESS  # grep finds names, paths and hashes whole
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    text = captured.get()
+    if not console.is_terminal:  # rich fills each line up to the longest
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    console.file.write(text)
 
 
 _ENDLESS = 100_000  # characters of a line

@@ -14,6 +14,7 @@ from nnorm_export.cli.output import Output, print_facts, print_table, size_text,
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
+    from nnorm_export.quantizing.agreement import OutputAgreement
     from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 
 _FEW = 10  # layers of a ranking that are shown without --verbose
@@ -129,7 +130,7 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
     rows = [
         (
             each.name,
-            "equal" if math.isinf(each.sqnr) else f"{each.sqnr:.1f} dB",
+            _sqnr_text(each),
             "-" if each.top1_agreement is None else f"{each.top1_agreement:.2%}",
             str(each.rows),
         )
@@ -141,6 +142,12 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
 
 def _weights(report: QuantizeReport) -> str:
     return f"weights {report.weights}{' of 7 bits' if report.reduce_range else ''}"
+
+
+def _sqnr_text(output: OutputAgreement) -> str:
+    if not output.compared:
+        return "of another shape"
+    return "equal" if math.isinf(output.sqnr) else f"{output.sqnr:.1f} dB"
 
 
 def _row(layer: QuantizedLayer) -> tuple[str, str, str, str]:

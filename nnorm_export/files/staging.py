@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -183,10 +183,27 @@ def check_target(target: str | Path) -> None:
     _refuse_parent(path)
 
 
-def refuse_source(target: Path, source: Path, why: str, suffix: str) -> None:
-    """Raises a ModelFileError if ``target`` is ``source``, which is needed afterwards; ``why`` says for what."""
-    if target.exists() and target.samefile(source):
-        raise ModelFileError(f"{source}: {why}; write it to another name, {source.with_suffix(suffix)} for example")
+def refuse_unencodable(path: Path) -> None:
+    """Raises an ExportError for a name that is not text: the libraries that write and check models take text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ExportError(
+            f"{str(path)!r} is a name that this locale has no text for; set PYTHONUTF8=1, or LC_ALL=C.UTF-8, or give "
+            "another name"
+        ) from None
+
+
+def refuse_needed(target: Path, source: Path, names: Iterable[str], why: str, suffix: str) -> None:
+    """Raises a ModelFileError if ``target`` is one of the files ``names`` beside ``source``, which are needed later.
+
+    Args:
+        why: what they are needed for.
+        suffix: of the name that the message proposes.
+    """
+    files = [source.parent / name for name in names]
+    if target.exists() and any(file.exists() and target.samefile(file) for file in files):
+        raise ModelFileError(f"{target}: {why}; write it to another name, {source.with_suffix(suffix)} for example")
 
 
 def _refuse_folder(path: Path) -> None:

@@ -15,7 +15,7 @@ from nnorm_export.errors import ModelFileError, ParityError, root_cause
 from nnorm_export.files.changes import renamed
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
-from nnorm_export.files.staging import check_target, refuse_source, save, staged, writing
+from nnorm_export.files.staging import check_target, refuse_needed, save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
@@ -186,7 +186,7 @@ def _refuse(source: ModelFile, target: Path) -> None:
     if names := renamed(source):
         raise ModelFileError(f"{source.path}: {names}")
     why = "the optimised file would replace the portable one, which other machines need"
-    refuse_source(target, source.path, why, ".cpu.onnx")
+    refuse_needed(target, source.path, [source.path.name, *source.external_data], why, ".cpu.onnx")
 
 
 def _layers(model: ir.Model, left: Mapping[ir.Node, str]) -> list[OptimizedLayer]:

@@ -24,14 +24,18 @@ class OutputAgreement:
         top1_agreement: the share of rows whose greatest entry is at the same place; None for an output that is not a
             matrix of floating-point numbers.
         rows: the number of rows, or of samples.
+        compared: False if its shape is another than that of the reference, as of the places of numbers above 0.
     """
 
     name: str
     sqnr: float
     top1_agreement: float | None
     rows: int
+    compared: bool = True
 
     def __str__(self) -> str:
+        if not self.compared:
+            return f"{self.name} not compared, because its shape depends on the data"
         top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
         return f"{self.name} SQNR {self.sqnr:.1f} dB{top1}"
 
@@ -43,8 +47,11 @@ class _Sums:
     equal: int = 0
     ranked: int = 0
     rows: int = 0
+    compared: bool = True
 
     def with_batch(self, actual: Array, expected: Array) -> _Sums:
+        if actual.shape != expected.shape:
+            return replace(self, compared=False)
         y, difference = expected.astype(np.float64), actual.astype(np.float64) - expected.astype(np.float64)
         added = replace(
             self,
@@ -73,7 +80,9 @@ def agreements(
     for mine, its in zip(actual, expected, strict=True):
         sums = [each.with_batch(a, b) for each, a, b in zip(sums, mine, its, strict=True)]
     return [
-        OutputAgreement(info.name, each.sqnr, each.equal / each.ranked if each.ranked else None, each.rows)
+        OutputAgreement(
+            info.name, each.sqnr, each.equal / each.ranked if each.ranked else None, each.rows, each.compared
+        )
         for info, each in zip(infos, sums, strict=True)
     ]
 
@@ -84,14 +93,16 @@ def sqnr(actual: Array, expected: Array) -> float:
 
 
 def sqnr_of(outputs: Sequence[OutputAgreement]) -> float:
-    """The least of the outputs; NaN if one is NaN."""
-    return float(np.min([output.sqnr for output in outputs], initial=math.inf))
+    """The least of the outputs that are compared; NaN if one is NaN."""
+    return float(np.min([output.sqnr for output in outputs if output.compared], initial=math.inf))
 
 
 def shortfalls(outputs: Sequence[OutputAgreement], min_agreement: float | None, min_sqnr: float | None) -> list[str]:
     """What is below the thresholds; comparisons are such that NaN is."""
     found: list[str] = []
     for output in outputs:
+        if not output.compared:
+            continue
         if min_sqnr is not None and not output.sqnr >= min_sqnr:
             found.append(
                 f"output {output.name} has an SQNR of {output.sqnr:.1f} dB, at least {min_sqnr:g} are asked for"

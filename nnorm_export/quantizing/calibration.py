@@ -31,7 +31,7 @@ def ranges_of(
 
     Raises:
         ModelFileError: ONNX Runtime does not open the file.
-        InputError: ONNX Runtime does not run the file on ``feeds``, or a tensor has NaN or infinite numbers there.
+        InputError: ONNX Runtime does not run the file on ``feeds``, or ``method`` finds no range of a tensor there.
     """
     from onnxruntime.quantization import CalibrationMethod, create_calibrator  # noqa: PLC0415 - an extra, slow
 
@@ -56,7 +56,12 @@ def ranges_of(
             except Exception as error:  # as above
                 raise InputError(f"the file does not run on the calibration data: {first_line(error)}") from error
         progress("calibrating", 1.0)
-        found = calibrator.compute_data()
+        try:
+            found = calibrator.compute_data()
+        except Exception as error:  # as above: a histogram needs finite numbers
+            raise InputError(
+                f"the method {method} finds no range on the calibration data: {first_line(error)}; minmax takes any"
+            ) from error
     return found
 
 

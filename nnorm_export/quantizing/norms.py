@@ -36,14 +36,12 @@ def use_tables(model: ir.Model, ranks: dict[str, int], names: Collection[str]) -
 
     Args:
         model: a graph of :func:`.with_qdq`.
-        ranks: name of a value of the float graph -> its rank.
+        ranks: name of a node of the float graph -> the rank of what it computes.
         names: the nodes that may be tables.
     """
     graph = model.graph
     norms = [node for node in graph if node.domain == DOMAIN and node.op_type in NORMS]
-    last = {
-        norm for norm in norms if ranks.get(norm.outputs[0].name or "", 0) == _RANK and _is_beside_convolution(norm)
-    }
+    last = {norm for norm in norms if ranks.get(norm.name or "", 0) == _RANK and _is_beside_convolution(norm)}
     wanted = set(names)
     tables = {
         norm.name or "" for norm in norms if norm.name in wanted and _replace(norm, graph, channels_last=norm in last)

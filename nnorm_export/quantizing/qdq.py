@@ -23,8 +23,8 @@ from nnorm_export.quantizing.activations import JOINED
 # operators and sums are quantised between maps of a convolutional network: a residual sum of a transformer is not,
 # because its numbers need more than 8 bits.
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_MOVING = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Relu", "Clip")
-_ON_MAPS = (
+MOVING = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Relu", "Clip")
+ON_MAPS = (
     "Add",
     "Mul",
     "AveragePool",
@@ -67,7 +67,7 @@ class Settings:
     @property
     def op_types(self) -> tuple[str, ...]:
         """The operators that are quantised."""
-        return PRODUCTS if self.products_alone else (*PRODUCTS, *_MOVING, *_ON_MAPS, *NORMS)
+        return PRODUCTS if self.products_alone else (*PRODUCTS, *MOVING, *ON_MAPS, *NORMS)
 
 
 def nodes_to_quantize(proto: onnx.ModelProto) -> list[str]:
@@ -77,8 +77,8 @@ def nodes_to_quantize(proto: onnx.ModelProto) -> list[str]:
         node.name
         for node in proto.graph.node
         if (node.domain == DOMAIN and node.op_type in NORMS)
-        or (node.domain == "" and node.op_type in (*PRODUCTS, *_MOVING))
-        or (node.op_type in _ON_MAPS and node.domain == "" and ranks.get(node.output[0], 0) >= LEAST_RANK_OF_MAPS)
+        or (node.domain == "" and node.op_type in (*PRODUCTS, *MOVING))
+        or (node.op_type in ON_MAPS and node.domain == "" and ranks.get(node.output[0], 0) >= LEAST_RANK_OF_MAPS)
     ]
 
 
@@ -108,21 +108,22 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
     # Files for ONNX Runtime do not need it: a ViT has 29.1 dB with signed activations, 29.2 with unsigned ones.
     if settings.products_alone and settings.reduce_range:
         ranges = _widened(ranges, _second_factors(proto, names))
-    chosen = {node.name for node in proto.graph.node if node.op_type in settings.op_types}
+    if not names:  # the quantizer would take that for all nodes
+        return proto
     with silent_loggers(["root"]):  # it warns of each tensor that it leaves in float
-        quantizer = QDQQuantizer(
-            copy,
-            settings.weights == "per-channel",
-            settings.reduce_range,
-            types["int8"],
-            types[settings.activation],
-            ranges,
-            [name for name in names if name in chosen],
-            [],
-            list(settings.op_types),
-            _FOR_PRODUCTS_ALONE if settings.products_alone else {},
-        )
         try:
+            quantizer = QDQQuantizer(
+                copy,
+                settings.weights == "per-channel",
+                settings.reduce_range,
+                types["int8"],
+                types[settings.activation],
+                ranges,
+                list(names),
+                [],
+                list(settings.op_types),
+                _FOR_PRODUCTS_ALONE if settings.products_alone else {},
+            )
             quantizer.quantize_model()
         except AssertionError as error:  # of a range that float32 does not hold
             raise ModelFileError(

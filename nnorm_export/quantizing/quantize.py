@@ -6,18 +6,16 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
 
 from nnorm_export._version import __version__
-from nnorm_export.domain import ALL_OPERATORS
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, ModelFileError, ParityError
-from nnorm_export.exporting.change_form import change_form
+from nnorm_export.errors import InputError, ParityError
 from nnorm_export.files.forms import apply_form
-from nnorm_export.files.onnx_file import ModelFile, read, read_with_weights
+from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
@@ -25,21 +23,17 @@ from nnorm_export.quantizing.activations import ACTIVATIONS, join_activations
 from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, ranges_of
-from nnorm_export.quantizing.layers import kept_nodes, layers_of, name_nodes, with_norms
-from nnorm_export.quantizing.norms import use_tables
+from nnorm_export.quantizing.float_graph import ASKED_FOR, FloatGraph
+from nnorm_export.quantizing.layers import kept_nodes, layers_of, with_norms
 from nnorm_export.quantizing.qdq import (
-    LEAST_RANK_OF_MAPS,
     NORMS,
     PRODUCTS,
     Settings,
-    nodes_to_quantize,
-    ranks_of,
-    with_qdq,
 )
-from nnorm_export.quantizing.refusals import check_options, refuse, refuse_not_finite
+from nnorm_export.quantizing.refusals import check_options, refuse
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport, layers_found
 from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
-from nnorm_export.quantizing.sums import split_sums
+from nnorm_export.quantizing.suitable import unsuitable, without_range
 from nnorm_export.quantizing.targets import DEFAULT_TARGET, Target, chosen, target_named
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes._overflow import overflow_of
@@ -145,23 +139,22 @@ def quantize(
     import_onnxruntime()
     source, written = read(Path(path).expanduser()), Path(f).expanduser()
     check_target(written)
-    refuse(source, written)
+    refuse(source, written, weights)
     report = progress or _silent
     infos = inputs_of(source.proto)
     feeds = batches_of(calibration, infos, batch_size, "calibration")
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
     reference = _expected(source, tests, model, passthrough)  # first, because ONNX Runtime refuses a damaged file
     with tempfile.TemporaryDirectory() as folder:
-        graph = _FloatGraph(source, Path(folder), with_tables=has_tables)
-        kept = kept_nodes(graph.proto, listed(keep, "keep", InputError))
+        graph = FloatGraph(source, Path(folder), with_tables=has_tables)
+        floats = dict.fromkeys(kept_nodes(graph.proto, listed(keep, "keep", InputError)), ASKED_FOR)
         if has_tables:
-            join_activations(graph.proto, kept)
-        names = [name for name in nodes_to_quantize(graph.proto) if name not in kept]
-        layers = layers_of(graph.proto, nodes_to_quantize(graph.proto))
-        if not any(name in names for nodes in layers.values() for name in nodes):
-            why = "keep leaves none of its layers" if layers else "it has no convolution, product or frozen norm"
-            raise ModelFileError(f"{path}: nothing can be quantised: {why}")
+            join_activations(graph.proto, set(floats))
+        floats = unsuitable(graph.proto, settings) | floats
+        graph.names(settings, floats)  # before the calibration, which takes long
         ranges = ranges_of(graph.path, (*settings.op_types, *ACTIVATIONS), feeds, method, percentile, report)
+        floats = without_range(graph.proto, ranges) | floats
+        names = graph.names(settings, floats)
         report("quantizing", 0.0)
         made, tables = graph.quantized(ranges, names, settings)
         about = f"{settings}, {method} on {count_of(feeds)} samples"
@@ -186,14 +179,14 @@ def quantize(
             ratios = sqnr_by_layer(
                 graph.path,
                 staging,
-                _outputs_of(graph.proto, layers) if by_layer else {},
+                _outputs_of(graph.proto, graph.layers) if by_layer else {},
                 tests[0],
                 row.session_config,
             )
             implementations = runner.implementations
             overflow = "" if row.products_alone else overflow_of(read(staging, large_weights=False))
             size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    found = layers_found(layers, graph.proto, kept, tables, gains, ratios, _why_float(row, form))
+    found = layers_found(graph.layers, graph.proto, floats, tables, gains, ratios, _why_float(row, form))
     return QuantizeReport(
         written,
         size,
@@ -210,53 +203,6 @@ def quantize(
         implementations,
         [*_notices(source, found, count_of(feeds)), *filter(None, [overflow])],
     )
-
-
-class _FloatGraph:
-    """The float32 graph that is calibrated and quantised: without bodies, and as a portable file."""
-
-    def __init__(self, source: ModelFile, folder: Path, *, with_tables: bool) -> None:
-        self.path, self._with_tables = folder / "float.onnx", with_tables
-        if source.normalizations:
-            change_form(source.path, self.path, "portable", verify=False)
-            proto = read_with_weights(self.path)
-        else:
-            proto = read_with_weights(source.path)
-        refuse_not_finite(proto, source.path)
-        name_nodes(proto)
-        if with_tables:
-            split_sums(proto, ranks_of(proto), LEAST_RANK_OF_MAPS)
-            proto = _with_bodies(proto)
-        onnx.save(proto, self.path, save_as_external_data=True, location=f"{self.path.name}.weights")
-        inferred = folder / "inferred.onnx"
-        onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
-        self.proto = onnx.load(inferred)
-        _strip_bodies(self.proto)
-        self._ranks = ranks_of(self.proto)
-
-    def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
-        """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
-        model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
-        model.graph.sort()  # ONNX Runtime's quantizer appends nodes, and ONNX wants a value made before it is read
-        return model, use_tables(model, self._ranks, names) if self._with_tables else set()
-
-
-def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
-    model = ir.from_proto(proto)
-    if any(node.domain == DOMAIN for node in model.graph):
-        apply_form(model, "portable")
-    return ir.to_proto(model)
-
-
-def _strip_bodies(proto: onnx.ModelProto) -> None:
-    """Removes the bodies that :func:`.apply_form` will attach."""
-    others = [each for each in proto.functions if each.domain != DOMAIN or each.name not in ALL_OPERATORS]
-    del proto.functions[:]
-    proto.functions.extend(others)
-    for node in proto.graph.node:
-        if node.domain == DOMAIN and node.op_type in ALL_OPERATORS:
-            node.overload = ""
 
 
 def _note(model: ir.Model, source: ModelFile, about: str, form: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import onnx
 
 from nnorm_export.errors import ExportError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, refuse_unknown_types
-from nnorm_export.files.staging import refuse_source
+from nnorm_export.files.staging import refuse_needed
 from nnorm_export.files.tensors import inputs_of, outputs_of
+from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.calibration import METHODS
-from nnorm_export.quantizing.qdq import WEIGHTS
+from nnorm_export.quantizing.qdq import PRODUCTS, WEIGHTS
 
 
 def check_options(weights: str, method: str, percentile: float, batch_size: int, min_agreement: float | None) -> None:
@@ -20,25 +22,33 @@ def check_options(weights: str, method: str, percentile: float, batch_size: int,
     for option, (value, known) in choices.items():
         if value not in known:
             raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")
-    if not 50 < percentile <= 100:
-        raise ExportError(f"percentile is {percentile}; give a number above 50, up to 100")
-    if min_agreement is not None and not 0 <= min_agreement <= 1:
-        raise ExportError(f"min_agreement is {min_agreement}; give a share from 0 to 1, 0.99 for 99 %")
-    if batch_size < 1:
-        raise ExportError(f"batch_size is {batch_size}; give at least 1")
+    if not isinstance(percentile, Real) or not 50 < percentile <= 100:
+        raise ExportError(f"percentile is {percentile!r}; give a number above 50, up to 100")
+    if min_agreement is not None and not (isinstance(min_agreement, Real) and 0 <= min_agreement <= 1):
+        raise ExportError(f"min_agreement is {min_agreement!r}; give a share from 0 to 1, 0.99 for 99 %")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
+        raise ExportError(f"batch_size is {batch_size!r}; give a whole number of at least 1")
 
 
-def refuse(source: ModelFile, target: Path) -> None:
+def refuse(source: ModelFile, target: Path, weights: str) -> None:
     if source.has_normalizations_in_branches:
         raise ModelFileError(
             f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
             "branches as models of their own"
         )
     why = "the quantised file would replace the float32 one, which it is compared with"
-    refuse_source(target, source.path, why, ".int8.onnx")
+    refuse_needed(target, source.path, [source.path.name, *source.external_data], why, ".int8.onnx")
     refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
+    opset = next((each.version for each in source.proto.opset_import if each.domain in ("", "ai.onnx")), 0)
+    least = 13 if weights == "per-channel" else 10
+    if opset < least:
+        raise ModelFileError(
+            f"{source.path}: its opset is {opset}, and DequantizeLinear with weights {weights} needs {least}; convert "
+            "it (onnx.version_converter.convert_version)"
+            + (", or give weights='per-tensor' (--weights per-tensor)" if opset >= 10 else "")
+        )
     inputs = {info.name for info in inputs_of(source.proto)}
     if same := [info.name for info in outputs_of(source.proto) if info.name in inputs]:
         raise ModelFileError(
@@ -59,8 +69,15 @@ def refuse(source: ModelFile, target: Path) -> None:
 
 
 def refuse_not_finite(proto: onnx.ModelProto, path: Path) -> None:
-    """Raises a ModelFileError if a weight has NaN or infinite numbers: no scale represents them."""
+    """Raises a ModelFileError if a weight of a product or a norm has NaN or infinite numbers: no scale has them.
+
+    Those of other nodes, of a mask for example, keep the nodes that read them in float.
+    """
+    readers = [node for node in proto.graph.node if node.domain == DOMAIN or node.op_type in PRODUCTS]
+    read = {name for node in readers for name in node.input}
     for weight in proto.graph.initializer:
+        if weight.name not in read:
+            continue
         is_float = weight.data_type == onnx.TensorProto.FLOAT
         if is_float and not np.isfinite(onnx.numpy_helper.to_array(weight)).all():
             raise ModelFileError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,31 +91,35 @@ class QuantizeReport:
 def layers_found(
     layers: dict[str, list[str]],
     proto: onnx.ModelProto,
-    kept: set[str],
+    floats: Mapping[str, str],
     tables: set[str],
     gains: dict[str, float],
     ratios: dict[str, float],
     why_no_table: str,
 ) -> list[QuantizedLayer]:
-    """What became of ``layers``, path -> names of nodes of ``proto``, and of the norms that are never in int8."""
+    """What became of ``layers``, path -> names of nodes of ``proto``, and of the norms that are never in int8.
+
+    Args:
+        floats: name of a node that stays float -> why.
+    """
     nodes = {node.name: node for node in proto.graph.node}
     found = []
     for path, names in layers.items():
         types = Counter(_op_type(nodes[name].op_type, is_table=name in tables) for name in names)
         why = ""
-        if any(name in kept for name in names):
-            why = "asked for"
+        if reasons := [floats[name] for name in names if name in floats]:
+            why = reasons[0]
         elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
             why = why_no_table
         found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path), ratios.get(path)))
-    floats = [
+    statistics = [
         QuantizedLayer(node.name, node.op_type, "it computes statistics from its input", sqnr=ratios.get(node.name))
         for node in proto.graph.node
         if node.domain == DOMAIN and node.op_type not in NORMS
     ]
     if gains:
         found.sort(key=lambda layer: -np.inf if layer.gain is None else layer.gain, reverse=True)
-    return [*found, *floats]
+    return [*found, *statistics]
 
 
 def _op_type(op_type: str, *, is_table: bool) -> str:

@@ -38,7 +38,8 @@ def batches_of(data: Data, infos: Sequence[TensorInfo], batch_size: int, what: s
         raise InputError(f"{what}: {str(data)!r} is a name; give the arrays: numpy.load({str(data)!r})")
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):  # which a Dataset of PyTorch has
         raise InputError(f"{what}: {type(data).__name__} has no samples; give arrays, or an iterable of them")
-    feeds = [feed for inputs in _sets_of(data) for feed in _split(_by_name(inputs, infos, what), infos, batch_size)]
+    sets = [_by_name(inputs, infos, what) for inputs in _sets_of(data, len(infos))]
+    feeds = [feed for inputs in sets for feed in _split(inputs, infos, batch_size)]
     if not feeds:
         raise InputError(f"{what}: there are no samples, or the file takes more at a time than there are; give more")
     return feeds
@@ -49,9 +50,12 @@ def count_of(feeds: Sequence[Feed]) -> int:
     return sum(next((len(array) for array in feed.values() if array.ndim), 1) for feed in feeds)
 
 
-def _sets_of(data: Data) -> Iterator[Any]:
-    """Yields each set of inputs in ``data``."""
-    by_position = isinstance(data, (list, tuple)) and all(map(_is_array, data))
+def _sets_of(data: Data, count: int) -> Iterator[Any]:
+    """Yields each set of inputs in ``data``, for a file of ``count`` inputs."""
+    listed: Sequence[Any] = data if isinstance(data, (list, tuple)) else ()
+    by_position = listed is data and all(map(_is_array, listed))
+    if by_position and count == 1 and len({(value.dtype, value.shape[1:]) for value in listed}) == 1:
+        by_position = False  # batches of the one input
     if by_position or isinstance(data, Mapping) or _is_array(data):
         yield data
     else:
@@ -111,6 +115,10 @@ def _split(inputs: Feed, infos: Sequence[TensorInfo], batch_size: int) -> Iterat
     dynamic = [info.name for info, axis in zip(infos, axes, strict=True) if info.shape and not isinstance(axis, int)]
     if dynamic:
         batched = dynamic
+        named = {axis for axis in axes if isinstance(axis, str)}
+        if len({lengths[name] for name in dynamic}) > 1 and len(named) == 1:
+            counts = ", ".join(f"{lengths[name]} of {name}" for name in dynamic)
+            raise InputError(f"the inputs have different numbers of samples: {counts}; give as many of each")
         if len({lengths[name] for name in dynamic}) > 1:  # the axes of the samples are not the first ones
             yield inputs
             return

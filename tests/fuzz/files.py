@@ -9,6 +9,7 @@ Each case is drawn from a number, so a finding is run again by ``--first NUMBER 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import platform
 import shutil
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import files_seeds
 import torch
 from files_cases import FAMILIES, prepare
-from files_judge import Outcome
+from files_judge import CASE, Outcome
 from files_worker import run_cases
 
 LONG = 10_000  # cases of a run that is worth the compilation of a package
@@ -43,7 +44,9 @@ def build_seeds(folder: Path, package: bool) -> None:
 def _prepared(case: int, folder: Path, *, seeds: Path, family: str | None, kept: list[Path]) -> None:
     """Writes a case: one of ``kept`` for a negative number."""
     if case < 0:
-        shutil.copytree(kept[~case], folder, dirs_exist_ok=True, symlinks=True)
+        shutil.copytree(kept[~case], folder, dirs_exist_ok=True)
+        for link, target in json.loads((folder / CASE).read_text()).get("links", {}).items():
+            (folder / link).symlink_to(target)
     else:
         prepare(case, seeds, folder, family)
 

@@ -197,13 +197,17 @@ def _kept(outcome: Outcome, case: int, worker: _Worker, keep: Path | None) -> Ou
         target = keep / f"{outcome.kind}-{outcome.family.replace(' ', '-')}-{case}"
         shutil.rmtree(target, ignore_errors=True)
         ignored = shutil.ignore_patterns("repository", "__pycache__")
-        shutil.copytree(folder, target, symlinks=True, ignore=lambda at, names: ignored(at, names) | _odd(at, names))
+        shutil.copytree(folder, target, ignore=lambda at, names: ignored(at, names) | _odd(at, names))
+        links = {str(path.relative_to(folder)): os.readlink(path) for path in folder.rglob("*") if path.is_symlink()}
+        if links:  # in words: nothing that reads the kept files follows them
+            case_of = json.loads((target / CASE).read_text())
+            (target / CASE).write_text(json.dumps(case_of | {"links": links}))
         (target / "outcome.txt").write_text(outcome.detail)
     (folder / ".copied").touch()
     return outcome
 
 
 def _odd(folder: str, names: list[str]) -> set[str]:
-    """What cannot be copied: pipes and devices."""
+    """What is not copied: links, pipes and devices."""
     paths = [Path(folder) / name for name in names]
-    return {path.name for path in paths if not (path.is_symlink() or path.is_file() or path.is_dir())}
+    return {path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())}

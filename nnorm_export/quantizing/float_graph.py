@@ -1,0 +1,98 @@
+"""The float32 graph that is calibrated and quantised: without bodies, and as a portable file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from nnorm_export.domain import ALL_OPERATORS
+from nnorm_export.errors import ModelFileError
+from nnorm_export.exporting.change_form import change_form
+from nnorm_export.files.forms import apply_form
+from nnorm_export.files.onnx_file import ModelFile, read_with_weights
+from nnorm_export.names import DOMAIN
+from nnorm_export.quantizing.layers import layers_of, name_nodes
+from nnorm_export.quantizing.norms import use_tables
+from nnorm_export.quantizing.preparation import prepare
+from nnorm_export.quantizing.qdq import LEAST_RANK_OF_MAPS, Settings, nodes_to_quantize, ranks_of, with_qdq
+from nnorm_export.quantizing.refusals import refuse_not_finite
+from nnorm_export.quantizing.sums import split_sums
+
+ASKED_FOR = "asked for"
+
+
+class FloatGraph:
+    def __init__(self, source: ModelFile, folder: Path, *, with_tables: bool) -> None:
+        self.path, self._with_tables = folder / "float.onnx", with_tables
+        self._source = source.path
+        if source.normalizations:
+            change_form(source.path, self.path, "portable", verify=False)
+            proto = read_with_weights(self.path)
+        else:
+            proto = read_with_weights(source.path)
+        refuse_not_finite(proto, source.path)
+        name_nodes(proto)
+        prepare(proto)
+        if with_tables:
+            split_sums(proto, ranks_of(proto), LEAST_RANK_OF_MAPS)
+            proto = _with_bodies(proto)
+        onnx.save(proto, self.path, save_as_external_data=True, location=f"{self.path.name}.weights")
+        inferred = folder / "inferred.onnx"
+        onnx.shape_inference.infer_shapes_path(str(self.path), str(inferred))
+        self.proto = onnx.load(inferred)
+        _strip_bodies(self.proto)
+        ranks = ranks_of(self.proto)
+        self._ranks = {node.name: ranks.get(node.output[0], 0) for node in self.proto.graph.node}
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """Path of a layer -> the names of its nodes that may be quantised."""
+        return layers_of(self.proto, nodes_to_quantize(self.proto))
+
+    def names(self, settings: Settings, floats: Mapping[str, str]) -> list[str]:
+        """The names of the nodes that are quantised.
+
+        Args:
+            floats: name of a node that stays float -> why.
+
+        Raises:
+            ModelFileError: no product and no norm is among them.
+        """
+        op_types = {node.name: node.op_type for node in self.proto.graph.node}
+        names = [
+            name for name in nodes_to_quantize(self.proto) if name not in floats and op_types[name] in settings.op_types
+        ]
+        layers = [name for nodes in self.layers.values() for name in nodes]
+        if set(names).isdisjoint(layers):
+            reasons = [floats[name] for name in layers if floats.get(name, ASKED_FOR) != ASKED_FOR]
+            why = "keep leaves none of its layers" if layers else "it has no convolution, product or frozen norm"
+            raise ModelFileError(f"{self._source}: nothing can be quantised: {reasons[0] if reasons else why}")
+        return names
+
+    def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
+        """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
+        model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
+        model.graph.sort()  # ONNX Runtime's quantizer appends nodes, and ONNX wants a value made before it is read
+        return model, use_tables(model, self._ranks, names) if self._with_tables else set()
+
+
+def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
+    model = ir.from_proto(proto)
+    if any(node.domain == DOMAIN for node in model.graph):
+        apply_form(model, "portable")
+    return ir.to_proto(model)
+
+
+def _strip_bodies(proto: onnx.ModelProto) -> None:
+    """Removes the bodies that :func:`.apply_form` will attach."""
+    others = [each for each in proto.functions if each.domain != DOMAIN or each.name not in ALL_OPERATORS]
+    del proto.functions[:]
+    proto.functions.extend(others)
+    for node in proto.graph.node:
+        if node.domain == DOMAIN and node.op_type in ALL_OPERATORS:
+            node.overload = ""
