@@ -44,12 +44,12 @@ def other():
 def test_each_output_has_its_own() -> None:
     criteria = Criteria.of(None, {"boxes": 1e-3, "": 1e-5}, {"boxes": 1e-2}, {"scores": "mean", "boxes": "p99"})
     assert criteria.for_outputs(["boxes", "scores", "mask"]) == [
-        Criterion("allclose", 1e-3, 1e-2, "p99"),
-        Criterion("allclose", 1e-5, 0.0, "mean"),
+        Criterion("allclose", 1e-3, 1e-2, "p99", is_named=True),
+        Criterion("allclose", 1e-5, 0.0, "mean", is_named=True),
         Criterion("allclose", 1e-5, 0.0, "max"),
     ]
     alone = Criteria.of(rtol={"boxes": 1e-3}).for_outputs(["boxes", "scores"])
-    assert alone == [Criterion("allclose", 1e-3, 0.0), Criterion()]
+    assert alone == [Criterion("allclose", 1e-3, 0.0, is_named=True), Criterion()]
     with pytest.raises(NnormExportError, match="the file has no output 'box'; its outputs are boxes, scores"):
         Criteria.of(statistic={"box": "mean"}).for_outputs(["boxes", "scores"])
 
