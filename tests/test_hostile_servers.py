@@ -234,9 +234,7 @@ def test_a_server_that_went_away(url: str) -> None:
     with pytest.raises(ModelFileError, match=r"does not answer these inputs \(.*busy"):
         runner(X)
     Server.answers["/v2/models/net/infer"] = (200, b" " * 1000, 0.1)
-    with pytest.raises(
-        ModelFileError, match=r"does not answer these inputs \(no whole answer in 0\.5 seconds\)"
-    ):
+    with pytest.raises(ModelFileError, match=r"does not answer these inputs \(no whole answer in 0\.5 seconds\)"):
         runner(X)
 
 
