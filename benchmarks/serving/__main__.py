@@ -158,13 +158,21 @@ def many_clients(client: Callable[[], Ask], alone: Ask, clients: int, seconds: f
     """A table: images a second, of the session before and after the server."""
     before = _images_a_second(alone, clients, seconds / 2)
     taken: list[float] = []
-    end = time.perf_counter() + seconds
+    connected = threading.Barrier(clients)
 
     def go_on_asking() -> None:
         ask, images = client(), _images(1)
-        while (start := time.perf_counter()) < end:
+        ask(images)
+        connected.wait(60)
+        start = time.perf_counter()
+        end = start + seconds
+        while True:
             ask(images)
-            taken.append(time.perf_counter() - start)
+            done = time.perf_counter()
+            if done > end:
+                return
+            taken.append(done - start)
+            start = done
 
     threads = [threading.Thread(target=go_on_asking) for _ in range(clients)]
     for thread in threads:

@@ -286,7 +286,7 @@ def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
         console.print(table)
     text = captured.get()
     if not console.is_terminal:  # rich fills each line up to the longest
-        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
     console.file.write(text)
 
 

@@ -69,7 +69,7 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
 def _run(model: nn.Module, example: dict[str, Any]) -> list[Tensor]:
     args, kwargs = arguments.unbind(model, example)
     with torch.random.fork_rng(devices=[]):  # the same random numbers each time
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return arguments.tensors_in(model(*args, **kwargs))
 
 

@@ -159,8 +159,8 @@ def _traced(frozen: Frozen) -> _Parts:
                 f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}\n"
                 "Change that part of the model, or export with method='script' or to another format"
             ) from error
-    for name, buffer in frozen.module.named_buffers():  # tracing has run the model, and the file has its tensors
-        if not torch.equal(buffer, buffers[name]):
+    with torch.no_grad():  # tracing has run the model, and the file has its tensors
+        for name, buffer in frozen.module.named_buffers():
             buffer.copy_(buffers[name])
     return module, notes.layers_of_program(traced), notes.tensors_of_program(traced)
 

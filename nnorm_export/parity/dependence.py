@@ -81,7 +81,7 @@ def _scaled(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _permuted(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """The elements of each row in another order, else the rows; other integers if all are equal.
+    """The elements of each row in another order, else the rows; other integers if all are equal integers.
 
     A row is a line along the last axis. It keeps its elements, because a mask that leaves a row nothing is another
     question: PyTorch and runtimes answer it differently.
@@ -94,6 +94,8 @@ def _permuted(tensor: Tensor, generator: torch.Generator) -> Tensor:
         changed = rows.gather(1, draws.argsort(1))
     elif bool((rows != rows[:1]).any()):
         changed = rows[draws[:, 0].argsort()]
+    elif tensor.is_floating_point():
+        return tensor
     else:
         changed = _other_integers(rows, draws)
     return changed.view(tensor.shape)
