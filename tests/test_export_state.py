@@ -68,6 +68,24 @@ class Late(Stream):
         return y
 
 
+class First(Late):
+    """Keeps what it computed in the first call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is None:
+            self.last = x.mean()
+        return self.norm(x) - self.last
+
+
+class Pair(Late):
+    """Keeps its state in a tuple, as that of an LSTM."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x) if self.last is None else self.norm(x) + self.last[0]
+        self.last = (y.mean(),)  # type: ignore[assignment]
+        return y
+
+
 class Counting(nn.Module):
     """Changes buffers that no result depends on: a count, and one that is written before it is read."""
 
@@ -91,8 +109,14 @@ STEP = (torch.randn(1, 4), torch.tensor([0]))
 
 @pytest.mark.parametrize(
     ("model", "inputs", "path"),
-    [(Cache(), STEP, "keys"), (Stream(), STEP[:1], "last"), (Late(), STEP[:1], "last")],
-    ids=["buffer", "attribute", "attribute-that-appears"],
+    [
+        (Cache(), STEP, "keys"),
+        (Stream(), STEP[:1], "last"),
+        (Late(), STEP[:1], "last"),
+        (First(), STEP[:1], "last"),
+        (Pair(), STEP[:1], r"last\[0\]"),
+    ],
+    ids=["buffer", "attribute", "late", "first", "tuple"],
 )
 @pytest.mark.parametrize("write", [export, export_program, export_torchscript])
 def test_state_that_a_result_depends_on_is_refused(
@@ -175,6 +199,28 @@ class Scratch(nn.Module):
 @pytest.mark.parametrize("write", [export, export_program, export_torchscript])
 def test_a_buffer_that_is_overwritten_before_it_is_read_is_no_state(write: Callable[..., Any], tmp_path: Path) -> None:
     assert write(Scratch().eval(), torch.randn(3, 4), tmp_path / "m.pt2").parity
+
+
+class Written(Stream):
+    """Writes to a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Parameter(torch.zeros(4), requires_grad=False)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x) + self.last
+        self.last.copy_(y.mean(0))
+        return y
+
+
+def test_a_trace_keeps_buffers_alone(tmp_path: Path) -> None:
+    for model in (InPlaceStream(), Written()):
+        with pytest.raises(ExportError, match=r"forward (changes|writes to) last"):
+            export_torchscript(model.eval(), STEP[:1], tmp_path / "m.pt", verify=False)
+    expanded = Counting().eval()
+    expanded.register_buffer("ones", torch.ones(1).expand(4))
+    assert export_torchscript(expanded, torch.randn(3, 4), tmp_path / "m.pt").parity
 
 
 class CacheAmongInputs(nn.Module):

@@ -193,6 +193,52 @@ def test_outputs_whose_shape_depends_on_the_data(tmp_path: Path) -> None:
     assert "not compared, because its shape depends on the data" in str(places)
 
 
+def test_outputs_of_another_model(tmp_path: Path) -> None:
+    x = torch.randn(64, 16)
+    path = export(nn.Linear(16, 8), x, tmp_path / "float.onnx", verify=False).path
+    with pytest.raises(InputError, match=r"Linear returns output of shape \[32, 5\].* give the model"):
+        quantize(path, x, tmp_path / "int8.onnx", model=nn.Linear(16, 5))
+
+
+def test_names_that_the_graph_has_already(tmp_path: Path) -> None:
+    path = from_text(
+        """(float[N,8] x) => (float[N,8] y, float[8] s)
+        { h = Gemm<beta = 0.25>(x, w, b)
+          s = Neg(b)
+          m = MatMul(h, w)
+          y = MatMul(m, v) }""",
+        tmp_path / "float.onnx",
+        w=normal(8, 8),
+        b=10 * normal(8),
+        v=normal(8, 8),
+    )
+    proto = onnx.load(path)
+    taken = {"b": "fc/bias", "v": "w/of_fc"}
+    for each in proto.graph.initializer:
+        each.name = taken.get(each.name, each.name)
+    for node in proto.graph.node:
+        node.input[:] = [taken.get(name, name) for name in node.input]
+    proto.graph.node[0].name = "fc"
+    proto.graph.node[0].attribute.add(name="transB", i=1, type=onnx.AttributeProto.INT)
+    onnx.save(proto, path)
+    report = quantize(path, normal(64, 8), tmp_path / "int8.onnx")
+    assert min(output.sqnr for output in report.outputs) > 20
+
+
+def test_a_layer_that_is_kept_has_its_own_weight(tmp_path: Path) -> None:
+    path = from_text(
+        "(float[N,8] x) => (float[N,8] y, float[N,8] z) { y = MatMul(x, w) z = MatMul(x, w) }",
+        tmp_path / "float.onnx",
+        w=normal(8, 8),
+    )
+    proto = onnx.load(path)
+    proto.graph.node[1].name = "kept"
+    onnx.save(proto, path)
+    quantized = onnx.load(quantize(path, normal(64, 8), tmp_path / "int8.onnx", keep=["kept"]).path)
+    (kept,) = [node for node in quantized.graph.node if node.name == "kept"]
+    assert kept.input[1] in {tensor.name for tensor in quantized.graph.initializer}
+
+
 class Returned(nn.Module):
     """The result of a norm between convolutions is an output too."""
 
@@ -219,6 +265,20 @@ def test_transposed_convolutions_are_in_float_for_onnxruntime(tmp_path: Path) ->
     with pytest.raises(ModelFileError, match="nothing can be quantised: ONNX Runtime has no int8 kernel"):
         in_int8(model[1], (64, 8, 6, 6), tmp_path)
     assert [layer.kept for layer in in_int8(model, IMAGES, tmp_path, target="tensorrt").layers] == ["", ""]
+
+
+def test_sums_before_a_softmax_that_is_no_attention(tmp_path: Path) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = (self.first(x) + x).relu()
+            return (self.second(y) + y).relu().softmax(1)
+
+    report = in_int8(Residual(), IMAGES, tmp_path)
+    assert op_types(report)["Relu"] == 0  # they are parts of the scales behind the sums
 
 
 def test_what_is_said_of_files_and_data(tmp_path: Path) -> None:

@@ -210,21 +210,25 @@ def test_servers_that_are_not_there() -> None:
     for url in ("http://127.0.0.1:9/net", "grpc://127.0.0.1:9/net"):
         with pytest.raises(RuntimeMissingError, match="no server answers"):
             load(url)
-    for path in ("", "/v2/models", "/v2/models/net/versions"):
+    for path in ("", "/v2", "/v2/models", "/v2/models/net/versions"):
         with pytest.raises(nnorm_export.NnormExportError, match="give http://HOST:PORT/MODEL"):
             load(f"http://127.0.0.1:9{path}")
+    with pytest.raises(RuntimeMissingError, match="no server answers"):
+        load("http://127.0.0.1:9/v2/models/v2")
 
 
 def test_a_call_that_is_interrupted_delays_no_other() -> None:
     """Ctrl-C while the server computes: the next call does not wait behind it."""
     connections, answered = Connections(io.BytesIO), threading.Event()
     interrupt = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        connections.ask(lambda _: answered.wait(60))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     try:
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            connections.ask(lambda _: answered.wait(60))
         assert connections.ask(lambda _: answered.is_set()) is False
     finally:
+        signal.signal(signal.SIGINT, before)
         answered.set()
 
 

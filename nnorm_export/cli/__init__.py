@@ -68,8 +68,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _flushed(exited.code if isinstance(exited.code, int) else 0 if exited.code is None else 2)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError:  # --help and --version, outside of the commands, could not write
-        return _flushed(NnormExportError.exit_code)
+    except OSError as error:  # of --help, --version and --install-completion, which are outside of the commands
+        if code := _flushed(0):  # standard output cannot be written, which it has said
+            return code
+        print(f"error: {error}", file=sys.stderr)
+        return NnormExportError.exit_code
     return _flushed(0)
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import FreezeError, InputError, NnormExportError
-from nnorm_export.exporting.state import Changes, Snapshot, refusal
+from nnorm_export.exporting.state import Changes, Snapshot
 from nnorm_export.freezing.attributes import explain
 from nnorm_export.freezing.table import row_for
 from nnorm_export.layers.frozen_module import FrozenModule
@@ -39,7 +40,6 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
 
     Raises:
         InputError: the model does not run on the example.
-        ExportError: it keeps its results in attributes that are no tensors before the first call.
         FreezeError: a layer that is no submodule runs with its training code.
     """
     duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
@@ -51,11 +51,10 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
     quiet = redirected(lambda text, _: stderr.write(text), "stdout")
     try:
         with torch.no_grad(), without_fused_attention(), quiet, _training_code_refused(duplicate, names):
-            results = _run(duplicate, copies)
+            _run(duplicate, copies)
             changes = before.changes()
-            # A table, made when it is needed, is the same in every call. What a trace would forget is not.
-            if changes.appeared and not _same(_copied(results), _run(duplicate, _copied(dict(example)))):
-                raise refusal(changes.appeared, keeps_state=False)
+            if changes.appeared and not _is_fresh(duplicate, module, example):
+                changes = replace(changes, forgotten=changes.appeared)
     except (NnormExportError, OSError):  # an OSError says itself which file is missing
         raise
     except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
@@ -64,6 +63,16 @@ def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthr
             f"{explain(duplicate, error) or 'give inputs that its forward takes'}"
         ) from error
     return changes
+
+
+def _is_fresh(used: nn.Module, module: nn.Module, example: Mapping[str, Any]) -> bool:
+    """Whether ``used``, which has run, computes on other inputs what a new copy of ``module`` computes.
+
+    It does with a table that is made when it is needed.
+    """
+    fresh = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    results, others = (_run(model, _halved(dict(example))) for model in (used, fresh))
+    return _same(results, others)
 
 
 def _run(model: nn.Module, example: dict[str, Any]) -> list[Tensor]:
@@ -75,6 +84,15 @@ def _run(model: nn.Module, example: dict[str, Any]) -> list[Tensor]:
 
 def _copied(values: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, values)
+
+
+def _halved(values: Any) -> Any:
+    """``values`` with half of their floating-point numbers."""
+
+    def halved(leaf: Any) -> Any:
+        return leaf / 2 if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return pytree.tree_map(halved, _copied(values))
 
 
 def _same(results: list[Tensor], others: list[Tensor]) -> bool:

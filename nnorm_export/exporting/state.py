@@ -24,17 +24,20 @@ class Changes:
     Attributes:
         assigned: paths of parameters, buffers and other attributes of the model that are other tensors now.
         written: paths of those that were written to.
-        appeared: paths of attributes that were no tensors before: tables that are made when they are needed, or state.
+        appeared: paths of tensors that were not there before, or are others now in a list, a tuple or a dict: tables
+            that are made when they are needed, or state. What they are shows in later calls.
         inputs: whether an input was written to.
+        forgotten: those of ``appeared`` that are state, which a trace does not keep.
     """
 
     assigned: frozenset[str]
     written: frozenset[str]
     appeared: frozenset[str]
     inputs: bool
+    forgotten: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.assigned or self.written or self.appeared) or self.inputs
+        return bool(self.assigned or self.written or self.forgotten) or self.inputs
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,23 @@ class Snapshot:
     module: nn.Module
     inputs: object
     versions: Mapping[str, tuple[Tensor, int]]
+    contained: Mapping[str, tuple[Tensor, int]]
     input_versions: list[int]
 
     @classmethod
     def of(cls, module: nn.Module, inputs: object) -> Snapshot:
         versions = {path: (tensor, _version(tensor)) for path, tensor in _tensors(module)}
-        return cls(module, inputs, versions, _versions(inputs))
+        contained = {path: (tensor, _version(tensor)) for path, tensor in _contained(module)}
+        return cls(module, inputs, versions, contained, _versions(inputs))
 
     def changes(self) -> Changes:
         """What has changed since."""
         now = dict(_tensors(self.module))
         assigned = frozenset(path for path, (tensor, _) in self.versions.items() if now.get(path) is not tensor)
         written = frozenset(path for path, (tensor, version) in self.versions.items() if _version(tensor) != version)
-        appeared = frozenset(now.keys() - self.versions.keys())
+        contained = {path: (tensor, _version(tensor)) for path, tensor in _contained(self.module)}
+        others = {path for path, found in contained.items() if not _is_same(found, self.contained.get(path))}
+        appeared = frozenset((now.keys() - self.versions.keys()) | others)
         return Changes(assigned, written, appeared, _versions(self.inputs) != self.input_versions)
 
 
@@ -65,6 +72,24 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, value in (*layer._parameters.items(), *layer._buffers.items(), *vars(layer).items()):
             if isinstance(value, Tensor):
                 yield f"{path}.{name}".lstrip("."), value
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))  # _parameters, _buffers, _modules, hooks
+
+
+def _contained(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in lists, tuples and dicts that are attributes of a module."""
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if name in _OF_TORCH or not isinstance(value, (list, tuple, dict)):
+                continue
+            for index, leaf in enumerate(pytree.tree_leaves(value)):
+                if isinstance(leaf, Tensor):
+                    yield f"{path}.{name}[{index}]".lstrip("."), leaf
+
+
+def _is_same(found: tuple[Tensor, int], before: tuple[Tensor, int] | None) -> bool:
+    return before is not None and found[0] is before[0] and found[1] == before[1]
 
 
 def _version(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ from nnorm_export.errors import ExportError, InputError
 from nnorm_export.exporting import notes
 from nnorm_export.exporting.report import ExportReport, prove
 from nnorm_export.exporting.source import Frozen, Passthrough, Request, freeze_source
+from nnorm_export.exporting.state import Changes
 from nnorm_export.exporting.trace import exporting_state, flat, trace
 from nnorm_export.files.note import Entry
 from nnorm_export.files.pytorch_archive import TORCHSCRIPT
@@ -136,7 +137,7 @@ _Parts = tuple[torch.jit.ScriptModule, list[Entry], notes.Tensors]
 
 def _traced(frozen: Frozen) -> _Parts:
     # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
-    keeps_state = frozen.changes is not None and not frozen.changes.assigned  # a trace records what is written in place
+    keeps_state = frozen.changes is not None and _keeps_state(frozen.module, frozen.changes)
     with exporting_state():
         traced = trace(frozen, keeps_state=keeps_state, takes_complex=True)
     step("trace as TorchScript")
@@ -149,7 +150,7 @@ def _traced(frozen: Frozen) -> _Parts:
         tensors = tuple(
             tensor.clone() for tensor in arguments.tensors_in(example)
         )  # the model may change its input in place
-        buffers = {name: buffer.clone() for name, buffer in frozen.module.named_buffers()}
+        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in frozen.module.buffers()]
         try:
             module = torch.jit.trace(flat(frozen.module, example), tensors, check_trace=False)
         except Exception as error:
@@ -160,9 +161,17 @@ def _traced(frozen: Frozen) -> _Parts:
                 "Change that part of the model, or export with method='script' or to another format"
             ) from error
     with torch.no_grad():  # tracing has run the model, and the file has its tensors
-        for name, buffer in frozen.module.named_buffers():
-            buffer.copy_(buffers[name])
+        for buffer, version, before in buffers:
+            if buffer._version != version:
+                buffer.copy_(before)
     return module, notes.layers_of_program(traced), notes.tensors_of_program(traced)
+
+
+def _keeps_state(module: nn.Module, changes: Changes) -> bool:
+    """Whether a trace keeps what ``changes`` tells of: it records what is written to buffers, and no assignments."""
+    return not changes.assigned and changes.written <= {
+        name for name, _ in module.named_buffers(remove_duplicate=False)
+    }
 
 
 def _scripted(frozen: Frozen) -> _Parts:

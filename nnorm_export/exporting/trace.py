@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.graphs import nodes_of, writes_to_tensors
 from nnorm_export.exporting.source import Frozen
-from nnorm_export.exporting.state import functional, mutated_in, refuse_state, refuse_written_constants
+from nnorm_export.exporting.state import functional, mutated_in, refusal, refuse_state, refuse_written_constants
 from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
@@ -112,6 +112,8 @@ def _changed_inputs(frozen: Frozen, program: torch.export.ExportedProgram, keeps
         ExportError: as :func:`trace`, of state.
     """
     changes = frozen.changes
+    if changes is not None and changes.forgotten:
+        raise refusal(changes.forgotten, keeps_state=False)
     if changes is None and not mutated_in(program) and not any(map(writes_to_tensors, nodes_of(program))):
         return _not_returned(program)
     if (changes is not None and not changes) or (keeps_state and not frozen.request.verify):

@@ -17,7 +17,7 @@ from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.layers import layers_of, name_nodes
 from nnorm_export.quantizing.norms import use_tables
-from nnorm_export.quantizing.preparation import prepare
+from nnorm_export.quantizing.preparation import multiply_biases, separated
 from nnorm_export.quantizing.qdq import LEAST_RANK_OF_MAPS, Settings, nodes_to_quantize, ranks_of, with_qdq
 from nnorm_export.quantizing.refusals import refuse_not_finite
 from nnorm_export.quantizing.sums import split_sums
@@ -36,7 +36,7 @@ class FloatGraph:
             proto = read_with_weights(source.path)
         refuse_not_finite(proto, source.path)
         name_nodes(proto)
-        prepare(proto)
+        multiply_biases(proto)
         if with_tables:
             split_sums(proto, ranks_of(proto), LEAST_RANK_OF_MAPS)
             proto = _with_bodies(proto)
@@ -69,13 +69,20 @@ class FloatGraph:
         layers = [name for nodes in self.layers.values() for name in nodes]
         if set(names).isdisjoint(layers):
             reasons = [floats[name] for name in layers if floats.get(name, ASKED_FOR) != ASKED_FOR]
-            why = "keep leaves none of its layers" if layers else "it has no convolution, product or frozen norm"
+            why = "it has no convolution, product or frozen norm"
+            if layers:
+                is_asked = ASKED_FOR in (floats.get(name) for name in layers)
+                why = (
+                    "keep leaves none of its layers"
+                    if is_asked
+                    else "it has norms alone, which this target has in float"
+                )
             raise ModelFileError(f"{self._source}: nothing can be quantised: {reasons[0] if reasons else why}")
         return names
 
     def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
         """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
-        model = ir.from_proto(with_qdq(self.proto, ranges, names, settings))
+        model = ir.from_proto(with_qdq(separated(self.proto, names), ranges, names, settings))
         model.graph.sort()  # ONNX Runtime's quantizer appends nodes, and ONNX wants a value made before it is read
         return model, use_tables(model, self._ranks, names) if self._with_tables else set()
 

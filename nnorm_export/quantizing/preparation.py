@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from nnorm_export.files.onnx_file import with_nested
 from nnorm_export.quantizing.qdq import PRODUCTS
 
 
-def prepare(proto: onnx.ModelProto) -> None:
-    """Edits ``proto``, which computes the same afterwards."""
-    _multiply_biases(proto)
-    _separate_constants(proto)
-
-
-def _multiply_biases(proto: onnx.ModelProto) -> None:
+def multiply_biases(proto: onnx.ModelProto) -> None:
     """Takes the factor β of α·A·B + β·C into C: the quantizer adds C as it is."""
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    names = _Names(proto)
     for node in proto.graph.node:
         beta = beta_of(node)
         if beta == 1 or node.input[2] not in constants:
             continue
         bias = numpy_helper.to_array(constants[node.input[2]])
-        name = f"{node.name}/bias"
+        name = names.new(f"{node.name}/bias")
         proto.graph.initializer.append(numpy_helper.from_array((bias * np.float32(beta)).astype(bias.dtype), name))
         node.input[2] = name
         kept = [attribute for attribute in node.attribute if attribute.name != "beta"]
@@ -40,25 +37,32 @@ def beta_of(node: onnx.NodeProto) -> float:
     return next((float(attribute.f) for attribute in node.attribute if attribute.name == "beta"), 1.0)
 
 
-def _separate_constants(proto: onnx.ModelProto) -> None:
-    """Gives products weights of their own: the quantizer rounds a constant once, along the axis of its first reader.
+def separated(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+    """A copy of ``proto`` whose products among the nodes ``names`` have weights of their own.
 
-    Products that read it in the same way, as the calls of one layer do, share it.
+    The quantizer rounds a constant once, along the axis of its first reader, and for all of its readers. Products that
+    read it in the same way, as the calls of one layer do, share it.
     """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     readers: dict[str, dict[tuple[object, ...], list[tuple[onnx.NodeProto, int]]]] = {}
-    for node in proto.graph.node:
+    chosen = set(names)
+    for node in copy.graph.node:
         for index, name in enumerate(node.input):
             if name in constants:
-                readers.setdefault(name, defaultdict(list))[_way(node, index)].append((node, index))
+                way = _way(node, index) if node.name in chosen else ()
+                readers.setdefault(name, defaultdict(list))[way].append((node, index))
+    taken = _Names(proto)
     for name, ways in readers.items():
-        ofs_products = [way for way in ways if way]
-        for number, way in enumerate(ofs_products if len(ofs_products) < len(ways) else ofs_products[1:]):
-            copy = proto.graph.initializer.add()
-            copy.CopyFrom(constants[name])
-            copy.name = f"{name}/{number + 1}"
+        of_products = [way for way in ways if way]
+        for way in of_products if len(of_products) < len(ways) else of_products[1:]:
+            own = copy.graph.initializer.add()
+            own.CopyFrom(constants[name])
+            own.name = taken.new(f"{name}/of_{ways[way][0][0].name}")
             for node, index in ways[way]:
-                node.input[index] = copy.name
+                node.input[index] = own.name
+    return copy
 
 
 def _way(node: onnx.NodeProto, index: int) -> tuple[object, ...]:
@@ -67,3 +71,19 @@ def _way(node: onnx.NodeProto, index: int) -> tuple[object, ...]:
         return ()
     transposed = tuple(sorted((each.name, each.i) for each in node.attribute if each.name in ("transA", "transB")))
     return node.op_type, index, transposed
+
+
+class _Names:
+    """The names of the values of a graph, and new ones."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        graph = proto.graph
+        self._taken = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+        self._taken |= {name for node in with_nested(graph.node) for name in (*node.input, *node.output)}
+
+    def new(self, name: str) -> str:
+        """Returns ``name``, with a mark where another value has it."""
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name

@@ -237,6 +237,12 @@ def _expected(
             f"{type(model).__name__} returns {len(results[0])} tensors, {source.path} returns {len(names)} "
             f"({', '.join(names)}): give the model that the file was made from"
         )
+    for info, found in zip(outputs_of(source.proto), results[0], strict=True):
+        if not info.fits(found.shape):
+            raise InputError(
+                f"{type(model).__name__} returns {info.name} of shape {list(found.shape)}, {source.path} returns "
+                f"{info}: give the model that the file was made from"
+            )
     return results
 
 
@@ -247,7 +253,13 @@ def _compared(
     for done, feed in enumerate(feeds):
         report("comparing", done / len(feeds))
         actual.append(runner(**feed))
-    return agreements(runner.outputs, actual, expected)
+    outputs = agreements(runner.outputs, actual, expected)
+    if not any(output.compared for output in outputs):
+        raise InputError(
+            "no output can be compared with the reference, because their shapes differ; give other data, or let the "
+            "file return what these outputs are computed from"
+        )
+    return outputs
 
 
 def _asked(min_agreement: float | None, outputs: Sequence[OutputAgreement]) -> float | None:

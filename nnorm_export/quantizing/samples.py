@@ -115,8 +115,8 @@ def _split(inputs: Feed, infos: Sequence[TensorInfo], batch_size: int) -> Iterat
     dynamic = [info.name for info, axis in zip(infos, axes, strict=True) if info.shape and not isinstance(axis, int)]
     if dynamic:
         batched = dynamic
-        named = {axis for axis in axes if isinstance(axis, str)}
-        if len({lengths[name] for name in dynamic}) > 1 and len(named) == 1:
+        names = {axis for axis in axes if not isinstance(axis, int)}
+        if len({lengths[name] for name in dynamic}) > 1 and len(names) == 1 and None not in names:
             counts = ", ".join(f"{lengths[name]} of {name}" for name in dynamic)
             raise InputError(f"the inputs have different numbers of samples: {counts}; give as many of each")
         if len({lengths[name] for name in dynamic}) > 1:  # the axes of the samples are not the first ones

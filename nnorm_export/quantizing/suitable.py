@@ -62,10 +62,12 @@ def without_range(proto: onnx.ModelProto, ranges: Any) -> dict[str, str]:
 
 
 def _before_softmax(graph: onnx.GraphProto) -> set[str]:
-    """The names of the nodes whose numbers reach a Softmax without a product or a norm between."""
+    """The names of the nodes whose numbers reach the Softmax of an attention without a product or a norm between."""
     makers = {name: node for node in graph.node for name in node.output}
     found: set[str] = set()
-    waiting = [node for node in graph.node if node.domain == "" and node.op_type == "Softmax"]
+    waiting = [
+        node for node in graph.node if node.domain == "" and node.op_type == "Softmax" and _is_attention(graph, node)
+    ]
     while waiting:
         node = waiting.pop()
         for maker in (makers[name] for name in node.input if name in makers):
@@ -73,6 +75,25 @@ def _before_softmax(graph: onnx.GraphProto) -> set[str]:
                 found.add(maker.name)
                 waiting.append(maker)
     return found
+
+
+def _is_attention(graph: onnx.GraphProto, softmax: onnx.NodeProto) -> bool:
+    """Whether a product of matrices reads the probabilities of ``softmax``, moved at most."""
+    reached, waiting = {softmax.output[0]}, [softmax.output[0]]
+    while waiting:
+        name = waiting.pop()
+        for node in graph.node:
+            if name not in node.input:
+                continue
+            if node.op_type in ("MatMul", "Einsum"):
+                return True
+            if node.op_type in (*MOVING, *_PASSING) and node.output[0] not in reached:
+                reached.add(node.output[0])
+                waiting.append(node.output[0])
+    return False
+
+
+_PASSING = ("Dropout", "Cast", "Where", "Identity")
 
 
 def _holds_zero(clip: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:

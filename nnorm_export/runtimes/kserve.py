@@ -25,7 +25,7 @@ TIMEOUT = 60.0  # seconds
 _REMEDY = "pip install 'nnorm_export[serve]'"
 # MODEL[/VERSION], or as the protocol has it: v2/models/MODEL[/versions/VERSION].
 _PATH = re.compile(
-    r"/+(v2/models/+)?(?!v2(/+models)?/*$)(?P<name>[^/]+)(/+(versions/+)?(?P<version>(?!versions/*$)[^/]+))?/*"
+    r"/+(?!v2(/+models)?/*$)(v2/models/+)?(?P<name>[^/]+)(/+(versions/+)?(?P<version>(?!versions/*$)[^/]+))?/*"
 )
 # Codes of gRPC and HTTP for a server that is not there, or too slow.
 _UNANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
