@@ -288,6 +288,7 @@ def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
     if not console.is_terminal:  # rich fills each line up to the longest
         text = "\n".join(line.rstrip() for line in text.split("\n"))
     console.file.write(text)
+    console.file.flush()  # before what comes on stderr
 
 
 _ENDLESS = 100_000  # characters of a line
