@@ -51,7 +51,7 @@ def test_a_norm_that_is_held_elsewhere_too_is_kept(hold: Callable[[nn.Module], A
 def test_a_norm_that_keeps_its_own_forward_is_replaced() -> None:
     """As a hook of Hugging Face's accelerate leaves it."""
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    setattr(model[1], "_old_forward", model[1].forward)  # noqa: B010 - not an attribute of the class
+    vars(model[1])["_old_forward"] = model[1].forward
     assert isinstance(layers.convert_normal_norm(model)[1], layers.LayerNormalNorm)
 
 

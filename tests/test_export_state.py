@@ -55,7 +55,7 @@ class InPlaceStream(Stream):
 
 
 class Late(Stream):
-    """The same; there is no tensor before the first call."""
+    """The first call makes the tensor."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ def test_statistics_that_do_not_move_stay() -> None:
 
 
 def test_statistics_of_nothing() -> None:
-    with pytest.raises(ValueError, match="there is no batch; give a few"):
+    with pytest.raises(ValueError, match="batches is empty; give a few"):
         estimate_statistics(nn.Sequential(layers.BatchNormalNorm1d(4)), [])
     with pytest.raises(ValueError, match="Sequential has no layer with running statistics"):
         estimate_statistics(nn.Sequential(layers.LayerNormalNorm(4)), [torch.randn(8, 4)])

@@ -122,8 +122,10 @@ def test_infinite_padding_stays_float(tmp_path: Path) -> None:
         y: Tensor = layer[1](functional.max_pool2d(functional.pad(layer[0](x), (1, 1, 1, 1), value=-torch.inf), 3))
         return y
 
-    report = in_int8(Of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), pooled), IMAGES, tmp_path)
-    assert report.outputs[0].sqnr > 25
+    model = Of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), pooled)
+    assert in_int8(model, IMAGES, tmp_path).outputs[0].sqnr > 25
+    with pytest.raises(InputError, match=r"the method percentile finds no range.*the method minmax leaves"):
+        in_int8(model, IMAGES, tmp_path, method="percentile")
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino"])

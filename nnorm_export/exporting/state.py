@@ -111,7 +111,9 @@ def functional(program: torch.export.ExportedProgram, remedy: str) -> torch.expo
     """
     try:
         decomposed: torch.export.ExportedProgram = program.run_decompositions({})
-    except Exception as error:  # torch raises errors without a common class here; the message shows this one
+    except (
+        Exception
+    ) as error:  # the passes of torch raise errors of many classes; the user reads which one, and a remedy
         raise ExportError(
             f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. {remedy}"
         ) from error

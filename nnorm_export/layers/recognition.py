@@ -153,7 +153,7 @@ def recognize(layer: nn.Module) -> Recognized | None:
 def _recognize_in(dtype: torch.dtype, layer: nn.Module) -> Recognized | None:
     try:
         trial = _trial_copy(layer, dtype)
-    except Exception:  # a user's layer may raise any error in its copy; it is kept, and the report says so
+    except Exception:  # the user's own code makes the copy and may raise any error: the layer stays, as the report says
         return None
     fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, trial, dtype))
     found = next(fitting, None)

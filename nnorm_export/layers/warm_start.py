@@ -31,13 +31,13 @@ def estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
             images and labels), or a dict of arguments.
 
     Raises:
-        ValueError: there is no batch, or no norm with running statistics.
+        ValueError: ``batches`` is empty, or the model has no norm with running statistics.
     """
     if isinstance(batches, Tensor):
         raise InputError("estimate_statistics takes batches, got a tensor; write [tensor] for one batch")
     if not _tracking(model.modules()):
         raise ValueError(f"{type(model).__name__} has no layer with running statistics; it needs no estimate")
-    estimate_over(model, model.modules(), batches, "there is no batch")
+    estimate_over(model, model.modules(), batches, "batches is empty")
 
 
 def estimate_over(model: nn.Module, layers: Iterable[nn.Module], batches: Iterable[Any], none: str) -> None:

@@ -53,15 +53,15 @@ def ranges_of(
             # One batch at a time: a calibrator keeps every tensor of the batches that it is given together.
             try:
                 calibrator.collect_data(_Reader(feed))
-            except Exception as error:  # as above
+            except ValueError as error:  # a histogram has no infinite numbers, of a mask for example
+                raise InputError(
+                    f"the method {method} finds no range on the calibration data ({first_line(error)}); the method "
+                    "minmax leaves the layers with infinite numbers in float"
+                ) from error
+            except Exception as error:  # the classes of ONNX Runtime's exceptions are not public
                 raise InputError(f"the file does not run on the calibration data: {first_line(error)}") from error
         progress("calibrating", 1.0)
-        try:
-            found = calibrator.compute_data()
-        except Exception as error:  # as above: a histogram needs finite numbers
-            raise InputError(
-                f"the method {method} finds no range on the calibration data: {first_line(error)}; minmax takes any"
-            ) from error
+        found = calibrator.compute_data()
     return found
 
 

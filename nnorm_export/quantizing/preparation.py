@@ -66,7 +66,7 @@ def separated(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto
 
 
 def _way(node: onnx.NodeProto, index: int) -> tuple[object, ...]:
-    """How ``node`` reads its input ``index``; empty for a node that is no product."""
+    """A key that is equal for products that read a weight in the same way; empty if ``node`` is not a product."""
     if node.domain != "" or node.op_type not in PRODUCTS:
         return ()
     transposed = tuple(sorted((each.name, each.i) for each in node.attribute if each.name in ("transA", "transB")))

@@ -19,7 +19,7 @@ _Call = Callable[[Any], Any]  # of a client
 
 
 class Connections:
-    """Clients that ``new_client`` makes; they are closed when this object is no longer used."""
+    """Clients that ``new_client`` makes. Python closes them when it deletes this object."""
 
     def __init__(self, new_client: Callable[[], Any]) -> None:
         self._new_client = new_client

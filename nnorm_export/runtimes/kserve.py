@@ -116,7 +116,7 @@ class KServeRunner(Runner):
             live = self._ask("is_server_live")
         except RuntimeMissingError:
             raise
-        except Exception as error:  # those of tritonclient, gevent and grpc have no common class
+        except Exception as error:  # tritonclient, gevent and grpc raise unrelated classes; the user reads the cause
             raise self._unanswered(error) from error
         try:
             if not live or not self._ask("is_model_ready", self._name, self._version):
@@ -171,7 +171,7 @@ class KServeRunner(Runner):
                 f"{self._url}: the server answered before, and does not answer these inputs "
                 f"({first_line(error.__cause__ or error)}); see its log, or give it more time (timeout=, --timeout)"
             ) from error
-        except Exception as error:  # as above; the message shows what the server or the client says
+        except Exception as error:  # tritonclient, gevent and grpc raise unrelated classes; the user reads the cause
             raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
         return [self._answer(info, result) for info in self.outputs]
 
