@@ -1,0 +1,143 @@
+# The parts of `make test-rest`, and what else is tested apart. Each is a target of its own.
+
+# The parts that `make test-rest` runs; NAME:OTHER waits for OTHER, whose files it uses.
+PARTS := test-cpp test-sanitizers suite:test-cpp,test-sanitizers lint docs test-cuda-on-host:test-cpp test-cuda-code:test-cpp \
+	bench-check:test-cpp same-bits-neon:test-cpp test-tensorrt:test-cpp test-tensorrt-registries:test-cpp test-zoo test-ray \
+	$(TRITON:%=test-serving) newest-short
+
+# make suite    the tests of tests/ that `make test` leaves out
+.PHONY: suite test-onnxruntime-versions test-tensorrt test-tensorrt-registries test-cpp bench-check test-sanitizers
+suite: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed)
+	NNORM_OLDEST_ONNXRUNTIME="$(call interpreter,$(OLDEST))" \
+	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(IN_TEST))" \
+	NNORM_SANITIZED_LIBRARY="$(if $(wildcard build/sanitized/libnnorm_ort.so),$(CURDIR)/build/sanitized/libnnorm_ort.so)" \
+	NNORM_EVERYWHERE="$(EVERYWHERE_IN_TEST)" \
+	$(PYTEST_PARALLEL) -m "slow and not core and not apart" --ignore tests/test_cuda_code.py
+
+# $(call interpreters,VERSIONS): those that are installed, with ":" between them, as in PATH.
+interpreters = $(subst $(eval) ,:,$(strip $(foreach version,$(1),$(call interpreter,$(version)))))
+
+# make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
+test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/installed)
+	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(VERSIONS))" $(PYTEST) tests/test_onnxruntime_versions.py --verbose
+
+# $(call build_cpp,FOLDER,OPTIONS), with the environment's CMake and Ninja. MAKEFLAGS names a jobserver that Ninja cannot
+# open: it would say so in every run with --jobs.
+define build_cpp
+	$(WITH_BIN) $(WITH_NVCC) cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
+	MAKEFLAGS= $(WITH_BIN) cmake --build $(1)
+endef
+define test_cpp
+	$(call build_cpp,$(1),$(2))
+	$(WITH_BIN) ctest --test-dir $(1) --parallel 2 --output-on-failure --no-tests=error
+endef
+
+# make test-cpp    the kernels' own tests; those for GPUs compiled for the processor, and for the oldest GPU and the one whose
+#              machine code the tests read
+OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES='75;90'
+test-cpp: $(VENV)/installed $(NVCC)
+	$(call test_cpp,build/cpp,$(OPTIONS_OF_TESTS))
+
+# make test-sanitizers    the same with AddressSanitizer and UndefinedBehaviorSanitizer
+test-sanitizers: $(VENV)/installed
+	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
+
+# make bench-check    the instructions of each CPU kernel, counted by valgrind: 3 % more than on record fails; RECORD=--record
+#              writes them down. valgrind counts the same on a busy machine; it takes 15 seconds
+bench-check: test-cpp
+	$(BIN)/python -m benchmarks.instructions build/cpp/count_instructions $(RECORD)
+
+# make test-cuda-on-host    the tests of the operators with the kernels for GPUs compiled for the processor: those that run
+#              kernels. The others do not depend on the library
+# make test-cuda-code    the machine code of the kernels for GPUs, read without one
+.PHONY: test-cuda-on-host test-cuda-code
+test-cuda-on-host: $(VENV)/installed test-cpp
+	NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort_cuda_on_host.so" \
+	$(PYTEST_PARALLEL) tests/test_operators.py tests/test_golden.py \
+		-k "not test_golden.py or (portable and not body and not reference) or our_layers_in"
+test-cuda-code: $(VENV)/installed test-cpp
+	NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort.so" $(PYTEST) tests/test_cuda_code.py
+
+# make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
+#              RTX_VERSIONS='1.4 1.7' for other versions, NNORM_TENSORRT_ALL=1 for all combinations. One process for each
+#              version: its plugins stay loaded, and its builds share the exported files
+test-tensorrt: $(VENV)/installed test-cpp $(RTX:%=.venv-tensorrt-rtx-%/installed)
+	for version in $(RTX); do \
+		$(WITH_BIN) OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" \
+		NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort.so" \
+		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
+			tests/test_tensorrt_rtx_plugins.py tests/test_tensorrt_sample.py || exit 1; \
+	done
+# The installed kernels, beside which the plugins are if they were built.
+installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
+
+# make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries, which need no GPU: TensorRT's
+#              lean and dispatch runtimes, TensorRT-RTX. NNORM_TENSORRT_LIBRARIES names further libraries, with ":" between them
+REGISTRIES := tensorrt-lean-cu13-libs==10.15.1.29 tensorrt-lean-cu13-libs==10.16.1.11 tensorrt-lean-cu13-libs==11.1.0.106 \
+	tensorrt-lean-cu13-libs==11.4.0.106 tensorrt-dispatch-cu13-libs==10.16.1.11 tensorrt-dispatch-cu13-libs==11.4.0.106 \
+	tensorrt-rtx-cu13-libs==1.4.0.76 tensorrt-rtx-cu13-libs==1.7.1.116
+REGISTRY_FOLDERS := $(addprefix build/registries/,$(subst ==,-,$(REGISTRIES)))
+test-tensorrt-registries: $(VENV)/installed test-cpp
+	if test -x build/cpp/test_tensorrt_registration; then $(MAKE) $(REGISTRY_FOLDERS) && \
+		NNORM_TENSORRT_LIBRARIES=$$(ls $(REGISTRY_FOLDERS:%=%/*/libnvinfer_[dl]*.so.*) $(REGISTRY_FOLDERS:%=%/*/libtensorrt_rtx.so.1) \
+			2>/dev/null | paste -sd:)$${NNORM_TENSORRT_LIBRARIES:+:$$NNORM_TENSORRT_LIBRARIES} build/cpp/test_tensorrt_registration; \
+	else echo "TensorRT's registries are skipped: TensorRT's headers were not found; set TENSORRT_INCLUDE_DIR"; fi
+
+build/registries/%: | $(VENV)/installed
+	rm -rf $@.part
+	$(BIN)/python $(PIP_INSTALL) --no-deps --target $@.part $(filter $(shell echo $* | sed 's/\(.*\)-/\1==/'),$(REGISTRIES))
+	mv $@.part $@
+
+# make same-bits-neon N=400000    the bits of the kernels for AArch64, which an emulator runs, beside this processor's. A million
+#              values of each operator and type take half a minute
+.PHONY: same-bits-neon
+EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
+COMPARE := .venv-neon/bin/python custom_ops/tests/emulated/compare.py
+same-bits-neon: N ?= 400000
+same-bits-neon: test-cpp build/emulated/test_same_bits
+	$(EMULATED) build/emulated/test_quantized_batch_normal_norm
+	build/cpp/test_same_bits $(N) > build/emulated/native.txt
+	build/cpp/test_same_bits digests $(N) >> build/emulated/native.txt
+	$(EMULATED) build/emulated/test_same_bits $(N) > build/emulated/emulated.txt
+	$(EMULATED) build/emulated/test_same_bits digests $(N) >> build/emulated/emulated.txt
+	$(COMPARE) build/emulated/native.txt build/emulated/emulated.txt
+
+# make test-zoo     twelve architectures from conversion to kernel, the norms of all families of timm, the caches of decoders. One
+#              thread: on a busy machine those of PyTorch wait for each other
+# make test-serving    parity through a real Triton Inference Server, in its own environment
+# make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
+.PHONY: test-zoo test-serving test-ray
+test-zoo: $(VENV)/installed .venv-zoo/installed
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py
+
+test-serving: $(VENV)/installed $(TRITON:%=.venv-%/installed)
+	NNORM_TRITON_PYTHON="$(if $(TRITON),$(CURDIR)/.venv-triton/bin/python)" $(PYTEST) tests/test_serving.py
+
+test-ray: $(VENV)/installed .venv-ray/installed
+	NNORM_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(PYTEST) tests/test_ray.py -rP
+
+# make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries, each in an environment of its own
+# make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test-all` compiles a third
+# make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
+#              the tables in tests/everywhere and the README. EVERYWHERE='tract node' for some of them
+# make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
+#              environment; writes the table in tests/quantizers. QUANTIZERS='nncf quark' for some of them
+.PHONY: test-converted test-aoti test-everywhere test-quantizers
+CONVERTED := executorch litert coreml
+test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
+	for target in $(CONVERTED); do \
+		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		.venv-everywhere-$$target/bin/python -m pytest -p no:cacheprovider tests/test_converted.py || exit 1; \
+	done
+
+test-aoti: $(VENV)/installed
+	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/test_pytorch_formats.py tests/test_family.py -k aoti
+
+test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m everywhere --jobs 2
+	NNORM_EVERYWHERE="$(EVERYWHERE)" $(PYTEST) tests/test_everywhere.py
+
+QUANTIZERS := modelopt nncf quark neural-compressor
+test-quantizers: $(VENV)/installed $(QUANTIZERS:%=.venv-quantizers-%/installed)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m quantizers

@@ -1,0 +1,81 @@
+"""Pins the packages of the test environments: reads requirements/NAME.in, writes requirements/NAME.txt.
+
+    make lock                      # keeps the versions that still fit
+    make lock LOCK=--upgrade       # the newest versions
+    make lock LOCK='zoo ray'       # two environments
+
+Each file serves Python 3.10 to 3.14 on all platforms: a line that is not for all of them has a marker.
+requirements/test.txt is that of `.venv`, whose packages pyproject.toml names. An environment "on top of .venv" takes
+what is installed there, and its file lists the other packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "requirements"
+TEST = FOLDER / "test.txt"
+ON_TOP = "# On top of .venv."
+NOTE = "# Written by `make lock`; not to be edited.\n"
+OLDEST_PYTHON = "3.10"
+# What an environment takes from the package itself.
+EXTRAS = {"test": "test", "gpu": "test-gpu"}
+
+
+def name_of(line: str) -> str:
+    """The package of a line such as ``numpy==2.2.6 ; python_full_version < '3.11'``; "" for comments."""
+    found = re.match(r"[\w.-]+", line)
+    return found[0] if found else ""
+
+
+def pin(name: str, *, upgrade: bool) -> None:
+    """Write ``requirements/name.txt``.
+
+    Raises:
+        subprocess.CalledProcessError: no versions fit; uv has said which packages disagree.
+    """
+    source, output = FOLDER / f"{name}.in", FOLDER / f"{name}.txt"
+    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
+    command += ["--no-header", "--no-annotate", "--output-file", str(output), *(["--upgrade"] if upgrade else [])]
+    is_on_top = source.exists() and ON_TOP in source.read_text()
+    if is_on_top:
+        # What .venv has is taken as it is, whatever the packages on top ask for: the tests show that they run with it.
+        command += ["--overrides", str(TEST)]
+    if name in EXTRAS:
+        command += [str(ROOT / "pyproject.toml"), "--extra", EXTRAS[name]]
+    if source.exists():
+        command.append(str(source))
+    subprocess.run(command, check=True, cwd=ROOT)
+    lines = output.read_text().splitlines(keepends=True)
+    in_venv = {name_of(line) for line in TEST.read_text().splitlines()} if is_on_top else set()
+    output.write_text(NOTE + "".join(line for line in lines if name_of(line) and name_of(line) not in in_venv))
+
+
+def main() -> int:
+    environments = sorted({path.stem for path in FOLDER.glob("*.in")} | set(EXTRAS), key=lambda name: name != "test")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="environments; all by default")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(environments):
+        parser.error(f"no environment is called {', '.join(sorted(unknown))}; there are {', '.join(environments)}")
+    failed = []
+    for name in track(options.names or environments, description="requirements"):
+        try:
+            pin(name, upgrade=options.upgrade)
+        except subprocess.CalledProcessError:
+            failed.append(name)
+    if failed:
+        print(f"no versions fit, and the files stay as they are: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
