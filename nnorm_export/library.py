@@ -144,8 +144,8 @@ def get_plugin_path(*, registering: bool = False, rtx: bool = False) -> str:
         return path
     raise RuntimeMissingError(
         "this installation of nnorm_export has no TensorRT plugins: building them takes nvcc and TensorRT's headers. "
-        "Install it again where both are, with the environment variable TENSORRT_INCLUDE_DIR naming the folder of "
-        "NvInferRuntime.h"
+        "Install it again where both are, with the environment variables NNORM_CUDA=ON and TENSORRT_INCLUDE_DIR, the "
+        "folder of NvInferRuntime.h"
     )
 
 

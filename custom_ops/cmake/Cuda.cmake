@@ -1,9 +1,12 @@
-# nnorm_cuda_kernels: the CUDA kernels, cuda/kernels.cu compiled once for each type of tensor, if there is a CUDA compiler.
+# nnorm_cuda_kernels: the CUDA kernels, cuda/kernels.cu compiled once for each type of tensor.
 #
-# NNORM_CUDA (a CMake variable, else from the environment) is AUTO (default: build if nvcc is found), ON (fail if it is not
-# found) or OFF. nvcc is the one that CUDACXX names, else the one in the PATH or in /usr/local/cuda.
-# NNORM_CUDA_ARCHITECTURES (likewise) lists the GPUs to build for, in CMake's form: "90" or "80-real;90-real;90-virtual".
+# NNORM_CUDA (a CMake variable, else from the environment) is ON (fail if nvcc is not found), OFF or AUTO (default): build if nvcc
+# is found, and if this machine has a GPU or the next variable is set. nvcc is the one that CUDACXX names, else the one in the PATH
+# or in /usr/local/cuda.
+# NNORM_CUDA_ARCHITECTURES (likewise) lists the GPUs to build for, in CMake's form: "90" or "80-real;90-real;90-virtual". The
+# default is all with ON, and those of this machine with AUTO: each takes minutes, and nvcc alone does not say that they are wanted.
 
+include(Gpus)
 foreach(name NNORM_CUDA NNORM_CUDA_ARCHITECTURES)
   if(NOT DEFINED ${name} AND NOT "$ENV{${name}}" STREQUAL "")
     set(${name} "$ENV{${name}}")
@@ -14,11 +17,16 @@ if("${NNORM_CUDA}" STREQUAL "")
 endif()
 string(TOUPPER "${NNORM_CUDA}" NNORM_CUDA)
 
+set(gpus "")
 if(NNORM_CUDA STREQUAL "AUTO")
-  set(wanted TRUE)
-elseif(NNORM_CUDA)
-  set(wanted TRUE)
-else()
+  if("${NNORM_CUDA_ARCHITECTURES}" STREQUAL "")
+    nnorm_find_gpus(gpus reason 10)
+    if("${gpus}" STREQUAL "")
+      message(STATUS "CUDA: not built, no GPU was found (${reason}); NNORM_CUDA=ON builds the kernels for all GPUs, with nvcc")
+      return()
+    endif()
+  endif()
+elseif(NOT NNORM_CUDA)
   message(STATUS "CUDA: not built, NNORM_CUDA is ${NNORM_CUDA}")
   return()
 endif()
@@ -45,15 +53,29 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED) # the toolkit of this compiler
 
 if("${NNORM_CUDA_ARCHITECTURES}" STREQUAL "")
-  # Machine code for each generation that this compiler knows, and PTX of the last one for later generations.
-  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known)
-  foreach(architecture 75 80 86 89 90 100 110 120)
-    if(known MATCHES "compute_${architecture}\n")
-      list(APPEND NNORM_CUDA_ARCHITECTURES ${architecture}-real)
-      set(newest ${architecture})
+  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE output)
+  string(REGEX MATCHALL "compute_[0-9]+\n" known "${output}")
+  string(REGEX REPLACE "compute_|\n" "" known "${known}")
+  if(NOT "${gpus}" STREQUAL "")
+    nnorm_architectures_of_gpus(NNORM_CUDA_ARCHITECTURES left_out "${gpus}" "${known}")
+    foreach(gpu IN LISTS left_out)
+      string(REGEX REPLACE "(.)$" ".\\1" gpu "${gpu}")
+      message(STATUS "CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION} does not compile the kernels for compute capability ${gpu}")
+    endforeach()
+    if("${NNORM_CUDA_ARCHITECTURES}" STREQUAL "")
+      message(STATUS "CUDA: not built; NNORM_CUDA=ON builds the kernels for other GPUs than this machine's")
+      return()
     endif()
-  endforeach()
-  list(APPEND NNORM_CUDA_ARCHITECTURES ${newest}-virtual)
+  else()
+    # Machine code for each generation that this compiler knows, and PTX of the last one for later generations.
+    foreach(architecture 75 80 86 89 90 100 110 120)
+      if(architecture IN_LIST known)
+        list(APPEND NNORM_CUDA_ARCHITECTURES ${architecture}-real)
+        set(newest ${architecture})
+      endif()
+    endforeach()
+    list(APPEND NNORM_CUDA_ARCHITECTURES ${newest}-virtual)
+  endif()
 endif()
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${NNORM_CUDA_ARCHITECTURES}")
 

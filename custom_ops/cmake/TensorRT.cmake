@@ -1,5 +1,5 @@
 # nnorm_trt: the TensorRT plugins; nnorm_trt_register and, for TensorRT-RTX, nnorm_trt_register_rtx: libraries that register
-# them when they are loaded. All need a CUDA compiler and TensorRT's headers.
+# them when they are loaded. All need nnorm_cuda_kernels and TensorRT's headers.
 #
 # TENSORRT_INCLUDE_DIR (a CMake variable, else from the environment) is the folder of NvInferRuntime.h; by default the usual
 # places are searched. nnorm_trt is one binary for TensorRT 10, 11 and TensorRT-RTX; nnorm_trt_register is for the major
@@ -40,7 +40,7 @@ add_library(tensorrt_headers INTERFACE)
 target_include_directories(tensorrt_headers SYSTEM INTERFACE "${directory}")
 
 if(NOT TARGET nnorm_cuda_kernels)
-  message(STATUS "TensorRT: plugins not built, they need nvcc")
+  message(STATUS "TensorRT: plugins not built, they need the kernels for GPUs; NNORM_CUDA=ON builds both")
   return()
 endif()
 

@@ -306,7 +306,8 @@ def _components() -> Iterator[Component]:
         cuda = library.find_cuda_library()
     except RuntimeMissingError:  # NNORM_EXPORT_LIBRARY is wrong, which _kernels() reports
         cuda = None
-    yield Component.optional("kernels for GPUs", cuda, "install nnorm_export from source where nvcc is")
+    remedy = "install nnorm_export from source where nvcc and a GPU are, or with NNORM_CUDA=ON"
+    yield Component.optional("kernels for GPUs", cuda, remedy)
 
 
 def _onnxruntime() -> Component:

@@ -56,7 +56,8 @@ def _components() -> Iterator[Component]:
     try:
         yield Component("TensorRT plugins", library.get_plugin_path())
     except RuntimeMissingError:
-        yield Component("TensorRT plugins", "", "install nnorm_export from source with TENSORRT_INCLUDE_DIR set")
+        remedy = "install nnorm_export from source with NNORM_CUDA=ON and TENSORRT_INCLUDE_DIR"
+        yield Component("TensorRT plugins", "", remedy)
 
 
 RUNTIMES = (
