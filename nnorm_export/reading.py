@@ -11,7 +11,7 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -115,9 +115,12 @@ def check_arrays(path: str | Path, error: type[NnormExportError]) -> None:
 
 def _check_array(stream: IO[bytes], size: int) -> None:
     """Compares the shape that the header of a ``.npy`` file promises with the ``size`` of the file."""
-    version = np.lib.format.read_magic(stream)
-    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = header(stream)
+    # NumPy declares types for these functions from 2.4 on.
+    read_magic: Callable[[IO[bytes]], tuple[int, int]] = np.lib.format.read_magic
+    read_header: Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]] = (
+        np.lib.format.read_array_header_1_0 if read_magic(stream) == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read_header(stream)
     if math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"its header promises an array of shape {shape}, and there are {size} bytes")
 

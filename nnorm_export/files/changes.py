@@ -87,7 +87,7 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
         }
         if any(parameters.get(name) is None for name in operator.parameters):
             continue  # its weights lie in another file, or are computed
-        attributes = {attribute.name: np.int64(attribute.i) for attribute in node.attribute}
+        attributes = {attribute.name: np.array(attribute.i, np.int64) for attribute in node.attribute}
         if variant := operator.variant({**parameters, **attributes}):
             wanted = digest(operator.function(OLDEST_OPSET, arithmetic, variant))
             merged += [node] if wanted not in digests(function) else []

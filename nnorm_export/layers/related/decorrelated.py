@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
@@ -58,9 +58,9 @@ def whitening_matrix(covariance: Tensor, epsilon: float, iterations: int | None)
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     covariance = covariance + epsilon * identity
     if iterations is None:
-        # torch declares no type for Function.apply; this one returns a matrix first.
-        matrix: Tensor = _InverseSquareRoot.apply(covariance, epsilon)[0]  # type: ignore[no-untyped-call]
-        return matrix
+        # torch declares no type for Function.apply: it is that of forward.
+        inverse_square_root: Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor]] = _InverseSquareRoot.apply
+        return inverse_square_root(covariance, epsilon)[0]
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     normalized = covariance / trace
     matrix = identity.expand_as(covariance)
