@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command_line import fill_folder
+from everywhere.runtimes import NODE
 from small_network import Network, randomized
 from torch import Tensor, nn
 
-# `make test-wheels` builds the wheels that these tests look at, which takes four minutes.
-collect_ignore = [] if "NNORM_WHEELS" in os.environ else ["test_wheels.py"]
 GPU_TESTS = Path(__file__).parent / "gpu"
+# What is tested in an environment of its own, by a target of the Makefile, and whether this is that environment.
+APART = {
+    "gpu": torch.cuda.is_available(),
+    "test_ray.py": "NNORM_RAY_PYTHON" in os.environ,
+    "test_tensorrt_rtx.py": find_spec("tensorrt_rtx"),
+    "test_tensorrt_rtx_plugins.py": find_spec("tensorrt_rtx"),
+    "test_tensorrt_sample.py": find_spec("tensorrt_rtx"),
+    "test_web_samples.py": (Path(__file__).parents[1] / NODE).exists(),
+    "test_wheels.py": "NNORM_WHEELS" in os.environ,
+    "test_zoo.py": find_spec("timm"),
+}
+collect_ignore = [name for name, is_here in APART.items() if not is_here]
 # Tests that share what a fixture trains, exports or disassembles: a parallel run sends each row to one process.
 TOGETHER = (
     "tests/test_family.py",
@@ -26,11 +38,8 @@ TOGETHER = (
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests/gpu where there is no GPU. Run slow tests first, so that parallel processes end together."""
-    if not torch.cuda.is_available():
-        config.hook.pytest_deselected(items=[item for item in items if GPU_TESTS in item.path.parents])
-        items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run slow tests first, so that parallel processes end together."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

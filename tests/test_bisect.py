@@ -216,6 +216,7 @@ def test_a_file_of_another_model_is_refused(sound: Path, fifty: nn.Module, image
         bisect(sound, nn.Linear(12, 12), (images,))
 
 
+@pytest.mark.slow
 def test_what_is_refused(sound: Path, fifty: nn.Module, images: Tensor, tmp_path: Path) -> None:
     path = export(fifty, images, tmp_path / "m.onnx", form="primitives", verify=False).path
     with pytest.raises(ModelFileError, match=r"no normalization that is a node \(its form is 'primitives'\)"):

@@ -62,6 +62,7 @@ def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
     assert truth.use([planted]) > ALLOWED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["kernel", "body", "reference"])
 def test_a_planted_error_in_a_file_is_found(small: networks_ways._Run, way: str) -> None:
     """ε off by a tenth, exponents off by 1e-4, and a convolution's weight off by 1e-4."""
@@ -150,6 +151,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_are_findings_and_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "WORKER", [sys.executable, "-c", WORKER])
     monkeypatch.setattr(networks, "HANG", 2.0)

@@ -151,7 +151,10 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.core if page.stem == "README" else (), id=page.stem) for page in PAGES],
+)
 def test_a_page_runs_as_printed(page: Path, started: Path, tmp_path: Path) -> None:
     if page == START:
         return  # it ran to make the folder

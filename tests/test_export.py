@@ -114,6 +114,7 @@ class Scaled(nn.Module):
         return self.norm(x) * self.factor
 
 
+@pytest.mark.slow
 def test_the_weights_hash_has_what_inference_reads(tmp_path: Path) -> None:
     model, x = Scaled(2.0).eval(), torch.randn(2, 3, 4, 4)
     first = export(model, x, tmp_path / "m", verify=False).weights_sha256

@@ -28,6 +28,7 @@ class UnitRows(nn.Module):
         return self.norm(y * 1.000004) - 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["portable", "primitives"])
 def test_constants_that_are_almost_neutral_stay(form: str, tmp_path: Path) -> None:
     path = tmp_path / "unit.onnx"
@@ -99,6 +100,7 @@ def test_constants_that_forward_writes_to(tmp_path: Path) -> None:
     assert "offsets" in {tensor.name for tensor in onnx.load(path).graph.initializer}  # a buffer stays one
 
 
+@pytest.mark.slow
 def test_a_program_is_not_changed_by_its_export(tmp_path: Path) -> None:
     with torch.no_grad():
         program = torch.export.export(freeze(Steps(nested=True).eval()), (torch.tensor([999, 500]),))

@@ -321,6 +321,7 @@ def test_an_empty_input_is_called_empty(shape: tuple[int, ...], tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Linear(64, 64), torch.randn(2, 64)
     monkeypatch.setenv("HOME", str(tmp_path))

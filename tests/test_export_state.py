@@ -171,6 +171,7 @@ def test_pt2_and_scripts_keep_state_from_the_models_own_on(tmp_path: Path) -> No
             np.testing.assert_array_equal(runner(x)[0], model(torch.from_numpy(x)).numpy())
 
 
+@pytest.mark.slow
 def test_a_buffer_that_no_result_depends_on_is_no_state(tmp_path: Path) -> None:
     model = Counting().eval()
     assert export(model, torch.randn(3, 4), tmp_path / "m.onnx").parity
@@ -196,6 +197,7 @@ class Scratch(nn.Module):
         return self.norm(x) + self.scratch + self.table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [export, export_program, export_torchscript])
 def test_a_buffer_that_is_overwritten_before_it_is_read_is_no_state(write: Callable[..., Any], tmp_path: Path) -> None:
     assert write(Scratch().eval(), torch.randn(3, 4), tmp_path / "m.pt2").parity
@@ -242,6 +244,7 @@ class ReturnedCache(nn.Module):
         return self.step(x, cache), cache
 
 
+@pytest.mark.slow
 def test_an_input_that_is_changed_in_place(tmp_path: Path) -> None:
     inputs = (torch.randn(1, 4), torch.zeros(3, 4))
     with pytest.warns(UserWarning, match="forward changes its input cache in place, and an ONNX file does not"):
@@ -262,6 +265,7 @@ class GradientsOn(nn.Module):
         return self.norm(self.linear(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "name"), [(export, "m.onnx"), (export_program, "m.pt2")], ids=["onnx", "pt2"])
 def test_gradients_that_forward_turns_on(write: Callable[..., Any], name: str, tmp_path: Path) -> None:
     assert write(GradientsOn().eval(), torch.randn(3, 4), tmp_path / name).parity

@@ -127,6 +127,7 @@ def test_a_scripted_part_is_named(tmp_path: Path) -> None:
         export(model, torch.randn(5, 4), tmp_path / "m.onnx")
 
 
+@pytest.mark.slow
 def test_layers_compiled_in_place() -> None:
     """``Module.compile`` keeps a function in the layer, which copies do not have."""
     model = nn.Sequential(layers.BatchNormalNorm2d(4), nn.ReLU()).eval()

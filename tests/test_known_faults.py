@@ -176,6 +176,7 @@ class Padded(nn.Module):
         return F.max_pool2d(F.pad(h, (1, 1, 1, 1)), 3), h.transpose(-1, -2) @ self.vector
 
 
+@pytest.mark.slow
 def test_a_model_of_pytorch_is_exported_and_verified(tmp_path: Path) -> None:
     network, x = Padded().eval(), torch.randn(3, 2, 6, 6)
     path = export(network, x, tmp_path / "m.onnx").path  # raised ParityError

@@ -74,6 +74,7 @@ def test_inputs(
     assert "nothing was compared" in found.verdict
 
 
+@pytest.mark.slow
 def test_a_diverged_checkpoint_and_a_head_of_zeros_are_not_written(tmp_path: Path) -> None:
     torch.manual_seed(0)
     nan, constant = Net(), Net(head=0.0)
@@ -102,6 +103,7 @@ class Outputs(nn.Module):
 MASK = torch.tensor([[0.0, -INF, 0.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "passed", "notes"),
     [
@@ -159,6 +161,7 @@ def test_replay_of_constants_fails(path: Path, model: nn.Module, tmp_path: Path)
     assert (bool(report), report.outputs[0].compared) == (False, False)
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_no_other_input_is_compared_on_this_one(tmp_path: Path) -> None:
     class Particular(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "kernels_in_onnxruntime.py"
 # Interpreters of other environments, and the sanitized build, as the Makefile makes and names them.
-ENVIRONMENTS = os.environ.get("NNORM_ONNXRUNTIME_ENVIRONMENTS", "").split()
+ENVIRONMENTS = list(filter(None, os.environ.get("NNORM_ONNXRUNTIME_ENVIRONMENTS", "").split(os.pathsep)))
 SANITIZED = os.environ.get("NNORM_SANITIZED_LIBRARY")
 
 SHAPES = {

@@ -35,6 +35,7 @@ def test_gradients_of_a_batch_normal_norm(delta: float) -> None:
     assert torch.autograd.gradgradcheck(compute, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LayerNormalNorm", "GroupNormalNorm"])
 def test_gradients_of_norms_with_statistics_of_their_own(name: str) -> None:
     op = NORMALIZATIONS[name].torch_op

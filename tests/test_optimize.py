@@ -342,6 +342,7 @@ def test_a_processor_without_blocks_refuses_a_file_with_them(optimized: Path, mo
         load(optimized)
 
 
+@pytest.mark.slow
 def test_the_version_of_onnxruntime_may_differ(optimized: Path, source: Path, tmp_path: Path) -> None:
     oldest = os.environ.get("NNORM_OLDEST_ONNXRUNTIME", "")
     command = [oldest, "-c", "import onnxruntime"]

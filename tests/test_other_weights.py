@@ -63,6 +63,7 @@ def test_verify_and_bisect_say_so(file: Path, x: Tensor) -> None:
         assert_parity(file, trained(9), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "fp64"])
 def test_in_every_dtype(model: nn.Module, x: Tensor, tmp_path: Path, dtype: str) -> None:
     path = export(model, x, tmp_path / "m.onnx", dtype=dtype).path
@@ -73,6 +74,7 @@ def test_in_every_dtype(model: nn.Module, x: Tensor, tmp_path: Path, dtype: str)
     assert damaged.other_weights == ""  # its own: the fault is in the file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [export_torchscript, export_program])
 def test_in_every_format(model: nn.Module, x: Tensor, tmp_path: Path, write: object) -> None:
     path = write(model, x, tmp_path / "m.pt2").path  # type: ignore[operator]
@@ -80,6 +82,7 @@ def test_in_every_format(model: nn.Module, x: Tensor, tmp_path: Path, write: obj
     assert verify(path, model, x).other_weights == ""
 
 
+@pytest.mark.slow
 def test_of_an_exported_program(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
     program = torch.export.export(freeze(model), (x,))
     path = export(program, (), tmp_path / "m.onnx").path

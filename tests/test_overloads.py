@@ -94,6 +94,7 @@ def test_every_reader_keeps_the_bodies_apart(files: Callable[[bool, str], Path],
         np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_every_command_takes_overloads(files: Callable[[bool, str], Path], tmp_path: Path) -> None:
     path, (model, x) = files(False, "portable"), blocks(mixed=False)
     report = verify(path, model, x)
@@ -112,12 +113,14 @@ def test_every_command_takes_overloads(files: Callable[[bool, str], Path], tmp_p
         assert not written.functions
 
 
+@pytest.mark.slow
 def test_nodes_without_bodies_call_no_overload(files: Callable[[bool, str], Path]) -> None:
     custom = files(False, "custom")
     assert set(called(custom).values()) == {""}
     assert set(load(custom).implementations.values()) == {"kernel"}
 
 
+@pytest.mark.slow
 def test_each_body_is_checked(files: Callable[[bool, str], Path], tmp_path: Path) -> None:
     proto = onnx.load(files(True, "portable"))
     for function in proto.functions:

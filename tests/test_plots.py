@@ -141,6 +141,7 @@ def trained() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 5, 3), norms[0], nn.ReLU(), norms[1]).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["portable", "primitives"])
 def test_the_file_has_the_quartiles_of_its_channels(form: str) -> None:
     export(trained(), torch.randn(2, 3, 8, 8), "m.onnx", form=form, verify=False)
@@ -150,6 +151,7 @@ def test_the_file_has_the_quartiles_of_its_channels(form: str) -> None:
     assert (layer.lambda_range, layer.lambda_quartiles) == (None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -28,6 +28,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 SHAPES = {"Concat", "Expand", "Gather", "Range", "ReduceProd", "Shape", "Size", "Slice", "Squeeze", "Unsqueeze"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes_and_axes_are_constants(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -58,6 +59,7 @@ def test_plain_norms_have_constant_shapes_too(form: str, tmp_path: Path) -> None
     assert SHAPES.isdisjoint(node.op_type for node in onnx.load(path).graph.node)
 
 
+@pytest.mark.slow
 def test_shapes_of_dynamic_images_are_computed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = MODELS["groups"]()
@@ -67,6 +69,7 @@ def test_shapes_of_dynamic_images_are_computed(tmp_path: Path) -> None:
         np.testing.assert_allclose(load(path)(sample.numpy())[0], model(sample).detach().numpy(), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_more_axes_than_bodies_have_are_refused(tmp_path: Path) -> None:
     model, x = LayerNormalNorm((1, 1, 1, 1, 1, 1, 1, 2, 3)).eval(), torch.randn(2, 1, 1, 1, 1, 1, 1, 1, 2, 3)
     with pytest.raises(ExportError, match="it normalizes 9 axes at a time, and a body takes 1 to 8; flatten"):
@@ -74,6 +77,7 @@ def test_more_axes_than_bodies_have_are_refused(tmp_path: Path) -> None:
     assert export(model, x, tmp_path / "net.onnx", form="custom", verify=False)
 
 
+@pytest.mark.slow
 def test_nodes_are_named_by_their_normalization(tmp_path: Path) -> None:
     """So that a quantizer can be told to leave them as they are; the product before, folded, is not one of them."""
     norm = LayerNormalNorm(8)

@@ -109,6 +109,7 @@ def test_a_block_that_fails() -> None:
         raise KeyError
 
 
+@pytest.mark.slow
 def test_comparisons_that_overlap(tmp_path: Path) -> None:
     """Both run PyTorch at once, step by step."""
     CALLS["a"] = CALLS["b"] = lambda: None
@@ -126,6 +127,7 @@ def test_comparisons_that_overlap(tmp_path: Path) -> None:
     together(*[lambda net=net: verify(path, net, (x,)) for net in nets])
 
 
+@pytest.mark.slow
 def test_exports_that_overlap(tmp_path: Path) -> None:
     """The first waits in forward for the second, which another export must not end before."""
     entered, met = threading.Event(), threading.Event()

@@ -107,6 +107,7 @@ def test_a_program_is_right_where_expm1_is_exp_less_one(
         assert_right(program.module()(*inputs), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m.pt2", "m.pt"])
 def test_openvino_reads_files_of_pytorch(
     name: str, files: dict[str, Path], inputs: tuple[Tensor, ...], expected: list[np.ndarray]
@@ -118,6 +119,7 @@ def test_openvino_reads_files_of_pytorch(
     assert_right((results[index] for index in range(3)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lmbda", "is_near_zero"), [(1.3, False), (2.05, True), (-0.1, True), (-0.2, False)])
 def test_batch_norms_pay_for_exponents_near_zero_alone(lmbda: float, is_near_zero: bool, tmp_path: Path) -> None:
     norm = layers.BatchNormalNorm1d(2, form="paper").eval()

@@ -106,6 +106,7 @@ def test_the_names_and_the_weights_are_those_of_every_format(network: nn.Module,
     torch.testing.assert_close(module(pixels=image)[0], network.eval()(image)["logits"])
 
 
+@pytest.mark.slow
 def test_a_scripted_model_keeps_its_branches_and_any_extent(tmp_path: Path) -> None:
     model = Branching().eval()
     path = export_torchscript(model, torch.randn(2, 3, 8, 8), tmp_path / "m.pt", method="script").path

@@ -122,7 +122,9 @@ def test_recorded_layers_scripted(case: LayerCase, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.core if name == "fc" else ()) for name in CHECKPOINTS]
+)
 def test_trained_networks(name: str, kind: str, tmp_path: Path) -> None:
     file_name, write = FORMATS[kind]
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")

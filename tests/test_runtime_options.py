@@ -89,6 +89,7 @@ def test_implementations_leave_the_options_of_the_caller(path: Path, tmp_path: P
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_threads_share_options(path: Path) -> None:
     options, found = onnxruntime.SessionOptions(), list[Any]()
     register(options)

@@ -138,6 +138,7 @@ def test_threads_are_a_number(portable: Path) -> None:
     assert load(portable, intra_op_num_threads=np.int64(2))
 
 
+@pytest.mark.slow
 def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"missing\.onnx: no such file"):
         load(tmp_path / "missing.onnx")
@@ -194,6 +195,7 @@ def test_a_missing_onnxruntime_is_named_and_not_replaced(portable: Path, monkeyp
     assert load(portable, "reference").runtime == "reference"
 
 
+@pytest.mark.slow
 def test_a_runtime_is_declared_in_its_module_alone(portable: Path, tmp_path: Path) -> None:
     """A module that a user adds is a runtime, without PyTorch; a name is declared once."""
     package = Path(runtimes.__file__).parent
@@ -228,6 +230,7 @@ def test_the_extras_that_runtimes_name_exist() -> None:
     assert {runtime.extra for runtime in runtimes.RUNTIMES.values()} - {None} <= extras
 
 
+@pytest.mark.slow
 def test_missing_external_data(tmp_path: Path) -> None:
     path = export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", external_data=True).path
     (tmp_path / "m.onnx.data").unlink()
@@ -260,6 +263,7 @@ def test_an_unknown_number_of_axes(runtime: str, tmp_path: Path) -> None:
         write_repository(path, tmp_path / "models", backend="python")
 
 
+@pytest.mark.slow
 def test_a_dtype_without_kernels_in_onnxruntime(tmp_path: Path) -> None:
     path = export(nn.Conv1d(2, 2, 1), (torch.ones(1, 2, 3),), tmp_path / "net.onnx", dtype="bf16").path
     with pytest.raises(
@@ -269,6 +273,7 @@ def test_a_dtype_without_kernels_in_onnxruntime(tmp_path: Path) -> None:
     assert load(path, "reference")(np.ones((1, 2, 3), DTYPES["bfloat16"].numpy))
 
 
+@pytest.mark.slow
 def test_half_precision_passes_an_unknown_norm_through(tmp_path: Path) -> None:
     class OwnNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -308,6 +313,7 @@ def test_verify_passes_the_model_and_fails_another(runtime: str, portable: Path,
     assert verify(portable, model, x, runtime=runtime, atol=1e-4).criterion == "allclose, rtol 0, atol 0.0001"
 
 
+@pytest.mark.slow
 def test_verify_where_float64_is_impossible(tmp_path: Path) -> None:
     class Single(nn.Module):
         def __init__(self) -> None:
@@ -349,6 +355,7 @@ def _oldest_version() -> str | None:
     return result.stdout.strip() if result and result.returncode == 0 else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     _oldest_version() is None,
     reason="no environment with ONNX Runtime 1.18, which `make test` builds up to Python 3.12, is there",

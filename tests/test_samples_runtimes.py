@@ -32,6 +32,7 @@ def python_with(package: str, environment: str) -> str:
     pytest.skip(f"{package} is not installed here, nor in {python.parent.parent.name}, which make test installs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["vit", "wideresnet"])
 @pytest.mark.parametrize(("target", "package"), [("openvino", "openvino"), ("opencv", "cv2")])
 def test_logits_are_the_authors(target: str, package: str, network: str, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -156,6 +157,7 @@ def test_versions_and_external_data(model: nn.Module, inputs: tuple[Tensor, Tens
     assert verify(tmp_path / "models" / "net" / "7" / "model.onnx", model, inputs)
 
 
+@pytest.mark.slow
 def test_external_data_outside_of_the_folder_is_not_copied(
     model: nn.Module, inputs: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
@@ -172,6 +174,7 @@ def test_external_data_outside_of_the_folder_is_not_copied(
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -235,9 +238,11 @@ def test_a_call_that_is_interrupted_delays_no_other() -> None:
 # --- a real server ---
 
 PYTHON = os.environ.get("NNORM_TRITON_PYTHON", "")
-needs_triton = pytest.mark.skipif(
-    not PYTHON, reason="NNORM_TRITON_PYTHON names no environment with nvidia-pytriton; make test-serving makes one"
-)
+
+
+def needs_triton(test: Callable[..., None]) -> Any:
+    reason = "NNORM_TRITON_PYTHON names no environment with nvidia-pytriton; make test-serving makes one"
+    return pytest.mark.apart(pytest.mark.skipif(not PYTHON, reason=reason)(test))
 
 
 @pytest.fixture(scope="module")

@@ -139,12 +139,14 @@ def test_the_backend_python_takes_no_library(path: Path, tmp_path: Path) -> None
     assert "op_library" not in write_repository(path, tmp_path, backend="python", library_path="none").config
 
 
+@pytest.mark.slow
 def test_a_file_without_bodies_needs_a_library(tmp_path: Path) -> None:
     path = export(layers.LayerNormalNorm(3), torch.randn(4, 3), tmp_path / "net.onnx", form="custom").path
     with pytest.raises(ExportError, match="its nodes have no bodies"):
         write_repository(path, tmp_path / "models", library_path="none")
 
 
+@pytest.mark.slow
 def test_missing_weights_are_named(tmp_path: Path) -> None:
     model = nn.Linear(64, 64)
     path = export(model, torch.randn(2, 64), tmp_path / "net.onnx", external_data=True, verify=False).path
@@ -154,6 +156,7 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 def test_the_cache_of_hugging_face(tmp_path: Path) -> None:
     """Model and weights are links into another folder, where their names are hashes."""
     path = export(nn.Linear(64, 64), torch.ones(2, 64), tmp_path / "m.onnx", external_data=True, verify=False).path

@@ -25,6 +25,7 @@ def small(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(nn.Linear(6, 4), layers.BatchNormalNorm1d(4)).eval().to(dtype), torch.randn(3, 6).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONNX)
 def test_a_target_of_onnx_gets_what_it_reads(name: str, tmp_path: Path) -> None:
     target, (model, x) = TARGETS[name], small()

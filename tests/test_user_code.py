@@ -105,6 +105,7 @@ def test_a_forward_that_exits_is_an_error(plain: Path, tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_destructor_that_exits_changes_nothing(plain: Path) -> None:
     class Leaving(nn.Sequential):
@@ -159,6 +160,7 @@ def test_inputs_that_do_not_fit_are_told_in_the_words_of_the_model(tmp_path: Pat
         export(network(), torch.randn(2, 5), tmp_path / "m.onnx")
 
 
+@pytest.mark.slow
 def test_the_rehearsal_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

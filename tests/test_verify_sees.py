@@ -64,6 +64,7 @@ def written(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> Path:
     return export(model.eval(), inputs, path, verify=False, dynamic_shapes={}).path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [-1e9, -1e4])
 def test_logits_beside_a_mask(mask: float, tmp_path: Path) -> None:
     def masked(y: Tensor, keep: Tensor) -> Tensor:
@@ -87,6 +88,7 @@ def test_a_number_of_the_example_is_found_by_other_inputs(tmp_path: Path) -> Non
         export_torchscript(Scaled(torch.relu).eval(), (torch.randn(32, 8),), tmp_path / "m.pt")
 
 
+@pytest.mark.slow
 def test_a_mask_of_ones_that_the_file_ignores(tmp_path: Path) -> None:
     inputs = (torch.randn(16, 8), torch.ones(16, 8, dtype=torch.int64))
     model, ignores = Of(lambda y, mask: y * mask), Of(lambda y, mask: y + 0 * mask)
@@ -96,6 +98,7 @@ def test_a_mask_of_ones_that_the_file_ignores(tmp_path: Path) -> None:
     assert not verify(path, model, inputs)
 
 
+@pytest.mark.slow
 def test_what_fails_on_changed_inputs_says_so(tmp_path: Path) -> None:
     """In verify and in bisect, which finds nothing on the given ones."""
     inputs = (torch.randn(16, 8), torch.ones(16, 1, dtype=torch.int64))
@@ -113,6 +116,7 @@ def test_what_fails_on_changed_inputs_says_so(tmp_path: Path) -> None:
     assert ON_CHANGED_INPUTS not in str(verify(path, model, inputs))  # it differs on the given inputs too
 
 
+@pytest.mark.slow
 def test_lengths_that_a_file_holds(tmp_path: Path) -> None:
     """On changed inputs its result has another shape than PyTorch's."""
     inputs = (torch.randn(16, 8), torch.tensor(5))
@@ -122,6 +126,7 @@ def test_lengths_that_a_file_holds(tmp_path: Path) -> None:
         verify(written(holds, inputs, tmp_path / "m.onnx"), model, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [torch.ones(3, 3), torch.ones(3, 3).tril()], ids=["ones", "causal"])
 def test_no_row_of_a_mask_is_left_empty(mask: Tensor, tmp_path: Path) -> None:
     """PyTorch gives 0 for a query without keys, and other runtimes a mean of all values."""
@@ -129,6 +134,7 @@ def test_no_row_of_a_mask_is_left_empty(mask: Tensor, tmp_path: Path) -> None:
     assert export(model.eval(), (torch.randn(8, 3, 8), mask.bool().expand(8, 3, 3)), tmp_path / "m.onnx").parity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of",
     [
@@ -148,6 +154,7 @@ def test_numbers_of_a_dtype_are_not_instability(of: Callable[[Tensor], Tensor], 
     assert not verify(path, model, (x,))
 
 
+@pytest.mark.slow
 def test_numbers_of_a_dtype_are_not_a_fault_between_layers(tmp_path: Path) -> None:
     class Network(Of):
         def __init__(self) -> None:
@@ -165,6 +172,7 @@ def test_numbers_of_a_dtype_are_not_a_fault_between_layers(tmp_path: Path) -> No
     assert found, found.verdict
 
 
+@pytest.mark.slow
 def test_autocast_within_forward(tmp_path: Path) -> None:
     class Cast(Of):
         def forward(self, x: Tensor, *others: Tensor) -> object:
@@ -181,6 +189,7 @@ def test_autocast_within_forward(tmp_path: Path) -> None:
     assert not verify(path, model, (x,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of",
     [lambda y: y.double(), lambda y: (y.half(), y), lambda y: (y, y.double().sum(1))],
@@ -192,6 +201,7 @@ def test_outputs_of_another_dtype_than_the_weights(of: Callable[[Tensor], object
     assert report, report
 
 
+@pytest.mark.slow
 def test_rows_that_float64_chooses_differently(tmp_path: Path) -> None:
     class Chosen(Of):
         def forward(self, x: Tensor, *others: Tensor) -> object:
@@ -203,6 +213,7 @@ def test_rows_that_float64_chooses_differently(tmp_path: Path) -> None:
     assert verify(path, model, (x,))
 
 
+@pytest.mark.slow
 def test_batches_that_a_filter_leaves_empty(tmp_path: Path) -> None:
     class Filtered(Of):
         def forward(self, x: Tensor, *others: Tensor) -> object:
@@ -237,6 +248,7 @@ def test_integers(tmp_path: Path) -> None:
     assert export(model.eval(), (x,), tmp_path / "m.onnx", dtype="fp16").parity
 
 
+@pytest.mark.slow
 def test_outputs_of_a_dict_are_compared_by_their_names(tmp_path: Path) -> None:
     model, x = Of(lambda y: {"boxes": y, "scores": y.sigmoid()}), torch.randn(16, 8)
     path = written(model, (x,), tmp_path / "m.onnx")
@@ -258,6 +270,7 @@ def test_little_noise_is_noise(tmp_path: Path) -> None:
     assert verify(path, model, (x,)).outputs[0].note == UNSTEADY
 
 
+@pytest.mark.slow
 def test_small_outputs_in_float64(tmp_path: Path) -> None:
     model, x = Of(lambda y: y * 1e-7).double(), torch.randn(16, 8, dtype=torch.float64)
     path = written(model, (x,), tmp_path / "m.onnx")
@@ -272,6 +285,7 @@ def test_small_outputs_in_float64(tmp_path: Path) -> None:
     assert not verify(path, model, (x,))
 
 
+@pytest.mark.slow
 def test_a_norm_whose_residual_is_its_own_input(tmp_path: Path) -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -292,6 +306,7 @@ def test_a_norm_whose_residual_is_its_own_input(tmp_path: Path) -> None:
     assert "layer norm" in bisect(path, model, x).verdict
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_while_it_is_compared(tmp_path: Path) -> None:
     class Replacing(Of):
         def forward(self, x: Tensor, *others: Tensor) -> object:

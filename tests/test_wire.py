@@ -123,6 +123,7 @@ def test_a_file_of_very_many_fields_is_read_whole(tmp_path: Path, monkeypatch: p
     assert 1000 < len(counted) < 3000
 
 
+@pytest.mark.slow
 def test_damaged_files_are_judged_by_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph, or the error, is what it is when the whole file is read."""
     large = 64

@@ -130,6 +130,7 @@ def test_an_old_pytorch(tmp_path: Path) -> None:
     assert outcome["message"] == f"torch {OLD} is installed; {needed}"
 
 
+@pytest.mark.slow
 def test_pytest_runs_without_pytorch(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
