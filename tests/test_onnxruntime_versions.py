@@ -1,6 +1,6 @@
 """The library of kernels in other versions of ONNX Runtime, each in an environment of its own, and under sanitizers.
 
-``make test`` runs the oldest supported version and the newest; ``make test-onnxruntime-versions`` runs more of them.
+``make test-all`` runs the oldest supported version and the newest; ``make test-onnxruntime-versions`` runs more of them.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_the_newest_version(cases: Path, bodies: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not ENVIRONMENTS, reason="no environments with other versions of ONNX Runtime are named; `make test` makes one"
+    not ENVIRONMENTS, reason="no environments with other versions of ONNX Runtime are named; `make test-all` makes one"
 )
 @pytest.mark.parametrize("interpreter", ENVIRONMENTS)
 def test_other_versions(interpreter: str, cases: Path, bodies: Path) -> None:

@@ -347,7 +347,7 @@ def test_the_version_of_onnxruntime_may_differ(optimized: Path, source: Path, tm
     oldest = os.environ.get("NNORM_OLDEST_ONNXRUNTIME", "")
     command = [oldest, "-c", "import onnxruntime"]
     if not oldest or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no environment with ONNX Runtime 1.18, which `make test` builds up to Python 3.12, is there")
+        pytest.skip("no environment with ONNX Runtime 1.18, which `make test-all` builds up to Python 3.12, is there")
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     np.savez(tmp_path / "feeds.npz", input=x)
     script = Path(__file__).parent / "run_in_onnxruntime.py"

@@ -349,7 +349,7 @@ OLDEST = os.environ.get("NNORM_OLDEST_ONNXRUNTIME", "")
 
 
 def _oldest_version() -> str | None:
-    """The version of ONNX Runtime in the environment that ``make test`` builds for it."""
+    """The version of ONNX Runtime in the environment that ``make test-all`` builds for it."""
     command = [OLDEST, "-c", "import onnxruntime; print(onnxruntime.__version__)"]
     result = subprocess.run(command, capture_output=True, text=True, check=False) if OLDEST else None
     return result.stdout.strip() if result and result.returncode == 0 else None
@@ -358,7 +358,7 @@ def _oldest_version() -> str | None:
 @pytest.mark.slow
 @pytest.mark.skipif(
     _oldest_version() is None,
-    reason="no environment with ONNX Runtime 1.18, which `make test` builds up to Python 3.12, is there",
+    reason="no environment with ONNX Runtime 1.18, which `make test-all` builds up to Python 3.12, is there",
 )
 @pytest.mark.parametrize("form", ["portable", "primitives"])
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -29,7 +29,7 @@ def python_with(package: str, environment: str) -> str:
         return sys.executable
     if (python.parent.parent / "installed").exists():
         return str(python)
-    pytest.skip(f"{package} is not installed here, nor in {python.parent.parent.name}, which make test installs")
+    pytest.skip(f"{package} is not installed here, nor in {python.parent.parent.name}, which make test-all installs")
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ class Runtime:
         program: the runner and its first argument, ``python:tract`` or ``browser:wasm``.
         environment: the folder in the repository that has its packages; "" is the environment of the tests.
         forms, dtypes: the files that are tried.
-        is_quick: runs in ``make test`` too.
+        is_quick: runs in ``make test-all`` too.
     """
 
     name: str
