@@ -15,9 +15,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where two test processes share two cores, threads that wait for work must not keep a core busy.
+# Where test processes share the cores, threads that wait for work must not keep a core busy.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
-PYTEST_PARALLEL := $(PYTEST) --numprocesses 2
+PYTEST_PARALLEL := $(PYTEST) --numprocesses auto --maxprocesses 4
 # Recipes call programs of the environment by their names.
 WITH_BIN := PATH="$(abspath $(BIN)):$$PATH"
 
@@ -56,7 +56,7 @@ newest:
 	$(MAKE) test VENV=.venv-newest
 # What depends on other packages most: exports, runtimes, types.
 newest-short: .venv-newest/installed
-	OMP_WAIT_POLICY=PASSIVE .venv-newest/bin/python -m pytest --numprocesses 2 -m "$(CORE)" tests/test_golden.py \
+	OMP_WAIT_POLICY=PASSIVE .venv-newest/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "$(CORE)" tests/test_golden.py \
 		tests/test_export*.py tests/test_runtimes.py tests/test_layers.py tests/test_optimize.py
 	.venv-newest/bin/mypy
 
