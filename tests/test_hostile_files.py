@@ -149,8 +149,8 @@ def test_names_that_no_folder_should_have(name: str, folder: Path) -> None:
 
 
 def test_a_model_called_two_dots(folder: Path) -> None:
-    (folder / "net.onnx").rename(folder / "...onnx")  # its stem is ..
-    with pytest.raises(ExportError, match=r"'\.\.' is not a name for a model"):
+    (folder / "net.onnx").rename(folder / "...onnx")  # its stem is .. before Python 3.14, and the whole name since
+    with pytest.raises(ExportError, match=r"'\.\.+(onnx)?' is not a name for a model"):
         write_repository(folder / "...onnx", folder / "models")
 
 

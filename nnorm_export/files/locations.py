@@ -29,7 +29,7 @@ def locate(model: Path, location: str) -> Path:
     file = model.parent / location
     try:
         real, folder, target = file.resolve(), model.parent.resolve(), model.resolve()
-        exists = real.exists()
+        exists = _exists(real)
     except (OSError, RuntimeError) as error:  # links in a circle; a name that is too long
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which cannot be found ({error})") from None
     if leaves or not (real.is_relative_to(folder) or (file.is_symlink() and real.parent == target.parent)):
@@ -42,6 +42,19 @@ def locate(model: Path, location: str) -> Path:
     if exists:
         size_of(real, ModelFileError, f", and {model} has weights there")
     return file
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something at ``path``.
+
+    Raises:
+        OSError: the system cannot tell; Path.exists() says no then, since Python 3.14.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def locations(proto: onnx.ModelProto) -> list[str]:
