@@ -1,10 +1,15 @@
-"""Which layers the tests compile by AOTInductor, which takes PyTorch five seconds of one core for each."""
+"""AOTInductor in the tests: what it compiles, five seconds of one core for each layer, and whether it can."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
+
+import pytest
+import torch
 
 T = TypeVar("T")
 
@@ -12,3 +17,15 @@ T = TypeVar("T")
 def compiled(layers: Sequence[T], some: Sequence[T]) -> Sequence[T]:
     """``some`` of ``layers``; all of them in ``make test-aoti``."""
     return layers if os.environ.get("NNORM_ALL_OF_AOTI") == "1" else some
+
+
+def has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
+
+
+def skip_without_inductor() -> None:
+    """For tests that compile with PyTorch's Inductor."""
+    if not has_compiler():
+        pytest.skip("there is no C++ compiler on this machine")
+    if " " in str(Path(torch.__file__).parent):
+        pytest.skip("PyTorch lies in a folder with a space, which its Inductor does not quote for the compiler")

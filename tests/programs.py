@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiled import has_compiler
 
 # The environment's own CMake and Ninja first. One thread: tests run side by side.
 ENVIRONMENT = {
@@ -44,7 +45,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 
 
 def skip_without_tools() -> None:
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+    if not has_compiler():
         pytest.skip("there is no C++ compiler on this machine")
     for tool in ("cmake", "ninja"):
         if not shutil.which(tool, path=ENVIRONMENT["PATH"]):

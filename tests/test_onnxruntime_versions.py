@@ -1,6 +1,6 @@
 """The library of kernels in other versions of ONNX Runtime, each in an environment of its own, and under sanitizers.
 
-``make test-all`` runs the oldest supported version and the newest; ``make test-onnxruntime-versions`` runs more of them.
+``make test-all`` runs the oldest supported version and the newest, ``make test-onnxruntime-versions`` more of them.
 """
 
 from __future__ import annotations

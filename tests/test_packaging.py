@@ -17,6 +17,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
+from compiled import has_compiler
 from filelock import FileLock
 
 from nnorm_export import export, layers
@@ -78,7 +79,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+    if not has_compiler():
         pytest.skip("there is no C++ compiler on this machine")
     output = tmp_path_factory.mktemp("wheel")
     BUILD.mkdir(parents=True, exist_ok=True)

@@ -120,6 +120,17 @@ def test_a_package_for_another_processor_is_refused(tmp_path: Path, monkeypatch:
         load(path)
 
 
+def test_pytorch_in_a_folder_with_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("cannot find -ltorch")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "my clone" / "torch" / "__init__.py"))
+    with pytest.raises(ExportError, match=r"my clone/torch, and Inductor gives .* in a folder without a space"):
+        export_aoti(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt2")
+    assert not (tmp_path / "m.pt2").exists()
+
+
 @pytest.mark.slow
 def test_without_a_compiler(tmp_path: Path) -> None:
     code = """

@@ -301,6 +301,11 @@ def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Ma
                 "AOTInductor compiles with a C++ compiler, and there is none: install g++, or set the environment "
                 "variable CXX to another compiler"
             ) from error
+        if " " in str(folder := Path(torch.__file__).parent):
+            raise ExportError(
+                f"AOTInductor cannot compile: PyTorch is in {folder}, and Inductor gives the compiler paths without "
+                "quotes. Install PyTorch in a folder without a space, or export with export_program (--format pt2)"
+            ) from error
         raise ExportError(
             f"AOTInductor cannot compile the model: {type(error).__name__}: {first_line(error)}. "
             "Export with export_program (--format pt2), which is not compiled, or change that part of the model"

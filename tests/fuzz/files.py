@@ -3,7 +3,7 @@
     python tests/fuzz/files.py --cases 100000 --jobs 2
 
 Each case is drawn from a number, so a finding is run again by ``--first NUMBER --cases 1``. Findings are copied to
-``--keep``; a case that is mended goes to ``corpus/``, which ``make test-all`` replays by ``--replay tests/fuzz/corpus``.
+``--keep``; a case that is mended goes to ``corpus/``. ``make test-all`` replays it by ``--replay tests/fuzz/corpus``.
 """
 
 from __future__ import annotations
