@@ -40,8 +40,10 @@ test: $(VENV)/installed
 
 test-all: test test-rest
 
-# Everything but what `make test` runs. Two parts at a time: installations, compilers and tests of one process leave a core idle.
-test-rest: environments
+# Everything but what `make test` runs. Two at a time: installations, compilers and tests of one process leave a core idle.
+test-rest:
+	@echo "The environments of the other runtimes, servers and emulators: 5 GB, 5 minutes the first time" >&2
+	$(MAKE) --jobs 2 --output-sync=target environments
 	$(PYTHON) scripts/run_parts.py --jobs 2 --make "$(MAKE)" $(PARTS)
 
 check: lint test
