@@ -18,18 +18,16 @@ from onnx import numpy_helper
 from small_network import Network, randomized
 from test_golden import STANDINS, trained_network
 from torch import Tensor, nn
+from ways import HAS_KERNELS, needs_kernels
 
 import nnorm_export
-from nnorm_export import InputError, compare_bits, diagnose, export, export_program, layers, library, load, verify
+from nnorm_export import InputError, compare_bits, diagnose, export, export_program, layers, load, verify
 from nnorm_export.digests import digest_of
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import parts_of, with_outputs
 from nnorm_export.names import DOMAIN
 
 pytestmark = pytest.mark.slow
-NEEDS_KERNELS = pytest.mark.skipif(
-    library.find_library() is None, reason="nnorm_export is installed without its library here"
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def test_a_certificate_holds_the_bits_of_every_normalization(folder: Path) -> No
     nodes = [node for node in onnx.load(folder / "net.onnx").graph.node if node.domain == DOMAIN]
     assert [(each.node, each.op_type) for each in report.nodes] == [(node.name, node.op_type) for node in nodes]
     assert report.verdict == f"every bit is equal: {len(nodes)} normalizations, 3 outputs"
-    way = "body" if library.find_library() is None else "kernel"
+    way = "kernel" if HAS_KERNELS else "body"
     assert {each.implementation for each in report.nodes} == {way}
 
 
@@ -94,7 +92,7 @@ def test_two_runtimes(folder: Path) -> None:
 BITS_OF_THE_KERNELS = "c701b3827ad8d22f"
 
 
-@NEEDS_KERNELS
+@needs_kernels
 def test_the_self_test_of_doctor() -> None:
     """These bits are those of AVX-512, AVX2 and plain code; any other processor that runs this has to have them."""
     (found,) = [each for each in diagnose().components if each.name == "bits of the kernels"]
@@ -108,7 +106,7 @@ def test_doctor_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NNORM_EXPORT_LIBRARY" in found.remedy
 
 
-@NEEDS_KERNELS
+@needs_kernels
 @pytest.mark.parametrize("name", ["fc", "vit", "wideresnet"])
 def test_any_number_of_threads_and_any_batch(name: str, tmp_path: Path) -> None:
     """A normalization that reads the same bits computes the same, alone or in a batch, on any number of threads."""

@@ -16,6 +16,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 from typer.testing import CliRunner
+from ways import needs_kernels
 
 from nnorm_export import ModelFileError, bisect, diagnose, export, load, optimize, probe, register, verify
 from nnorm_export.cli import app
@@ -168,12 +169,14 @@ def test_the_bodies_of_this_version_are_in_the_table() -> None:
     assert arithmetic_of(OPERATORS["BatchNormalNorm"].function(17)) is None
 
 
+@needs_kernels
 def test_what_tools_change_does_not_matter(edited: Callable[[Edit], Path], x: Tensor) -> None:
     path = edited(renamed)
     assert describe(path).problems == []
     assert set(load(path).implementations.values()) == {"kernel"}
 
 
+@needs_kernels
 @pytest.mark.parametrize(("edit", "reason"), UNKNOWN.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_no_kernel_runs_an_unknown_body(edited: Callable[[Edit], Path], edit: Edit, reason: str) -> None:
     path = edited(edit)
@@ -197,6 +200,7 @@ def every_command(path: Path, model: nn.Module, x: Tensor, folder: Path) -> dict
     }
 
 
+@needs_kernels
 @pytest.mark.parametrize(
     ("edit", "reason"), [(returns_zero, UNKNOWN[returns_zero]), INVALID["float"], INVALID["version"]]
 )
@@ -233,6 +237,7 @@ def test_a_body_runs_as_the_file_says(edited: Callable[[Edit], Path], model: nn.
     assert not verify(path, model, x, runtime="reference")
 
 
+@needs_kernels
 def test_verify_runs_both(
     edited: Callable[[Edit], Path], model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +260,7 @@ def test_verify_runs_both(
     assert json.loads(json.dumps(report.to_json()))["by_bodies"][0]["passed"] is False
 
 
+@needs_kernels
 def test_one_implementation_is_run_once(
     edited: Callable[[Edit], Path], model: nn.Module, x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +274,7 @@ def test_one_implementation_is_run_once(
     assert verify(path, model, x).by_bodies is None
 
 
+@needs_kernels
 def test_a_newer_writer_is_named(edited: Callable[[Edit], Path]) -> None:
     def written_later(proto: onnx.ModelProto) -> None:
         returns_zero(proto)
@@ -314,6 +321,7 @@ def model_of_a_node(
     )
 
 
+@needs_kernels
 @pytest.mark.parametrize(
     ("op_type", "attributes", "shape", "parameters"),
     [
@@ -344,6 +352,7 @@ def test_bodies_fail_where_kernels_do(
         ReferenceEvaluator(proto).run(None, feed)
 
 
+@needs_kernels
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("name", ["epsilon", "delta"])
 @pytest.mark.parametrize("value", [-1e-6, -1.0, float("inf"), float("nan")])

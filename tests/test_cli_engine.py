@@ -14,12 +14,11 @@ import yaml
 from command_line import fails, run
 from tensorrt_standin import TensorRT, hide_tensorrt
 from torch import nn
+from ways import needs_kernels
 
-from nnorm_export import export, layers, library
+from nnorm_export import export, layers
 
-pytestmark = pytest.mark.skipif(
-    library.find_library() is None, reason="installed without the kernels, which are needed"
-)
+pytestmark = needs_kernels
 
 NETS = """
 from torch import nn

@@ -15,6 +15,7 @@ from fuzz import networks, networks_ways
 from fuzz.networks_build import build
 from fuzz.networks_spec import Spec, Step, random_spec, smaller
 from fuzz.networks_truth import ALLOWED, Truth
+from ways import WAYS, needs_kernels
 
 import nnorm_export
 from nnorm_export.domain import OPERATORS
@@ -63,7 +64,7 @@ def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["kernel", "body", "reference"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_planted_error_in_a_file_is_found(small: networks_ways._Run, way: str) -> None:
     """ε off by a tenth, exponents off by 1e-4, and a convolution's weight off by 1e-4."""
     with small.sharing():
@@ -100,6 +101,7 @@ def _scale(model: onnx.ModelProto, name: str, factor: float) -> None:
     tensor.CopyFrom(onnx.numpy_helper.from_array((onnx.numpy_helper.to_array(tensor) * factor).astype("f4"), name))
 
 
+@needs_kernels
 def test_a_way_that_ran_nothing_or_something_else_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks_ways._Run, "kernel", lambda self: self._load(self._onnx("portable"), "body"))
     monkeypatch.setattr(networks_ways._Run, "body", lambda self: [])

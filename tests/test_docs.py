@@ -23,6 +23,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner
+from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export.cli import app
@@ -150,6 +151,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@needs_kernels
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",

@@ -13,6 +13,7 @@ import torch
 from onnxruntime import SessionOptions
 from small_network import Network, randomized
 from typer.testing import CliRunner
+from ways import needs_kernels
 
 from nnorm_export import ModelFileError, NnormExportError, diagnose, export, export_torchscript, library
 from nnorm_export.cli import app
@@ -142,6 +143,7 @@ def test_other_files(tmp_path: Path) -> None:
         diagnose(tmp_path / "nothing.onnx")
 
 
+@needs_kernels
 def test_command_line(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CliRunner().invoke
     plain = run(app, ["doctor"])

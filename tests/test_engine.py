@@ -17,6 +17,7 @@ import torch
 from small_network import Network, randomized
 from tensorrt_standin import VERSION, TensorRT, hide_tensorrt
 from torch import nn
+from ways import needs_kernels
 
 from nnorm_export import (
     ExportError,
@@ -40,9 +41,7 @@ from nnorm_export.tensorrt.profiles import Axes, ShapeRange, check_profiles, def
 IMAGE = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 PLUGINS_BY_DEFAULT = {"GroupNormalNorm", "LayerNormalNorm"}
 
-pytestmark = pytest.mark.skipif(
-    library.find_library() is None, reason="installed without the kernels, which are needed"
-)
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import torch
 from pytorch_writers import GRAPHS
 from small_network import randomized
 from torch import Tensor, nn
+from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export import ExportError, export, export_program, export_torchscript, freeze, layers, load, verify
@@ -180,6 +181,7 @@ def test_bfloat16_without_weights_in_it_has_its_opset_too(tmp_path: Path) -> Non
     assert export(model, torch.randn(3, 2, 8), tmp_path / "m.onnx", dtype="bf16").opset == 22
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_halves_sum_in_float32(dtype: str, tmp_path: Path) -> None:
     # Rows of such size and length that their sum of squares is infinite in float16, and far off in bfloat16.
@@ -332,6 +334,7 @@ def test_onnxs_own_inliner_agrees_with_the_primitives_form(network: nn.Module, i
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
+@needs_kernels
 def test_a_model_without_parameters_computes_in_the_dtype_of_its_input(tmp_path: Path) -> None:
     layer, x = layers.LayerNormalNorm(4, elementwise_affine=False).eval(), torch.randn(3, 4, dtype=torch.float64)
     path = export(layer, x, tmp_path / "m.onnx").path

@@ -14,10 +14,13 @@ import pytest
 from fuzz.soak import soak
 from onnx import TensorProto, helper, numpy_helper
 from test_operators import ATTRIBUTES, ELEMENTS, make_values
+from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export.domain import BLOCKED_TWINS, OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
+
+pytestmark = needs_kernels
 
 BLOCKED = [*BLOCKED_TWINS]
 KERNELS = [*OPERATORS, *BLOCKED]

@@ -10,6 +10,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+from compiled import has_compiler
 
 import nnorm_export
 from nnorm_export import layers, library
@@ -21,8 +22,9 @@ from nnorm_export.errors import InputError, RuntimeMissingError
 def installed(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv(library.OVERRIDE, raising=False)
     path = library.find_library()
-    if path is None:
-        pytest.skip("nnorm_export is installed without its library here")
+    if path is None and not has_compiler():
+        pytest.skip("there is no C++ compiler on this machine, so that the kernels were not built")
+    assert path is not None, "nnorm_export is installed without its kernels, although there is a C++ compiler"
     return path
 
 

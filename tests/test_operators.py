@@ -13,7 +13,7 @@ import oracle
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from ways import WAYS, newest_opset, open_with
+from ways import WAYS, needs_kernels, newest_opset, open_with
 
 from nnorm_export import register
 from nnorm_export.domain import OPERATORS
@@ -215,7 +215,7 @@ def test_schema_and_body_agree(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("op_type", ATTRIBUTES)
-@pytest.mark.parametrize("way", ["kernel", "body"])
+@pytest.mark.parametrize("way", [pytest.param("kernel", marks=needs_kernels), "body"])
 def test_missing_attributes_mean_their_defaults(way: str, op_type: str, tmp_path: Any) -> None:
     values = make_values(op_type, (3, 8, 5), "float32")
     given = {name: default for name, (_, default) in OPERATORS[op_type].attributes.items()}
@@ -226,6 +226,7 @@ def test_missing_attributes_mean_their_defaults(way: str, op_type: str, tmp_path
     np.testing.assert_array_equal(*results)
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_parameters_that_are_constants_give_the_bits_of_computed_ones(op_type: str, dtype: str, tmp_path: Any) -> None:
@@ -272,7 +273,7 @@ def test_parameters_that_are_constants_give_the_bits_of_computed_ones(op_type: s
     ],
     ids=str,
 )
-@pytest.mark.parametrize("way", ["kernel", "body"])
+@pytest.mark.parametrize("way", [pytest.param("kernel", marks=needs_kernels), "body"])
 def test_kernel_and_body_refuse_the_same_attributes(
     way: str, op_type: str, wrong: dict[str, Any], tmp_path: Any
 ) -> None:
@@ -335,6 +336,7 @@ def test_relative_accuracy_of_the_power_transform(
         assert (error / np.spacing(np.abs(expected[nonzero]).astype(np.float32))).max() <= KERNEL_ULP
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_half_precision_kernels_round_the_float32_result_once(op_type: str, dtype: str, tmp_path: Any) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from conv_networks import CASES, SHAPE, Block, Case, Mean, conv_norm_relu
 from torch import nn
-from ways import open_with
+from ways import needs_kernels, open_with
 
 import nnorm_export
 from nnorm_export import (
@@ -46,7 +46,7 @@ from nnorm_export.runtimes._description import describe_run
 HERE = _optimized_files.this_machine(onnxruntime)
 
 SKIPS = pytestmark = [
-    pytest.mark.skipif(library.find_library() is None, reason="nnorm_export is installed without its library here"),
+    needs_kernels,
     pytest.mark.skipif(HERE.block is None, reason="ONNX Runtime has no blocked layout for this machine's processor"),
 ]
 

@@ -15,9 +15,10 @@ import torch
 from small_network import randomized
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from ways import needs_kernels
 
 import nnorm_export
-from nnorm_export import export, layers, library, load, quantize
+from nnorm_export import export, layers, load, quantize
 from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.files.inspection import describe
 from nnorm_export.quantizing import float_graph
@@ -316,7 +317,7 @@ def test_forms(source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tm
     assert {tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) == 4} == {onnx.TensorProto.INT8}
 
 
-@pytest.mark.skipif(library.find_library() is None, reason="nnorm_export is installed without its library here")
+@needs_kernels
 def test_onnxruntime_cancels_the_transposes(made: nnorm_export.QuantizeReport, tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from scipy import special
 from test_operators import EPILOGUES
-from ways import WAYS, open_with
+from ways import WAYS, needs_kernels, open_with
 
 from nnorm_export import load, register
 from nnorm_export.domain import QUANTIZED_OPERATORS
@@ -162,6 +162,7 @@ def test_every_entry_matches_the_oracle(op_type: str, channels: int, types: Any,
         assert others.sum() <= (0 if way == "kernel" and channels < 63 else 4) + 2e-3 * others.size, way
 
 
+@needs_kernels
 @pytest.mark.parametrize("op_type", QUANTIZED_OPERATORS)
 @pytest.mark.parametrize("axis", [1, -1])
 def test_threads_and_computed_parameters_make_no_difference(op_type: str, axis: int, tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ def test_empty_tensors_and_matrices(axis: int, shapes: list[tuple[int, ...]], wa
         np.testing.assert_array_equal(result, wanted)
 
 
+@needs_kernels
 def test_the_axis_is_1_by_default(tmp_path: Path) -> None:
     values = make_values("QuantizedBatchNormalNorm", TYPES[0], 3, 1)
     wanted, _ = expected("QuantizedBatchNormalNorm", values, 1)
@@ -227,6 +229,7 @@ WRONG: dict[str, tuple[int, dict[str, Any], str]] = {
 }
 
 
+@needs_kernels
 @pytest.mark.parametrize(("axis", "given", "reason"), WRONG.values(), ids=WRONG)
 def test_wrong_nodes_are_refused_in_words(axis: int, given: dict[str, Any], reason: str, tmp_path: Path) -> None:
     values = make_values("QuantizedBatchNormalNorm", TYPES[0], 3, 1)
@@ -259,6 +262,7 @@ def test_a_body_for_another_axis_fails(axis: int) -> None:
         onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, {"X": values["X"]})
 
 
+@needs_kernels
 def test_other_commands_understand_the_nodes(tmp_path: Path) -> None:
     values = make_values("QuantizedBatchNormalNormRelu", TYPES[0], 3, -1)
     path = saved(tmp_path / "node.onnx", "QuantizedBatchNormalNormRelu", values, -1)
@@ -280,6 +284,7 @@ def test_other_commands_understand_the_nodes(tmp_path: Path) -> None:
             refused()
 
 
+@needs_kernels
 def test_onnxruntime_keeps_the_channels_last_between_convolutions(tmp_path: Path) -> None:
     """It cancels the transposes around a node against its own, because the operator has shape inference."""
     rng = np.random.default_rng(0)

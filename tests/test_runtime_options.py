@@ -13,6 +13,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from torch import nn
+from ways import needs_kernels
 
 from nnorm_export import InputError, ModelFileError, NnormExportError, export, layers, library, load, register
 from nnorm_export.runtimes._known_faults import CONFIG_KEY
@@ -35,6 +36,7 @@ def identity(path: Path, name: str, dtype: int) -> Path:
     return path
 
 
+@needs_kernels
 @pytest.mark.parametrize("providers", [[], [CPU], [CPU, CPU], [AZURE, CPU], [(CPU, {})]])
 def test_pips_own_list_of_providers_is_the_cpu(
     providers: list[Any], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,6 +59,7 @@ def test_pips_own_list_of_providers_is_the_cpu(
     assert runner._options.get_session_config_entry(CONFIG_KEY) == "MatmulTransposeFusion"
 
 
+@needs_kernels
 def test_which_providers_are_the_cpu_and_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_cuda_library", lambda: None)
     for names, is_cpu in (([], True), ([CPU], True), ([AZURE, CPU], True), ([CUDA, CPU], False)):
@@ -79,6 +82,7 @@ def test_options_that_session_options_would_hide(options: dict[str, Any], path: 
         load(path, session_options=onnxruntime.SessionOptions(), **options)
 
 
+@needs_kernels
 def test_implementations_leave_the_options_of_the_caller(path: Path, tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()
     register(options)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
+from ways import needs_kernels
 
 from nnorm_export import ExportError, ModelFileError, export, layers, library, load, write_repository
 from nnorm_export.cli import app
@@ -124,6 +125,7 @@ def test_options_that_triton_would_refuse(options: dict[str, Any], message: str,
     assert not (tmp_path / "models").exists()
 
 
+@needs_kernels
 def test_the_library_on_a_gpu(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_cuda_library", lambda: None)
     written = write_repository(path, tmp_path, device="gpu")
