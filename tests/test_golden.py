@@ -13,6 +13,7 @@ from typing import Any
 
 import networks
 import numpy as np
+import onnxruntime
 import pytest
 import standins
 import torch
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 from ways import WAYS, newest_opset, open_with
 
 import nnorm_export
-from nnorm_export import export, layers
+from nnorm_export import ModelFileError, export, layers
 
 # The opset of export's default is what `make test` runs.
 OPSETS = (18, pytest.param(20, marks=pytest.mark.core), newest_opset())
 FORMS = ("portable", "primitives")
 CASES = layer_cases()
+ONNXRUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 EVALUATIONS = [(case, index) for case in CASES for index in range(len(case.inputs))]
 
 # Two recorded layers need more than 2e-6 + 2e-5·|y|. Near small exponents the authors' float32 formula, pow(1 + |h|, η)
@@ -76,6 +78,11 @@ def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
 def test_recorded_layers(
     form: str, opset: int, way: str, layer_results: Callable[[str, int, str], list[np.ndarray]]
 ) -> None:
+    if form == "portable" and way == "body" and ONNXRUNTIME < (1, 27):
+        # The layers normalize one axis and two, and this version runs one body for both.
+        with pytest.raises(ModelFileError, match=r"one body for all nodes of an operator.*convert --form primitives"):
+            layer_results(form, opset, way)
+        return
     failures = []
     for (case, index), result in zip(EVALUATIONS, layer_results(form, opset, way), strict=True):
         recorded = case.outputs[index].numpy()

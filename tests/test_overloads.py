@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
+import onnxruntime
 import pytest
 import torch
 from onnx import helper
@@ -21,6 +22,7 @@ from nnorm_export.files.inspection import describe
 from nnorm_export.files.onnx_file import identifier, read
 from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
 from nnorm_export.names import DOMAIN
+from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
 NEAR_ZERO = (DOMAIN, "BatchNormalNorm", "near_zero")
@@ -161,3 +163,21 @@ def test_tensorrt_gets_rows_as_a_matrix(tmp_path: Path) -> None:
     for sample in (x, x[:0], x[:1]):
         expected = load(file.path, kernels=False)(sample.numpy())[0]
         np.testing.assert_allclose(load(path)(sample.numpy())[0], expected, atol=1e-6)
+
+
+def test_an_older_onnxruntime_that_runs_one_body_for_all_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(LayerNormalNorm((6, 10)), nn.Flatten(1), LayerNormalNorm(60)).eval()
+    path = export(model, torch.randn(2, 6, 10), tmp_path / "m.onnx").path
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("The input tensor cannot be reshaped")
+
+    monkeypatch.setattr(OnnxRuntimeRunner, "_new_session", fail)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.26.0")
+    with pytest.raises(ModelFileError, match=r"one body for all nodes .* ONNX Runtime 1\.27 or newer.*reshaped"):
+        load(path, kernels=False)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.27.0")
+    with pytest.raises(ModelFileError, match=r"cannot load it: The input tensor"):
+        load(path, kernels=False)

@@ -46,6 +46,7 @@ from nnorm_export.runtimes._session_options import changed, refuse_beside_option
 _REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu")
 _OLDEST = (1, 18)  # the API version that the kernels need
+_FOLLOWS_OVERLOADS = (1, 27)  # the first version in which a node of the graph chooses among the bodies of its operator
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 _EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
@@ -233,6 +234,13 @@ class OnnxRuntimeRunner(Runner):
             )
         if changes := changes_of(self._file):
             return f"{'; '.join(changes)}. ({reason})"
+        is_older = [int(part) for part in self._ort.__version__.split(".")[:2]] < [*_FOLLOWS_OVERLOADS]
+        if is_older and any(function.overload for function in self._file.proto.functions):
+            return (
+                "it runs one body for all nodes of an operator, and these nodes have several, as LayerNormalNorms over one "
+                f"axis and over two have; use the kernels, the form 'primitives' (convert --form primitives), or ONNX "
+                f"Runtime {'.'.join(map(str, _FOLLOWS_OVERLOADS))} or newer. ({reason})"
+            )
         if not self._file.has_bodies:
             return (
                 f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernels "
