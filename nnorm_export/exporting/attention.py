@@ -8,14 +8,12 @@ Hiera, Nest, SAM's ViT and Twins have windows in a fifth axis.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from nnorm_export.exporting.graphs import graphs_of, nodes_of, program_copy
+from nnorm_export.exporting.attention_masks import ATTENTION, mask_of
+from nnorm_export.exporting.graphs import call_like, graphs_of, nodes_of, program_copy
 
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _RANK, _MATRIX = 4, 2
 _TENSORS = ("query", "key", "value")
 
@@ -35,10 +33,10 @@ def with_attention_of_rank_4(program: torch.export.ExportedProgram) -> torch.exp
 
 def _other_rank(node: fx.Node) -> bool:
     """Whether ``node`` is an attention of tensors of one rank, which is not 4."""
-    if node.target is not _ATTENTION:
+    if node.target is not ATTENTION:
         return False
     shapes = [argument.meta["val"].shape for argument in node.args[:3] if isinstance(argument, fx.Node)]
-    mask = _mask(node)
+    mask = mask_of(node)
     ranks = {len(shape) for shape in shapes}
     is_one_rank = len(shapes) == len(_TENSORS) and len(ranks) == 1 and ranks != {_RANK} and min(ranks) > 2
     # Keys may have other lengths, and nothing may be broadcast but a mask that is one for all.
@@ -48,49 +46,33 @@ def _other_rank(node: fx.Node) -> bool:
     return is_one_rank and len(batches) == 1
 
 
-def _mask(node: fx.Node) -> fx.Node | None:
-    mask = node.args[3] if len(node.args) > len(_TENSORS) else node.kwargs.get("attn_mask")
-    return mask if isinstance(mask, fx.Node) else None
-
-
 def _reshape(graph: fx.Graph, node: fx.Node) -> None:
     q, *_ = node.args
     assert isinstance(q, fx.Node)
     rank = q.meta["val"].dim()
-    mask = _mask(node)
+    mask = mask_of(node)
     tensors = [x for x in dict.fromkeys((*node.args[:3], mask)) if isinstance(x, fx.Node)]
     with graph.inserting_before(node):
         for x in tensors:
             if x.meta["val"].dim() <= _MATRIX:
                 continue
             if rank > _RANK:
-                made = _call(graph, node, torch.ops.aten.flatten.using_ints, x, 0, rank - _RANK)
+                made = call_like(graph, node, torch.ops.aten.flatten.using_ints, x, 0, rank - _RANK)
             else:
-                made = _call(graph, node, torch.ops.aten.unsqueeze.default, x, 0)
+                made = call_like(graph, node, torch.ops.aten.unsqueeze.default, x, 0)
             node.replace_input_with(x, made)
         if rank > _RANK:
             lengths = [
-                length if isinstance(length, int) else _call(graph, node, torch.ops.aten.sym_size.int, q, axis)
+                length if isinstance(length, int) else call_like(graph, node, torch.ops.aten.sym_size.int, q, axis)
                 for axis, length in enumerate(q.meta["val"].shape[: rank - _RANK + 1])
             ]
     readers = list(node.users)
     y = node.meta["val"]
     with graph.inserting_after(node):
         if rank > _RANK:
-            made = _call(graph, node, torch.ops.aten.unflatten.int, node, 0, lengths, value=y)
+            made = call_like(graph, node, torch.ops.aten.unflatten.int, node, 0, lengths, value=y)
         else:
-            made = _call(graph, node, torch.ops.aten.squeeze.dim, node, 0, value=y)
+            made = call_like(graph, node, torch.ops.aten.squeeze.dim, node, 0, value=y)
     node.meta["val"] = y.flatten(0, rank - _RANK) if rank > _RANK else y.unsqueeze(0)
     for reader in readers:
         reader.replace_input_with(node, made)
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, value: Any = None) -> fx.Node:
-    """A call that belongs to the layer of ``like``."""
-    made = graph.call_function(target, args)
-    made.meta = {key: found for key, found in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
-    if value is None:
-        values = [argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in args]
-        value = target(*values)
-    made.meta["val"] = value
-    return made

@@ -7,7 +7,7 @@ embedding of time steps are such an expression; a step of 999 makes the rounding
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,6 +34,46 @@ def with_constants_of_pytorch(program: torch.export.ExportedProgram) -> torch.ex
     program = program_copy(program)
     _fold(program.graph_module, _constants(program), lambda value, node: _constant(program, value, node), nullcontext())
     return program
+
+
+def weights_and_constants(program: torch.export.ExportedProgram) -> _Values:
+    """The tensors of ``program`` by the nodes of its graph that hold them."""
+    signature, tensors = program.graph_signature, {**program.state_dict, **program.constants}
+    paths = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    return {node: tensors[paths[node.name]] for node in program.graph.nodes if node.name in paths}
+
+
+def computed_before(reader: fx.Node, wanted: fx.Node, known: Mapping[fx.Node, Tensor]) -> Tensor | None:
+    """The value that ``reader`` finds in ``wanted``; None if it depends on an input or on chance.
+
+    Args:
+        known: nodes -> their values.
+    """
+    earlier = [*itertools.takewhile(lambda node: node is not reader, reader.graph.nodes)]
+    needed = _with_sources({wanted})
+    for node in reversed(earlier):  # a write to a part of a tensor makes no node that reads the tensor
+        if node not in needed and not needed.isdisjoint(_with_sources({*written_by(node)})):
+            needed |= _with_sources({node})
+    program = [node for node in earlier if node in needed]
+    if not all(node in known or _is_certain(node) for node in program):
+        return None
+    if any(any(written_by(node)) for node in program):
+        known = {node: known[node].clone() for node in program if node in known}
+    return _computed(program, known)[wanted]
+
+
+def _with_sources(nodes: set[fx.Node]) -> set[fx.Node]:
+    """``nodes`` and all that they are computed from."""
+    found, waiting = set(nodes), [*nodes]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _constants(program: torch.export.ExportedProgram) -> _Values:
@@ -95,21 +135,25 @@ def _written(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def _is_computable(node: fx.Node, known: dict[fx.Node, None]) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not all(source in known for source in node.all_input_nodes):
+    if not all(source in known for source in node.all_input_nodes) or any(written_by(node)):
+        return False
+    return _is_certain(node) and node.meta["val"].numel() <= _MOST_NUMBERS
+
+
+def _is_certain(node: fx.Node) -> bool:
+    """Whether ``node`` is an operator that gives one tensor of fixed lengths for the same arguments."""
+    target, value = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, Tensor):
         return False
     is_random = torch.Tag.nondeterministic_seeded in target.tags or "empty" in target._schema.name
-    value = node.meta.get("val")
-    if is_random or any(written_by(node)) or not isinstance(value, Tensor):
-        return False
-    return all(isinstance(length, int) for length in value.shape) and value.numel() <= _MOST_NUMBERS
+    return not is_random and all(isinstance(length, int) for length in value.shape)
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(node.all_input_nodes) and bool(node.meta["val"].is_floating_point())
 
 
-def _computed(known: dict[fx.Node, None], constants: _Values) -> _Values:
+def _computed(known: Iterable[fx.Node], constants: Mapping[fx.Node, Tensor]) -> _Values:
     values: _Values = {}
     for node in known:
         if node in constants:

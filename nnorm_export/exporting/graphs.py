@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
 _PURE = (torch.ops.aten.detach_.default,)  # changes no number; torch.export writes it behind each new constant
@@ -55,3 +58,14 @@ def graphs_called_by(node: fx.Node) -> Iterator[fx.GraphModule]:
         module = getattr(owner, str(source.target), None) if source.op == "get_attr" else None
         if isinstance(module, fx.GraphModule):
             yield module
+
+
+def call_like(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, value: Any = None) -> fx.Node:
+    """A call, where ``graph`` inserts, that belongs to the layer of ``like``; ``value`` is worked out if not given."""
+    made = graph.call_function(target, args)
+    made.meta = {key: found for key, found in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
+    if value is None:
+        with detect_fake_mode(like.meta["val"]) or nullcontext():
+            value = target(*(argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in args))
+    made.meta["val"] = value
+    return made

@@ -14,6 +14,7 @@ import torch
 
 from nnorm_export.errors import ExportError, root_cause
 from nnorm_export.exporting.attention import with_attention_of_rank_4
+from nnorm_export.exporting.attention_masks import with_masks_of_pytorch
 from nnorm_export.exporting.constants import with_constants_of_pytorch
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.files.exact_constants import exact_constants
@@ -37,8 +38,9 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     }
     with _registered_schemas(), exact_constants():
         try:
+            program = with_attention_of_rank_4(with_masks_of_pytorch(traced.program))
             onnx_program = torch.onnx.export(
-                with_constants_of_pytorch(with_attention_of_rank_4(traced.program)),
+                with_constants_of_pytorch(program),
                 dynamo=True,
                 opset_version=min(opset, NEWEST_CONVERTED_OPSET),
                 custom_translation_table=table,
