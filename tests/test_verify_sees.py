@@ -25,10 +25,13 @@ from nnorm_export import (
     replay,
     verify,
 )
-from nnorm_export.layers import BatchNormalNorm1d
+from nnorm_export.layers import BatchNormalNorm1d, LayerNormalNorm
+from nnorm_export.models.arguments import tensors_in
 from nnorm_export.parity.criteria import Criteria, Criterion
 from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.masks import other_masks
 from nnorm_export.parity.outcome import ON_CHANGED_INPUTS, UNSTEADY
+from nnorm_export.parity.pytorch_model import PyTorchModel, bound
 from nnorm_export.parity.truth import usable_truth
 
 
@@ -48,7 +51,7 @@ class Normed(Of):
 
     def __init__(self, of: Callable[..., object]) -> None:
         super().__init__(of)
-        self.norm = BatchNormalNorm1d(8)
+        self.norm: nn.Module = BatchNormalNorm1d(8)
 
     def forward(self, x: Tensor, *others: Tensor) -> object:
         return self.of(self.norm(self.linear(x)), *others)
@@ -126,12 +129,72 @@ def test_lengths_that_a_file_holds(tmp_path: Path) -> None:
         verify(written(holds, inputs, tmp_path / "m.onnx"), model, inputs)
 
 
+def attention(y: Tensor, keep: Tensor) -> Tensor:
+    """Attention over the 8 tokens of ``y``, of which the mask ``keep`` has 1 or True, or 0 in place of -inf."""
+    mask = keep.bool() if not keep.is_floating_point() else keep
+    return functional.scaled_dot_product_attention(y, y, y, attn_mask=mask[:, None])
+
+
+def attention_with_means(y: Tensor, keep: Tensor) -> Tensor:
+    """The same, with the mean of all values where a row of the mask is empty."""
+    kept = keep == 0 if keep.is_floating_point() else keep.bool()
+    mask = torch.zeros(kept.shape).masked_fill(~kept, -1e30)
+    return functional.scaled_dot_product_attention(y, y, y, attn_mask=mask[:, None])
+
+
+PADDING = torch.arange(8) < torch.tensor([[8], [6], [7]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mask",
+    [
+        PADDING,
+        PADDING[:1],
+        PADDING[1:2].long(),
+        torch.ones(3, 8, dtype=torch.int64),
+        torch.zeros(3, 8).masked_fill(~PADDING, -torch.inf),
+    ],
+    ids=["padding", "one row", "integers", "ones", "added to scores"],
+)
+def test_a_file_that_computes_empty_rows_otherwise(mask: Tensor, tmp_path: Path) -> None:
+    """No row of the given mask is empty; verify and bisect give the model one that has such rows."""
+    inputs = (torch.randn(len(mask), 8, 8), mask)
+    model, other = Normed(attention), Normed(attention_with_means)
+    for each in (model, other):
+        each.norm = LayerNormalNorm(8)
+    other.load_state_dict(model.state_dict())
+    path = written(model, inputs, tmp_path / "m.onnx")
+    assert verify(path, model, inputs, certificate=tmp_path / "c")
+    assert replay(path, tmp_path / "c")
+    path = written(other, inputs, tmp_path / "o.onnx")
+    report = verify(path, model, inputs)
+    assert not report
+    assert ON_CHANGED_INPUTS in str(report)
+    assert ON_CHANGED_INPUTS in bisect(path, model, inputs).verdict
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [torch.ones(3, 3), torch.ones(3, 3).tril()], ids=["ones", "causal"])
-def test_no_row_of_a_mask_is_left_empty(mask: Tensor, tmp_path: Path) -> None:
-    """PyTorch gives 0 for a query without keys, and other runtimes a mean of all values."""
-    model = Of(lambda y, keep: functional.scaled_dot_product_attention(y, y, y, attn_mask=keep))
-    assert export(model.eval(), (torch.randn(8, 3, 8), mask.bool().expand(8, 3, 3)), tmp_path / "m.onnx").parity
+@pytest.mark.parametrize("is_softmax", [False, True], ids=["attention", "softmax"])
+def test_empty_rows_count_where_pytorch_has_a_result(is_softmax: bool, mask: Tensor, tmp_path: Path) -> None:
+    """PyTorch's attention gives 0 for a query without keys, a softmax of the user's own NaN."""
+
+    def softmax(y: Tensor, keep: Tensor) -> Tensor:
+        return (y @ y.mT).masked_fill(~keep, -torch.inf).softmax(-1) @ y
+
+    def attention(y: Tensor, keep: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(y, y, y, attn_mask=keep)
+
+    model, inputs = Of(softmax if is_softmax else attention).eval(), (torch.randn(8, 3, 8), mask.bool().expand(8, 3, 3))
+    assert export(model, inputs, tmp_path / "m.onnx").parity
+    pytorch, example = PyTorchModel(model, torch.float32, ()), bound(model, inputs)
+    ((changed, results),) = other_masks(pytorch, example, pytorch.run(example))
+    kept = tensors_in(changed)[1].sum(-1)
+    assert bool((kept == 0).any()) != is_softmax
+    assert bool((kept == 1).any())
+    assert bool((kept == 3).any())
+    assert np.isfinite(results[0]).all()
 
 
 @pytest.mark.slow
@@ -159,7 +222,7 @@ def test_numbers_of_a_dtype_are_not_a_fault_between_layers(tmp_path: Path) -> No
     class Network(Of):
         def __init__(self) -> None:
             super().__init__(torch.tanh)
-            self.norm = BatchNormalNorm1d(8)
+            self.norm: nn.Module = BatchNormalNorm1d(8)
 
         def forward(self, x: Tensor, *others: Tensor) -> object:
             y = self.linear(x)

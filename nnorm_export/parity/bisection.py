@@ -29,6 +29,7 @@ from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.dependence import change_of_input, told_of_changed_inputs
 from nnorm_export.parity.isolation import opened, with_epilogue
 from nnorm_export.parity.judgement import dependence, judge, judge_outputs, require_dependence
+from nnorm_export.parity.masks import other_masks
 from nnorm_export.parity.outcome import ON_CHANGED_INPUTS, OutputParity, on_changed_inputs
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.truth import usable_truth
@@ -187,12 +188,14 @@ def bisect(
     example = as_taken(runner, bound(model, inputs))
     result, expected, _ = subject.compare(example)
     changed = change_of_input(reference, example, expected)
-    if result and changed is not None:
+    changes = [] if changed is None else [changed]
+    for inputs_of_change, _ in (changes + other_masks(reference, example, expected)) if result else []:
         with told_of_changed_inputs():
-            other, _, is_stable = subject.compare(changed[0])
+            other, _, is_stable = subject.compare(inputs_of_change)
         if is_stable and not all(output.passed for output in other.outputs):
             note = f"nothing differs on the given inputs; all this was found {ON_CHANGED_INPUTS}"
             result = replace(other, outputs=on_changed_inputs(other.outputs), notes=[*other.notes, note])
+            break
     depends = dependence(expected, None if changed is None else changed[1])
     result = replace(result, outputs=require_dependence(result.outputs, depends))
     return (

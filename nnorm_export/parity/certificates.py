@@ -40,7 +40,7 @@ from nnorm_export.runtimes.tensorrt import is_engine
 
 CERTIFICATE, DATA, TRUTH, YARDSTICK = "certificate.json", "test_data_set_{}", "truth_{}", "yardstick_{}"
 _FORMAT = 3
-_SETS = 2  # the inputs of the user, and changed ones
+_SETS = 4  # the inputs of the user, changed ones, and up to two with other masks
 _FOLDERS = {name.format(index) for name in (DATA, TRUTH, YARDSTICK) for index in range(_SETS)}
 
 

@@ -29,6 +29,7 @@ from nnorm_export.parity.judgement import (
     judge_outputs,
     require_dependence,
 )
+from nnorm_export.parity.masks import other_masks
 from nnorm_export.parity.outcome import ParityReport, on_changed_inputs, worst
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.shared_rows import samples_of
@@ -176,7 +177,8 @@ def _compare(
     """Returns the report over ``examples``, at least one, what was compared, and the dtype that it was computed in.
 
     Changed inputs are compared too (:mod:`nnorm_export.parity.dependence`): a file may hold what PyTorch returns for
-    the given ones, or a number that the model computes from them.
+    the given ones, or a number that the model computes from them, or compute rows of a mask otherwise that the given
+    masks do not have (:mod:`nnorm_export.parity.masks`).
     """
     chosen = criteria.for_outputs([info.name for info in runner.outputs])
     step("compare with PyTorch")
@@ -189,18 +191,21 @@ def _compare(
     actual = [_run_file(runner, example) for example in counted("the file", taken)]
     unsteady = pytorch.unsteadiness(taken[0], expected[0])
     changed = change_of_input(pytorch, taken[0], expected[0])
-    if changed is not None:
-        taken.append(changed[0])
-        expected.append(changed[1])
+    changes = [] if changed is None else [changed]
+    for inputs, results in changes + other_masks(pytorch, taken[0], expected[0]):
+        taken.append(inputs)
+        expected.append(results)
         with told_of_changed_inputs():
-            actual.append(_run_file(runner, changed[0]))
+            actual.append(_run_file(runner, inputs))
     exact = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", taken)]
     samples = samples_of(pytorch, taken, expected, exact)
     truths = [usable_truth(*each) for each in zip(expected, exact, samples, strict=True)]
-    shows_nothing = changed is not None and any(unstable_results(expected[-1], truths[-1], pytorch.computed_in))
-    if shows_nothing and not constant_over_rows(expected[0]):
-        for each in (taken, expected, actual, samples, truths):
-            del each[-1]
+    # The change of all inputs stays where the given ones alone would show nothing.
+    stays = len(examples) + len(changes) if constant_over_rows(expected[0]) else len(examples)
+    for number in reversed(range(stays, len(taken))):
+        if any(unstable_results(expected[number], truths[number], pytorch.computed_in)):
+            for each in (taken, expected, actual, samples, truths):
+                del each[number]
     yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
     feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]
     compared = [DataSet(*each) for each in zip(feeds, expected, truths, yardsticks, strict=True)]

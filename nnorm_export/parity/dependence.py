@@ -44,7 +44,7 @@ def change_of_input(pytorch: PyTorchModel, example: Mapping[str, Any], expected:
             results = pytorch.run(changed)
         except InputError:  # the model refuses these values: other tensors give sizes or indices
             continue
-        if len(results) != len(expected) or _has_new_faults(results, expected):
+        if len(results) != len(expected) or has_new_faults(results, expected):
             continue
         found = changed, results
         depends = dependence(expected, results)
@@ -83,8 +83,8 @@ def _scaled(tensor: Tensor, generator: torch.Generator) -> Tensor:
 def _permuted(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """The elements of each row in another order, else the rows; other integers if all are equal integers.
 
-    A row is a line along the last axis. It keeps its elements, because a mask that leaves a row nothing is another
-    question: PyTorch and runtimes answer it differently.
+    A row is a line along the last axis. It keeps its elements: a mask that leaves a row nothing is another question,
+    to which PyTorch's answer may be NaN (:mod:`nnorm_export.parity.masks`).
     """
     if tensor.numel() == 0:
         return tensor
@@ -114,7 +114,7 @@ def _other_integers(rows: Tensor, draws: Tensor) -> Tensor:
     return (draws > middle).view(rows.shape).to(rows.dtype)
 
 
-def _has_new_faults(results: Sequence[Array], expected: Sequence[Array]) -> bool:
+def has_new_faults(results: Sequence[Array], expected: Sequence[Array]) -> bool:
     """Whether a result is empty, NaN or infinite, and the one on the given inputs is not."""
 
     def faults(array: Array) -> int:
