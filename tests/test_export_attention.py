@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nnorm_export import export, freeze, layers, load
+from nnorm_export import export, export_torchscript, freeze, layers, load
 
 pytestmark = pytest.mark.slow
 
@@ -211,6 +211,41 @@ def test_a_sequence_of_padding_alone(build: Any, tmp_path: Path) -> None:
     path = export(model, (x, padding), tmp_path / "m.onnx").path
     padding[2] = True
     assert_file_computes(path, model, (x, padding))
+
+
+class Causal(nn.Module):
+    """An encoder or a decoder with a mask of tokens and one of padding."""
+
+    def __init__(self, *, decodes: bool) -> None:
+        super().__init__()
+        self.decodes = decodes
+        model: nn.Module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        if decodes:
+            model = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1)
+        self.model = layers.convert_normal_norm(model)
+
+    def forward(self, x: Tensor, mask: Tensor, padding: Tensor) -> Tensor:
+        if self.decodes:
+            return self.model(x, x, tgt_mask=mask, tgt_key_padding_mask=padding, memory_key_padding_mask=padding)
+        return self.model(x, mask=mask, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("decodes", [False, True], ids=["encoder", "decoder"])
+def test_a_causal_mask_beside_padding(decodes: bool, tmp_path: Path) -> None:
+    """torch asks whether the mask is causal, which torch.export refuses and a TorchScript file would hold."""
+    torch.manual_seed(0)
+    model, x = Causal(decodes=decodes).eval(), torch.randn(3, 5, 8)
+    mask, padding = nn.Transformer.generate_square_subsequent_mask(5), torch.zeros(3, 5)
+    padding[1, 3:] = -torch.inf
+    shapes: dict[str, Any] = {"x": {0: "batch"}, "mask": None, "padding": {0: "batch"}}
+    path = export(model, (x, mask, padding), tmp_path / "m.onnx", dynamic_shapes=shapes).path
+    script = export_torchscript(model, (x, mask, padding), tmp_path / "m.pt", dynamic_shapes=shapes).path
+    padding[2] = -torch.inf
+    assert_file_computes(path, model, (x, mask, padding))
+    for given in (mask, torch.zeros(5, 5), mask.flip(1)):
+        (found,) = load(script)(x.numpy(), given.numpy(), torch.zeros(3, 5).numpy())
+        wanted = model(x, given, torch.zeros(3, 5)).detach().numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 class Fixed(nn.Module):

@@ -23,6 +23,7 @@ from nnorm_export.files.note import Note
 from nnorm_export.files.pytorch_archive import COREML, EXECUTORCH, LITERT
 from nnorm_export.files.staging import staged, staged_folder, writing
 from nnorm_export.models import arguments
+from nnorm_export.models.modules import without_reading_masks
 from nnorm_export.names import NOTE_FILE
 from nnorm_export.process import redirected
 from nnorm_export.steps import step
@@ -85,7 +86,8 @@ def _add_note(path: Path, note: Note) -> None:
 def _flattened(frozen: Frozen) -> tuple[torch.export.ExportedProgram, Tensors]:
     """The frozen model as a program of its tensors alone, which returns a tuple, and the example's tensors."""
     tensors = tuple(tensor.clone() for tensor in arguments.tensors_in(frozen.example))
-    return torch.export.export(flat(frozen.module, frozen.example), tensors), tensors
+    with without_reading_masks():
+        return torch.export.export(flat(frozen.module, frozen.example), tensors), tensors
 
 
 Save = Callable[[Path], object]

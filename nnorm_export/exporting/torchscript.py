@@ -25,7 +25,7 @@ from nnorm_export.files.staging import opened_for_torch, staged, writing
 from nnorm_export.models import arguments
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.dynamic_axes import widened
-from nnorm_export.models.modules import deepcopy
+from nnorm_export.models.modules import deepcopy, without_reading_masks
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
 from nnorm_export.process import without_warnings
 from nnorm_export.steps import step
@@ -146,7 +146,8 @@ def _traced(frozen: Frozen) -> _Parts:
     else:
         example = widened(frozen.example, frozen.request.dynamic_shapes)
     # TracerWarning is about shapes: other batch sizes are compared.
-    with exporting_state(fused_attention=True), without_warnings(torch.jit.TracerWarning):
+    quiet = without_warnings(torch.jit.TracerWarning)
+    with exporting_state(fused_attention=True), without_reading_masks(), quiet:
         tensors = tuple(
             tensor.clone() for tensor in arguments.tensors_in(example)
         )  # the model may change its input in place

@@ -22,7 +22,7 @@ from nnorm_export.exporting.state import functional, mutated_in, refusal, refuse
 from nnorm_export.exporting.whitening import fold_whitening
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
-from nnorm_export.models.modules import without_fused_attention
+from nnorm_export.models.modules import without_fused_attention, without_reading_masks
 from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
 from nnorm_export.steps import step
@@ -141,7 +141,7 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
         (said if module.partition(".")[0] == "torch" else stderr).write(text)
 
     try:
-        with redirected(pass_on, "stdout", "stderr"):
+        with redirected(pass_on, "stdout", "stderr"), without_reading_masks():
             program = torch.export.export(
                 frozen.module, args, kwargs, dynamic_shapes=arguments.for_torch(dynamic_shapes) or None
             )

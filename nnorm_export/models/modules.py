@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import fx, nn
+from torch.nn.modules import transformer
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -157,6 +158,22 @@ def without_fused_attention() -> Iterator[None]:
             found = _blocks.pop()
             if not _blocks:
                 torch.backends.mha.set_fastpath_enabled(found)
+
+
+@contextmanager
+def without_reading_masks() -> Iterator[None]:
+    """Keeps nn.TransformerEncoder and nn.TransformerDecoder from asking whether a mask is causal.
+
+    The answer decides which kernel runs, not what it computes, and a model that branches on the numbers of a tensor
+    cannot be traced.
+    """
+    with LOCK:
+        found = transformer._detect_is_causal_mask
+        transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        try:
+            yield
+        finally:
+            transformer._detect_is_causal_mask = found
 
 
 def keep_norms_from_fusion(model: nn.Module, norm: type[nn.Module]) -> None:
