@@ -115,7 +115,7 @@ class ParityReport:
         return {"passed": bool(self), **asdict(self)}
 
 
-ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down or in another order"
+ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order or with other masks"
 
 
 def on_changed_inputs(parts: Sequence[OutputParity]) -> list[OutputParity]:
