@@ -67,6 +67,7 @@ def suite(tmp_path: Path) -> Suite:
 
 def test_runtimes(suite: Suite) -> None:
     suite.run(outcome="1 passed")
+    suite.run("--nnorm-runtimes", "onnxruntime,,onnxruntime", outcome="1 passed")
     output = suite.run("--nnorm-runtimes", "onnxruntime, reference,tensorrt", "-v", outcome="2 passed, 1 skipped")
     for runtime, result in (("onnxruntime", "PASSED"), ("reference", "PASSED"), ("tensorrt", "SKIPPED")):
         assert re.search(rf"\[{runtime}\] {result}", output)
@@ -124,6 +125,9 @@ def test_the_gate_against_drift(suite: Suite) -> None:
     ("arguments", "message"),
     [
         (["--nnorm-update-baseline"], "--nnorm-update-baseline needs --nnorm-baseline FILE"),
+        (["--nnorm-runtimes="], "--nnorm-runtimes names no runtime (an empty variable?)"),
+        (["--nnorm-runtimes", " ,, "], "--nnorm-runtimes names no runtime"),
+        (["--nnorm-baseline="], "--nnorm-baseline names no file (an empty variable?)"),
         (["--nnorm-baseline", "nothing.json"], "nothing.json: no such file; record it with --nnorm-update-baseline"),
     ],
 )

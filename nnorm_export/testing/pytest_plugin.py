@@ -43,7 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not _runtimes(config):
+        raise pytest.UsageError(
+            "--nnorm-runtimes names no runtime (an empty variable?), so that nnorm_parity would compare nothing; name "
+            "one or more, separated by commas, or leave the option out for onnxruntime"
+        )
     file, update = config.getoption("--nnorm-baseline"), config.getoption("--nnorm-update-baseline")
+    if file == "":
+        raise pytest.UsageError(
+            "--nnorm-baseline names no file (an empty variable?), so that no drift would be found; name one, or leave "
+            "the option out"
+        )
     if update and not file:
         raise pytest.UsageError("--nnorm-update-baseline needs --nnorm-baseline FILE")
     if update and config.getoption("numprocesses", None):
@@ -76,8 +86,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "nnorm_runtime" in metafunc.fixturenames:
-        names = [name.strip() for name in metafunc.config.getoption("--nnorm-runtimes").split(",") if name.strip()]
-        metafunc.parametrize("nnorm_runtime", names, indirect=True)
+        metafunc.parametrize("nnorm_runtime", _runtimes(metafunc.config), indirect=True)
+
+
+def _runtimes(config: pytest.Config) -> list[str]:
+    """The names in ``--nnorm-runtimes``, each once: a run that compares nothing must not be green."""
+    names = (name.strip() for name in config.getoption("--nnorm-runtimes").split(","))
+    return list(dict.fromkeys(filter(None, names)))
 
 
 @pytest.fixture
