@@ -27,6 +27,7 @@ from nnorm_export import (
     export,
     layers,
     load,
+    optimize,
     quantize,
 )
 from nnorm_export.files.inspection import describe
@@ -161,6 +162,57 @@ def test_refusals(exported: Source, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"was not compared: .* itself gives NaN.*Give other inputs"):
         change_form(exported("portable"), target, "primitives", inputs=[np.full((2, 3, 8, 6), np.nan, np.float32)])
     assert not target.exists()
+
+
+def constant(source: Path, target: Path, keep: int = 0) -> Path:
+    """``source`` with outputs that are 0, but for the first ``keep``."""
+    proto = onnx.load(source)
+    zero = onnx.numpy_helper.from_array(np.zeros(1, np.float32), "zero of the test")
+    proto.graph.initializer.append(zero)
+    for output in proto.graph.output[keep:]:
+        for node in proto.graph.node:
+            node.output[:] = [f"{name} before" if name == output.name else name for name in node.output]
+        proto.graph.node.append(onnx.helper.make_node("Mul", [f"{output.name} before", zero.name], [output.name]))
+    onnx.save(proto, target)
+    return target
+
+
+@pytest.mark.parametrize("shape", [None, (2, 3, 8, 6), (1, 3, 8, 6)])
+@pytest.mark.parametrize("command", [lambda *args, **options: change_form(*args, "primitives", **options), optimize])
+def test_constant_outputs_are_not_compared(
+    command: Callable[..., Any], shape: tuple[int, ...] | None, exported: Source, tmp_path: Path
+) -> None:
+    """They are equal in any file; export refuses them too."""
+    path, target = constant(exported("portable"), tmp_path / "zero.onnx"), tmp_path / "new.onnx"
+    inputs = None if shape is None else [np.random.default_rng(0).standard_normal(shape).astype(np.float32)]
+    with pytest.raises(InputError, match=r"was not compared: .*it does not depend on the input, and no other output"):
+        command(path, target, inputs=inputs)
+    assert not target.exists()
+    assert command(path, target, verify=False).parity is None
+    assert command(exported("portable"), target, inputs=inputs).parity
+
+
+def test_constant_outputs_on_the_command_line(exported: Source, tmp_path: Path) -> None:
+    path = constant(exported("portable"), tmp_path / "zero.onnx")
+    for command in ("convert", "optimize"):
+        assert "it does not depend on the input" in fails(command, path, "-o", tmp_path / "new.onnx")
+
+
+def test_indices_that_no_others_take_the_place_of(tmp_path: Path) -> None:
+    """Constant inputs that may not be changed to others show nothing, and are no reason to refuse the file."""
+    make = onnx.helper.make_tensor_value_info
+    proto = onnx.load(export(layers.LayerNormalNorm(3), torch.randn(1, 3), tmp_path / "norm.onnx", verify=False).path)
+    norm = proto.graph
+    table = onnx.numpy_helper.from_array(np.ones((1, 3), np.float32), "table")
+    first = onnx.helper.make_node("Gather", ["table", "index"], [norm.input[0].name])
+    norm.node.insert(0, first)
+    norm.initializer.append(table)
+    del norm.input[:]
+    norm.input.append(make("index", onnx.TensorProto.INT64, [1]))
+    onnx.save(proto, tmp_path / "net.onnx")
+    report = change_form(tmp_path / "net.onnx", tmp_path / "new.onnx", "primitives", inputs=[np.array([0])])
+    assert report.parity
+    assert "it may be constant" in report.parity.outputs[0].note
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,8 @@ def change_form(
         ModelFileError: ``path`` has no ``nnorm`` nodes, an opset older than 18, a node or a body that this package did
             not write, is damaged, is optimised for one machine, or cannot be run here, so that nothing can be compared.
         RuntimeMissingError: ONNX Runtime is not installed, which compares the files.
-        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, or all NaN.
+        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, all NaN, or does not
+            depend on the inputs, and no other does.
         ParityError: the results of the two files differ.
         ExportError: the form is unknown, ``output`` cannot be written, or the file has an operator of ``nnorm`` that
             this version lacks, without a body.

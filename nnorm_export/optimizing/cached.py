@@ -53,7 +53,7 @@ def load_optimized(
     Raises:
         ModelFileError: the file is missing, or ONNX Runtime refuses it.
         RuntimeMissingError: ONNX Runtime is not installed.
-        InputError: ``path`` does not run on ``inputs``.
+        InputError: ``path`` does not run on ``inputs``, or an output shows nothing on them: use ``load``.
         ParityError: the results of the two files differ, which is a defect of this package: use ``load``.
         ExportError: ``cache`` cannot be written.
     """

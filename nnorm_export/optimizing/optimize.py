@@ -131,7 +131,8 @@ def optimize(
         ModelFileError: ``path`` has no ``nnorm`` nodes, or another tool has renamed their operators; it is optimised
             already; or ONNX Runtime cannot load it.
         RuntimeMissingError: ONNX Runtime or the library of kernels is not installed.
-        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, or all NaN.
+        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, all NaN, or does not
+            depend on the inputs, and no other does.
         ParityError: the results of the two files differ.
         ExportError: ``output`` cannot be written.
         After an error ``output`` is unchanged.

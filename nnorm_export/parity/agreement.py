@@ -17,7 +17,7 @@ from nnorm_export.dtypes import as_array
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.criteria import Criterion
-from nnorm_export.parity.judgement import judge_outputs
+from nnorm_export.parity.judgement import constant_over_rows, decisive, dependence, judge_outputs, require_dependence
 from nnorm_export.parity.outcome import OutputParity, ParityReport, worst
 from nnorm_export.parity.yardstick import Array, is_float, machine_epsilon
 from nnorm_export.runtimes import Runner, TensorInfo
@@ -41,16 +41,21 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
         other_roundings: whether its operators are others than those of ``original``, so that roundings differ.
 
     Raises:
-        InputError: ``original`` does not take the inputs, or an output shows nothing: it is empty, or all NaN.
+        InputError: ``original`` does not take the inputs, or an output shows nothing: it is empty, all NaN, or does not
+            depend on the inputs, and no other does.
     """
     parts: list[list[OutputParity]] = []
+    runs: list[tuple[dict[str, Array], list[Array]]] = []
     for feed in _feeds(original, inputs):
         expected = _run(original, feed, inputs is None)
         actual = made(**feed)
         moved = original(**_moved(feed)) if other_roundings else expected
         criteria = [_criterion(*arrays) for arrays in zip(expected, moved, strict=True)]
+        runs.append((feed, expected))
         parts.append(judge_outputs(name, "the original file", original.outputs, actual, expected, criteria=criteria))
     outputs = [worst(each) for each in zip(*parts, strict=True)]
+    if all(constant_over_rows(expected) for _, expected in runs):
+        outputs = require_dependence(outputs, _depends(original, *runs[0]))
     if nothing := [output for output in outputs if not output.compared]:
         raise InputError(
             f"{name} was not compared: {nothing[0].name}: {nothing[0].note}. Give other inputs (inputs=, --input); "
@@ -87,6 +92,46 @@ def _moved(feed: dict[str, Array]) -> dict[str, Array]:
     return moved
 
 
+def _depends(original: Runner, feed: dict[str, Array], expected: Sequence[Array]) -> Sequence[bool | None]:
+    """For each output, whether it is another on changed inputs; None if ``original`` takes no changed inputs."""
+    found: Sequence[bool | None] = [None] * len(expected)
+    for changed in _changes(feed):
+        if all(np.array_equal(changed[name], array) for name, array in feed.items()):
+            continue
+        try:
+            found = dependence(expected, original(**changed))
+        except InputError:  # it refuses these values: they are sizes or indices
+            continue
+        if any(depend for depend, decides in zip(found, decisive(expected), strict=True) if decides):
+            break
+    return found
+
+
+def _changes(feed: dict[str, Array]) -> Iterator[dict[str, Array]]:
+    """Inputs of the same shapes: floating-point ones scaled down and others permuted; floating-point ones alone."""
+    generator = np.random.default_rng(SEED)
+    scaled = {name: _scaled(array, generator) for name, array in feed.items() if is_float(array.dtype)}
+    permuted = {name: _permuted(array, generator) for name, array in feed.items()}
+    yield permuted | scaled
+    yield feed | scaled
+    yield permuted
+
+
+def _scaled(array: Array, generator: np.random.Generator) -> Array:
+    factors = generator.uniform(0.5, 1, array.shape)
+    scaled: Array = array.astype(np.float64) * factors if array.any() else factors
+    return scaled.astype(array.dtype)
+
+
+def _permuted(array: Array, generator: np.random.Generator) -> Array:
+    """The elements in another order; 0 and 1 exchanged if all are equal."""
+    if array.size and bool((array == array.flat[0]).all()):
+        found: Array = (array == 0).astype(array.dtype)
+    else:
+        found = generator.permutation(array.reshape(-1)).reshape(array.shape)
+    return found
+
+
 def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
     try:
         return original(**feed)
@@ -106,8 +151,7 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
             raise InputError(f"the file takes {unknown[0]}, of an unknown number of axes; give inputs (--input)")
         generator = np.random.default_rng(SEED)
         for rows in BATCHES if dynamic else BATCHES[:1]:
-            named = _lengths(infos, rows)
-            yield {info.name: _random(info, rows, named, generator) for info in infos}
+            yield random_inputs(infos, rows, generator)
         return
     feed = _by_name(infos, inputs)
     yield feed
@@ -120,6 +164,14 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
             }
 
 
+def random_inputs(
+    infos: Sequence[TensorInfo], rows: int, generator: np.random.Generator, *, other: int = OTHER_LENGTH
+) -> dict[str, Array]:
+    """Random inputs of ``rows`` rows, whose other dynamic axes have the length ``other``; integers are 0 and 1."""
+    named = _lengths(infos, rows, other)
+    return {info.name: _random(info, rows, other, named, generator) for info in infos}
+
+
 def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
     if isinstance(inputs, Mapping):
         return {name: as_array(value) for name, value in inputs.items()}
@@ -130,22 +182,22 @@ def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, A
     return {info.name: as_array(value) for info, value in zip(infos, values, strict=False)}
 
 
-def _lengths(infos: Sequence[TensorInfo], rows: int) -> dict[str, int]:
-    """Name of an axis -> its length: ``rows`` for names that occur in a first axis. No axis is shorter than that.
+def _lengths(infos: Sequence[TensorInfo], rows: int, other: int) -> dict[str, int]:
+    """Name of an axis -> its length: ``rows`` for names in a first axis, else ``other``. No axis is shorter than that.
 
     Where an axis is ``seq - 2``, seq is longer by 2.
     """
     axes = [(at, linear) for info in infos for at, dim in enumerate(info.shape) if (linear := LinearLength.parse(dim))]
-    lengths = {linear.name: OTHER_LENGTH for _, linear in axes} | {linear.name: rows for at, linear in axes if at == 0}
+    lengths = {linear.name: other for _, linear in axes} | {linear.name: rows for at, linear in axes if at == 0}
     taken = {name: max(-linear.offset for _, linear in axes if linear.name == name) for name in lengths}
     return {name: length + max(0, taken[name]) for name, length in lengths.items()}
 
 
-def _random(info: TensorInfo, rows: int, named: Mapping[str, int], generator: np.random.Generator) -> Array:
+def _random(info: TensorInfo, rows: int, other: int, named: Mapping[str, int], generator: np.random.Generator) -> Array:
     lengths = []
     for axis, dim in enumerate(info.shape):
         linear = LinearLength.parse(dim)
-        unnamed = rows if axis == 0 else OTHER_LENGTH
+        unnamed = rows if axis == 0 else other
         lengths.append(dim if isinstance(dim, int) else unnamed if linear is None else linear.at(named[linear.name]))
     if is_float(info.dtype):
         return generator.standard_normal(lengths).astype(info.dtype)
