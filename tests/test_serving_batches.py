@@ -79,7 +79,7 @@ def test_inputs_that_the_model_refuses_leave_it_unchecked(tmp_path: Path) -> Non
     nodes = [node("Constant", [], ["shape"], value_ints=[-1, 5]), node("Reshape", ["x", "shape"], ["y"])]
     path = saved(tmp_path / "net.onnx", nodes, [("x", F, ["batch", "n"])], [("y", F, ["batch", 5])])
     written = write_repository(path, tmp_path / "models")
-    assert "max_batch_size: 32\n" in written.config
+    assert "max_batch_size: 0\n" in written.config
     assert any("was not checked (" in note for note in written.notes)
 
 

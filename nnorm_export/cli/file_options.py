@@ -198,7 +198,15 @@ class ServerOptions:
     device: Annotated[str, panels.server("--device cpu|gpu", "What runs the model.")] = "cpu"
     instances: Annotated[int, panels.server("--instances N", "Instances of the model on each device.", min=1)] = 1
     threads: Annotated[int, panels.server("--threads N", "Threads of an instance; 0 for all.", min=0)] = 0
-    max_batch_size: Annotated[int, panels.server("--max-batch N", "The greatest batch; 0 for no batching.", min=0)] = 32
+    max_batch_size: Annotated[
+        int | None,
+        panels.server(
+            "--max-batch N",
+            "The greatest batch; 0 for no batching. By default 32, or none where it cannot be checked that rows are "
+            "independent.",
+            min=0,
+        ),
+    ] = None
     max_queue_delay_microseconds: Annotated[
         int, panels.server("--max-delay MICROSECONDS", "How long a request waits for others if none is running.", min=0)
     ] = 0

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from nnorm_export.cli import panels
 from nnorm_export.cli.file_options import ServerOptions
+from nnorm_export.cli.options import Inputs
 from nnorm_export.cli.output import Output, shown
 
 
 def serve_repo(
     path: Annotated[str, typer.Argument(metavar="FILE", help="An ONNX file, or an engine of TensorRT.")],
     options: ServerOptions,
+    input_specs: Inputs = None,
     overwrite_config: Annotated[
         bool, panels.server("--overwrite-config", "Replace a config.pbtxt that somebody has changed.")
     ] = False,
@@ -22,9 +25,11 @@ def serve_repo(
 ) -> None:
     """Write a file into a model repository of Triton Inference Server.
 
-    The configuration lists the model's inputs and outputs, batches requests
-    where all tensors have the same dynamic axis first, and names the library
-    of kernels. What you change in it is kept. Verify compares the server's
+    What is written was loaded and run here first, on random inputs or on
+    those of --input. The configuration lists the model's inputs and outputs,
+    batches requests where all tensors have the same dynamic axis first and
+    rows together give what each gives alone, and names the library of
+    kernels. What you change in it is kept. Verify compares the server's
     answers with PyTorch:
 
       nnorm-export verify --url grpc://localhost:8001/resnet -m nets:build
@@ -36,11 +41,23 @@ def serve_repo(
       nnorm-export serve-repo resnet.onnx -o models \\
         --library /opt/nnorm/libnnorm_ort.so --instances 2 --threads 1
 
+      nnorm-export serve-repo bert.onnx -o models -i ids:data.npz:ids
+
       nnorm-export serve-repo resnet.plan -o models --device gpu
     """
+    from nnorm_export.files.arrays import read_inputs_of_file
+    from nnorm_export.serving.model import open_model
     from nnorm_export.serving.repository import write_repository
 
-    written = write_repository(path, **vars(options), overwrite_config=overwrite_config)
+    inputs: dict[str, Any] = {}
+    if input_specs:
+        dtypes = {info.name: info.dtype for info in open_model(Path(path)).inputs}
+        inputs, notices = read_inputs_of_file(input_specs, dtypes)
+        output.notices(notices)
+    with output.working(f"Writing {options.repository}: copy, load, run"):
+        written = write_repository(
+            path, **vars(options), overwrite_config=overwrite_config, inputs=inputs if input_specs else None
+        )
     output.notices(written.notes)
 
     def print_text() -> None:

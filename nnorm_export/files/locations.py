@@ -67,6 +67,22 @@ def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     return filter(uses_external_data, _tensors(proto))
 
 
+def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
+    """The number of bytes behind the last weight, of each file beside ``model`` that has any."""
+    ends: dict[str, int] = {}
+    for tensor in external_tensors(proto):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        file = locate(model, _location(tensor))
+        try:
+            length = int(entries["length"]) if "length" in entries else file.stat().st_size
+            end = int(entries.get("offset", 0)) + length
+        except (OSError, ValueError):  # a runtime says what is wrong with it
+            continue
+        ends[_location(tensor)] = max(end, ends.get(_location(tensor), 0))
+    sizes = {location: locate(model, location).stat().st_size for location in ends if locate(model, location).exists()}
+    return {location: size - ends[location] for location, size in sizes.items() if size > ends[location]}
+
+
 def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     for graph in _graphs(proto):
         yield from graph.node

@@ -83,6 +83,21 @@ def staged_folder(target: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Yields an empty folder beside ``target``, on the same file system, and removes it after the block.
+
+    Files are made and tried there before they take their place. The folder of a killed process is removed by the next
+    writer of ``target``.
+    """
+    _refuse_parent(target)
+    target = target.resolve()
+    with _staging(target) as folder:
+        scratch = folder / _NEW / target.name
+        scratch.mkdir()
+        yield scratch
+
+
+@contextmanager
 def parents_made(target: Path) -> Iterator[None]:
     """Makes the folders that ``target`` is to lie in; those that it has made go again after an exception, if empty."""
     made = [folder for folder in target.parents if not folder.exists()]

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, NnormExportError, first_line
+from nnorm_export.errors import InputError, first_line
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.parity.judgement import constant_over_rows
+from nnorm_export.parity.yardstick import is_float
 from nnorm_export.runtimes import Runner
 
-_ROWS = 3
-_SIZES = (8, 64)  # of dynamic axes behind the first; a network may be too deep for the first
+ROWS = 8  # that are compared
+_BATCHES = (3, 2, ROWS)
 # Of the greatest entry of an output. Products round in another order in other batches; int8 and 16 bits much more so.
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 3e-2
+
+Feed = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of the rows of a model after it has run on rows together and one by one.
+
+    Attributes:
+        results: the outputs of the run; None if the model has not run.
+        fault: why its requests must not be combined; empty if nothing speaks against it.
+        unchecked: why nothing is known; empty if rows were compared.
+    """
+
+    results: Sequence[Array] | None = None
+    fault: str = ""
+    unchecked: str = ""
 
 
 def why_no_batch(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, named: bool) -> str:
@@ -38,60 +57,102 @@ def why_no_batch(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *,
     return "" if inputs else "the model has no inputs"
 
 
-def batching(runner_of: Callable[[], Runner], axis: str, *, greatest: int, coarse: bool) -> tuple[bool, str]:
-    """Runs rows together and one by one; returns whether they are independent, as far as is known, and a note.
+def run_once(runner: Runner, feeds: Iterable[Feed]) -> Rows:
+    """Runs the model on the first of ``feeds`` that it takes; their rows are not compared."""
+    found = Rows()
+    for feed in feeds:
+        try:
+            return Rows(runner(**feed))
+        except InputError as error:
+            found = Rows(unchecked=first_line(error))
+    return found
+
+
+def compare_rows(runner: Runner, feeds: Iterable[Feed], *, greatest: int, coarse: bool) -> Rows:
+    """Runs rows together and one by one, on the first of ``feeds`` whose shapes the model takes in all batches.
 
     Args:
-        runner_of: opens the model.
-        axis: the name of the first axis.
+        feeds: inputs whose first axes are all the batch.
         greatest: the greatest batch.
         coarse: whether the model computes in int8 or 16 bits.
     """
-    first = f"{axis}, the first axis of all inputs and outputs"
-    if greatest < 2:
-        return True, f"a request has one row along {first}"
-    taken = f"requests are combined along {first}"
-    try:
-        fault = _fault(runner_of(), min(greatest, _ROWS), _COARSE_TOLERANCE if coarse else _TOLERANCE)
-    except NnormExportError as error:  # no runtime, a file that it refuses, or inputs that the model refuses
-        return True, f"{taken}. Whether its rows are independent was not checked ({first_line(error)})"
-    if fault:
-        return False, f"no batching: {fault}. A batch would mix the requests of several clients"
-    return True, f"{taken}; a batch of random rows gives the results that each row gives alone"
-
-
-def _fault(runner: Runner, rows: int, tolerance: float) -> str:
-    """What differs between rows together and one by one; empty if nothing does.
-
-    Raises:
-        InputError: the model refuses random inputs.
-    """
-    for size in _SIZES:
-        feed = {info.name: _random(info, rows, size) for info in runner.inputs}
+    found = Rows()
+    for feed in feeds:
         try:
-            together = runner(**feed)
-            alone = [runner(**{name: array[i : i + 1] for name, array in feed.items()}) for i in range(rows)]
-            break
-        except InputError:
-            if size == _SIZES[-1]:
-                raise
-    for info, found, *parts in zip(runner.outputs, together, *alone, strict=True):
-        if found.shape[:1] != (rows,) or any(part.shape != (1, *found.shape[1:]) for part in parts):
-            shapes = f"{list(found.shape)} for {rows} rows and {list(parts[0].shape)} for one"
-            return f"{info.name} has the shape {shapes}"
-        if not _is_close(found, np.concatenate(parts), tolerance):
-            return f"{info.name} of a row depends on the other rows"
-    return ""
+            return _compared(runner, feed, greatest, _COARSE_TOLERANCE if coarse else _TOLERANCE)
+        except _Refused as refused:
+            if refused.rows.results is not None or found.results is None:
+                found = refused.rows
+    return found
 
 
-def _random(info: TensorInfo, rows: int, size: int) -> Array:
-    """Random numbers, and zeros in the second row; 0 and 1 for integers, which are most often indices."""
-    rng = np.random.default_rng(0)
-    shape = (rows, *(dim if isinstance(dim, int) else size for dim in info.shape[1:]))
-    values: Any = rng.integers(0, 2, shape) if info.dtype.kind in "iub" else rng.standard_normal(shape)
-    values[1:2] = 0
-    array: Array = values.astype(info.dtype)
-    return array
+class _Refused(Exception):
+    """The model does not run on all of the rows."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows.fault or rows.unchecked)
+        self.rows = rows
+
+
+def _compared(runner: Runner, feed: Feed, greatest: int, tolerance: float) -> Rows:
+    count = min(ROWS, greatest, *(len(array) for array in feed.values()))
+    try:
+        alone = [runner(**_taken(feed, np.array([row]))) for row in range(count)]
+    except InputError as error:
+        together = run_once(runner, [feed])
+        fault = f"it does not run on one row alone ({first_line(error)})"
+        raise _Refused(together if together.results is None else replace(together, fault=fault)) from error
+    if count < 2:
+        once = run_once(runner, [feed])
+        return once if once.results is None else replace(once, unchecked="fewer than two rows were given")
+    for size in dict.fromkeys(min(size, greatest) for size in _BATCHES):
+        rows = np.arange(size) % count
+        try:
+            results = runner(**_taken(feed, rows))
+        except InputError as error:
+            fault = f"it runs on one row, and not on {size} rows ({first_line(error)})"
+            raise _Refused(Rows(alone[0], fault)) from error
+        for info, found, *parts in zip(runner.outputs, results, *(alone[row] for row in rows), strict=True):
+            if fault := _fault(info.name, found, parts, tolerance):
+                return Rows(results, fault)
+    results = [np.concatenate(parts) for parts in zip(*alone, strict=True)]
+    return Rows(results, unchecked=_shows_nothing(runner.outputs, results))
+
+
+def _taken(feed: Feed, rows: Array) -> Feed:
+    return {name: array[rows] for name, array in feed.items()}
+
+
+def _fault(name: str, found: Array, parts: Sequence[Array], tolerance: float) -> str:
+    """What differs between the rows together, ``found``, and one by one, ``parts``; empty if nothing does."""
+    rows = len(parts)
+    if found.shape[:1] != (rows,) or any(part.shape != (1, *found.shape[1:]) for part in parts):
+        shapes = f"{list(found.shape)} for {rows} rows and {list(parts[0].shape)} for one"
+        return f"{name} has the shape {shapes}"
+    return "" if _is_close(found, np.concatenate(parts), tolerance) else f"{name} of a row depends on the other rows"
+
+
+def _shows_nothing(outputs: Sequence[TensorInfo], results: Sequence[Array]) -> str:
+    """Why equal results would not show that rows are independent; empty if they would."""
+    finite = [np.where(_is_finite(result), result, 0) for result in results]
+    for info, result in zip(outputs, results, strict=True):
+        if _is_finite(result).reshape(len(result), -1).any(1).sum() < 2:
+            return f"{info.name} has no finite numbers in two of the rows"
+    return "no output differs between the rows" if constant_over_rows(finite) else ""
+
+
+def without_finite_numbers(outputs: Sequence[TensorInfo], results: Sequence[Array]) -> list[str]:
+    """The names of the outputs that have elements, none of which is a finite number."""
+    return [
+        info.name for info, result in zip(outputs, results, strict=True) if result.size and not _is_finite(result).any()
+    ]
+
+
+def _is_finite(array: Array) -> Array:
+    if not is_float(array.dtype):
+        return np.ones(array.shape, bool)
+    found: Array = np.isfinite(array.astype(np.float64))
+    return found
 
 
 def _is_close(found: Array, expected: Array, tolerance: float) -> bool:

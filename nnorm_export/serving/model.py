@@ -1,50 +1,76 @@
-"""A model as Triton shall serve it: its tensors, the library of kernels, batching, and what the server needs."""
+"""A model as Triton shall serve it: its tensors, the library of kernels, and what the server needs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
 from nnorm_export import library
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
-from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.locations import unread_bytes
+from nnorm_export.files.onnx_file import ModelFile, read_with_weights
+from nnorm_export.files.optimized_for import CPU
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes._known_faults import faults_of
 from nnorm_export.runtimes._overflow import unsafe_weights
+from nnorm_export.runtimes._providers import CUDA, require_provider
+from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 from nnorm_export.runtimes.tensorrt import is_engine
-from nnorm_export.serving.batching import batching, why_no_batch
-
-if TYPE_CHECKING:
-    from nnorm_export.runtimes._tensorrt_runner import TensorRTRunner
 
 _INEXACT = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
 @dataclass(frozen=True)
 class Model:
-    """An ONNX file, or an engine that its runtime has opened."""
+    """An ONNX file, or an engine.
+
+    Attributes:
+        file: None for an engine.
+        strings: the names of the tensors of text.
+        greatest: the greatest shapes that an engine was built for, by input.
+    """
 
     path: Path
     file: ModelFile | None
-    runner: TensorRTRunner | None
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
     strings: frozenset[str] = frozenset()
+    greatest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether it computes in int8 or 16 bits, as far as is known."""
+        return self.file is None or self.file.has_float16 or self.file.holds(*_INEXACT)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What will be served, opened on this machine.
+
+    Attributes:
+        runner: None if this machine cannot run it.
+        is_as_served: whether the server's runtime has opened it.
+        notes: how it was opened, where that is not how the server opens it.
+    """
+
+    runner: Runner | None
+    is_as_served: bool = True
+    notes: tuple[str, ...] = ()
 
 
 def open_model(path: Path) -> Model:
     if is_engine(path):
         runner: Any = load(path)
-        return Model(path, None, runner, runner.inputs, runner.outputs)
+        greatest = {info.name: runner.greatest_shape(info.name) for info in runner.inputs}
+        return Model(path, None, runner.inputs, runner.outputs, greatest=greatest)
     file = onnx_file.read(path)
     refuse_invalid(file)
     refuse_unknown_bodies(file)
@@ -52,7 +78,7 @@ def open_model(path: Path) -> Model:
         raise ExportError(f"{path}: it is optimised for one kind of machine; serve the portable file it was made from")
     values = (*file.proto.graph.input, *file.proto.graph.output)
     strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}
-    return Model(path, file, None, inputs_of(file.proto), outputs_of(file.proto), frozenset(strings))
+    return Model(path, file, inputs_of(file.proto), outputs_of(file.proto), frozenset(strings))
 
 
 def library_for(
@@ -91,24 +117,90 @@ def library_for(
     return None, ["without kernels: the server runs the bodies", *notes]
 
 
-def batch_of(model: Model, greatest: int) -> tuple[int, list[str]]:
-    """The max_batch_size, 0 without batching, and notes on it."""
-    if greatest == 0:
-        return 0, []
-    if reason := why_no_batch(model.inputs, model.outputs, named=model.runner is None):
-        return 0, [f"no batching: {reason}"]
-    notes = []
-    if model.runner is not None:
-        built_for = min(model.runner.greatest_shape(info.name)[0] for info in model.inputs)
-        if built_for < greatest:
-            notes = [f"the engine was built for batches of up to {built_for}, which is max_batch_size"]
-        greatest = min(greatest, built_for)
-    axis = str(model.inputs[0].shape[0] or "an axis without a name")
-    runner = model.runner
-    opened: Callable[[], Runner] = partial(load, model.path) if runner is None else lambda: runner
-    coarse = model.file is None or model.file.has_float16 or model.file.holds(*_INEXACT)
-    batches, note = batching(opened, axis, greatest=greatest, coarse=coarse)
-    return greatest if batches else 0, [note, *notes] if batches else [note]
+def open_as_served(path: Path, model: Model, backend: str, device: str, kernels: str | None) -> Opened:
+    """Opens ``path``, a copy of ``model``, as the server will, or as nearly so as this machine can.
+
+    Args:
+        kernels: the op_library_filename.
+
+    Raises:
+        ModelFileError: it cannot be loaded.
+        RuntimeMissingError: the library ``kernels`` is on this machine, and cannot be loaded.
+    """
+    if model.file is None:
+        return Opened(load(path))
+    try:
+        import_onnxruntime()
+    except RuntimeMissingError as error:
+        return _opened_otherwise(path, model, error, ())
+    options: Mapping[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if backend == "onnxruntime" and model.file.normalizations:
+        options, notes = _kernel_options(kernels, model.file)
+    if device == "gpu":
+        try:
+            return Opened(_opened(path, model, "onnxruntime-cuda", options), notes=notes)
+        except RuntimeMissingError as error:
+            notes += (f"what is served was run here on the processor, not on a GPU ({first_line(error)})",)
+    try:
+        return Opened(_opened(path, model, "onnxruntime", options), notes=notes)
+    except ModelFileError as error:
+        has_no_kernels = model.file.bare and not options and library.find_library() is None
+        if "NOT_IMPLEMENTED" not in str(error) and not has_no_kernels:
+            raise
+        return _opened_otherwise(path, model, error, notes)
+
+
+def _kernel_options(kernels: str | None, file: ModelFile) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The options of ``load`` that run the nodes as a server with the library ``kernels`` does, and a note."""
+    local = library.find_library()
+    if kernels is None:
+        return {"kernels": False}, ()
+    if kernels == local:
+        return {"kernels": True}, ()
+    if not Path(kernels).exists():
+        if local is None and file.bare:
+            return {}, ()
+        instead = f"the kernels in {local}" if local else "the bodies of its nodes"
+        return {}, (f"{kernels} is not on this machine: what is served was run here by {instead}",)
+    options = import_onnxruntime().SessionOptions()
+    options.log_severity_level = 3
+    try:
+        options.register_custom_ops_library(kernels)
+    except Exception as error:  # ONNX Runtime's errors have no base class of their own
+        raise RuntimeMissingError(
+            f"ONNX Runtime cannot load the kernels in {kernels} ({first_line(error)}), which the server would load; "
+            f"name a library that was built for it (--library), or serve the bodies (--library {library.WITHOUT})"
+        ) from error
+    return {"session_options": options}, ()
+
+
+def _opened(path: Path, model: Model, runtime: str, options: Mapping[str, Any]) -> Runner | None:
+    """None for a model of text: no runner takes it, and its session is opened here."""
+    if not model.strings:
+        return load(path, runtime, **options)
+    provider = CUDA if runtime == "onnxruntime-cuda" else CPU
+    ort = import_onnxruntime()
+    require_provider(ort, provider)
+    try:
+        ort.InferenceSession(str(path), options.get("session_options"), providers=[provider])
+    except Exception as error:  # ONNX Runtime's exceptions share no public base
+        raise ModelFileError(f"{path}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}") from error
+    return None
+
+
+def _opened_otherwise(path: Path, model: Model, error: NnormExportError, notes: tuple[str, ...]) -> Opened:
+    """Opens by onnx's evaluator what ONNX Runtime cannot run here; reads the weights of what that cannot run either.
+
+    Raises:
+        ModelFileError: the evaluator cannot load the file, or its weights are missing or too short.
+    """
+    reason = first_line(error)
+    if model.strings or (model.file is not None and model.file.bare):
+        read_with_weights(path)
+        return Opened(None, False, (*notes, f"what is served was not run here, because {reason}"))
+    runner = load(path, "reference")
+    return Opened(runner, False, (*notes, f"what is served was run here by onnx's evaluator alone, because {reason}"))
 
 
 def notes_on(model: Model, backend: str, device: str) -> list[str]:
@@ -117,14 +209,17 @@ def notes_on(model: Model, backend: str, device: str) -> list[str]:
             "the server must have the TensorRT version that built the engine, and load the plugins: "
             "--backend-config=tensorrt,plugins=…/libnnorm_trt_register_10.so (or _11)"
         ]
-    overflow = []
+    found = [
+        f"{location} has {count} bytes that no weight of the model reads: see that it is the one that belongs to it"
+        for location, count in unread_bytes(model.path, model.file.proto).items()
+    ]
     if count := unsafe_weights(model.file):
-        overflow = [
+        found += [
             f"{count} weights have 8 bits: on x86 servers without VNNI ONNX Runtime's sums overflow, and outputs "
             "may be far off; quantise with weights of 7 bits (--reduce-range)"
         ]
     if backend == "python":
         package = "onnxruntime-gpu" if device == "gpu" else "onnxruntime"
-        return [f"the server's Python must have nnorm_export and {package}", *overflow]
+        return [f"the server's Python must have nnorm_export and {package}", *found]
     faults = [f"{fault}. Serve this file with --backend python, which avoids it" for fault in faults_of(model.file)]
-    return [*overflow, *faults]
+    return [*found, *faults]

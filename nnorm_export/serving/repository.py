@@ -5,28 +5,30 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nnorm_export.errors import ExportError, ModelFileError
+from nnorm_export.errors import ExportError, ModelFileError, NnormExportError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, read_whole
 from nnorm_export.files.locations import locate
-from nnorm_export.files.staging import parents_made, staged_folder
+from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
-from nnorm_export.serving.model import batch_of, library_for, notes_on, open_model
+from nnorm_export.serving.model import Model, library_for, notes_on, open_as_served, open_model
+from nnorm_export.serving.trial import Batch, batch_of, try_out
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
 
 _NAME = re.compile(r"(?!\.)(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[\w.\-]*[\w\-]", re.ASCII)  # Windows has devices
 _RESERVED = {*_FILES.values(), "model.py"}
+_WHOLE = ". Nothing was written: copy the model and its weights again, or export it again"
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
 # The least and the greatest number; Triton reads 32 bits, and 64 of versions and delays.
 _LIMITS = {
@@ -46,7 +48,7 @@ class Repository:
         folder: the model's folder in the repository.
         version: the number of the new version.
         config: the text of config.pbtxt.
-        notes: what else the server needs.
+        notes: what else the server needs, why requests are or are not combined, and how the run here was another.
     """
 
     folder: Path
@@ -65,15 +67,20 @@ def write_repository(
     name: str | None = None,
     backend: str | None = None,
     version: int | None = None,
-    max_batch_size: int = 32,
+    max_batch_size: int | None = None,
     max_queue_delay_microseconds: int = 0,
     instances: int = 1,
     device: str = "cpu",
     threads: int = 0,
     library_path: str | os.PathLike[str] | None = None,
     overwrite_config: bool = False,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Repository:
     """Writes ``path`` into ``repository`` as a new version of the model ``name``, with a config.pbtxt.
+
+    What it writes is loaded and run on this machine before it takes its place: the copied files, by ONNX Runtime as the
+    backend uses it. ``notes`` say so where this machine cannot run them as the server does: a GPU is missing, or
+    kernels, or ONNX Runtime.
 
     Args:
         path: an engine of TensorRT (not of TensorRT-RTX), or an ONNX file in any form except ``optimized``.
@@ -82,8 +89,9 @@ def write_repository(
             backend. By default the one for the file.
         version: the number of a new version, 1 or more; by default the next.
         max_batch_size: the greatest batch of dynamic batching, if all inputs and outputs have one and the same dynamic
-            axis first, and a batch of random rows gives the results that each row gives alone; else requests are not
-            combined. An engine's greatest batch is a limit too.
+            axis first, and rows together give the results that each row gives alone. Where that is not the case,
+            requests are not combined. Where it cannot be checked, they are combined only if a number is given. None
+            takes 32. An engine's greatest batch is a limit too.
         max_queue_delay_microseconds: how long a request waits for others while the model is idle. Requests that come
             while it runs are combined in any case, so that 0 loses no throughput.
         instances: instances of the model on each device.
@@ -93,9 +101,14 @@ def write_repository(
             if it is installed here, for the GPU only with the kernels for GPUs. ``none`` serves the bodies.
         overwrite_config: replace a config.pbtxt that somebody has changed. Without it, the changes are kept if the
             options are those that it was written with.
+        inputs: what the model is run on, by position or by name; two rows or more where requests shall be combined.
+            None takes random inputs.
 
     Raises:
-        ModelFileError: ``path`` is not a model, or its weights are missing.
+        ModelFileError: ``path`` is not a model, its weights are missing, or it cannot be loaded.
+        InputError: the model does not run on ``inputs``, or gives no finite number for them.
+        RuntimeMissingError: ``path`` is an engine, and TensorRT is not installed; or the library is on this machine,
+            and cannot be loaded.
         ExportError: the version exists, an option is wrong, the folder cannot be written, Triton cannot serve a tensor
             of the model, or config.pbtxt is for another model or has changes. The repository then stays as it was.
     """
@@ -104,31 +117,31 @@ def write_repository(
     backend = backend or ("tensorrt" if engine else "onnxruntime")
     name = path.stem if name is None else name
     delay = max_queue_delay_microseconds
-    _refuse_numbers(
-        {"max_batch_size": max_batch_size, "max_queue_delay_microseconds": delay, "instances": instances}
-        | {"threads": threads, "version": 1 if version is None else version}
-    )
+    numbers = {"max_queue_delay_microseconds": delay, "instances": instances, "threads": threads}
+    optional = {"max_batch_size": max_batch_size, "version": version}
+    _refuse_numbers(numbers | {option: value for option, value in optional.items() if value is not None})
     _refuse(path, backend, engine, name, device, threads)
     model = open_model(path)
     kernels, notes = library_for(model, backend, device, library_path)
-    batch, batch_notes = batch_of(model, int(max_batch_size))
+    batch = batch_of(model, None if max_batch_size is None else int(max_batch_size))
     config = Config(
         name=name,
         backend=backend,
         inputs=model.inputs,
         outputs=model.outputs,
         strings=model.strings,
-        max_batch_size=batch,
+        max_batch_size=0,
         max_queue_delay_microseconds=int(delay),
         instances=int(instances),
         device=device,
         threads=int(threads),
         kernels=kernels,
     )
+    str(config)  # refuses tensors that Triton cannot serve
     _external_data(path)  # refuses names outside of the folder before anything is written
-    writer = _Writer(path, repository / name, config, overwrite_config)
+    writer = _Writer(path, repository / name, _Trial(model, config, batch, inputs), overwrite_config)
     number, text, more = writer.write(version)
-    return Repository(writer.folder, number, text, [*notes, *notes_on(model, backend, device), *batch_notes, *more])
+    return Repository(writer.folder, number, text, [*notes, *notes_on(model, backend, device), *more])
 
 
 def _path(given: Any, what: str) -> Path:
@@ -172,36 +185,72 @@ def _refuse(path: Path, backend: str, engine: bool, name: str, device: str, thre
 
 
 @dataclass(frozen=True)
+class _Trial:
+    """Completes ``config``, which is without batching, by what a run of the files shows."""
+
+    model: Model
+    config: Config
+    batch: Batch
+    inputs: Sequence[Any] | Mapping[str, Any] | None
+
+    def of(self, folder: Path) -> tuple[Config, list[str]]:
+        """Returns the configuration of the version in ``folder``, and notes.
+
+        Raises:
+            NnormExportError: the version cannot be loaded, or does not run on the inputs; the error names the file that
+                it was copied from.
+        """
+        config, model = self.config, self.model
+        file = folder / _FILES[config.backend]
+        try:
+            opened = open_as_served(file, model, config.backend, config.device, config.kernels)
+            batch, notes = try_out(opened, model, self.batch, self.inputs)
+        except NnormExportError as error:
+            reason = self._with_own_names(str(error), file)
+            place = "" if str(model.path) in reason else f"{model.path}: "
+            remedy = _WHOLE if isinstance(error, ModelFileError) else ""
+            raise type(error)(f"{place}{reason}{remedy}") from error
+        return replace(config, max_batch_size=batch), [self._with_own_names(note, file) for note in notes]
+
+    def _with_own_names(self, text: str, file: Path) -> str:
+        """``text`` with the names of the files that were copied in the place of their copies'."""
+        path = self.model.path
+        return text.replace(str(file), str(path)).replace(str(file.parent), str(path.parent))
+
+
+@dataclass(frozen=True)
 class _Writer:
     """Writes a version of the model ``path``, and config.pbtxt, into ``folder``, for a server that reads it."""
 
     path: Path
     folder: Path
-    config: Config
+    trial: _Trial
     overwrite_config: bool
 
     def write(self, version: int | None) -> tuple[int, str, list[str]]:
         """Returns the number of the version, the text of config.pbtxt, and notes."""
         folder = self.folder
         try:
-            with parents_made(folder), _only_writer(folder):
-                present = [int(entry.name) for entry in folder.glob("[0-9]*") if _is_version(entry)]
-                number = int(version) if version is not None else max(present, default=0) + 1
-                if number in present:
-                    raise ExportError(
-                        f"{folder}: it has a version {number} already; leave the version out for the next"
-                    )
-                old = _read_config(folder)
-                text = self.config.merged(folder, old, overwrite=self.overwrite_config)
-                self._write(number, text, old)
+            with parents_made(folder), scratch_folder(folder) as scratch:
+                _write_version(self.path, scratch, self.trial.config.backend)
+                config, notes = self.trial.of(scratch)
+                with _only_writer(folder):
+                    present = [int(entry.name) for entry in folder.glob("[0-9]*") if _is_version(entry)]
+                    number = int(version) if version is not None else max(present, default=0) + 1
+                    if number in present:
+                        raise ExportError(
+                            f"{folder}: it has a version {number} already; leave the version out for the next"
+                        )
+                    old = _read_config(folder)
+                    text = config.merged(folder, old, overwrite=self.overwrite_config)
+                    self._move(scratch, number, text, old)
         except (OSError, shutil.Error) as error:
             raise ExportError(
                 f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); nothing was changed. Check "
                 "that its disk has space and that you may write there"
             ) from error
-        notes = []
         if number < max(present, default=0) and "version_policy" not in text:
-            notes = [
+            notes += [
                 f"Triton serves the latest version alone, which is {max(present)}; a version_policy in {FILE} serves "
                 "others"
             ]
@@ -209,11 +258,13 @@ class _Writer:
             notes += [f"{folder / FILE} was changed, and stays as it is"]
         return number, text, notes
 
-    def _write(self, number: int, text: str, old: str | None) -> None:
+    def _move(self, scratch: Path, number: int, text: str, old: str | None) -> None:
+        """Moves the version ``scratch``, which was tried, into its place."""
         folder = self.folder
         if old == text:
             with staged_folder(folder / str(number), replace=False) as version:
-                _write_version(self.path, version, self.config.backend)
+                version.rmdir()
+                shutil.move(scratch, version)
             return
         with staged_folder(folder) as model:
             if folder.is_dir():
@@ -221,8 +272,7 @@ class _Writer:
                 shutil.copytree(
                     folder, model, symlinks=True, ignore=unfinished, copy_function=_link, dirs_exist_ok=True
                 )
-            (model / str(number)).mkdir()
-            _write_version(self.path, model / str(number), self.config.backend)
+            shutil.move(scratch, model / str(number))
             (model / FILE).unlink(missing_ok=True)  # it may be a link to the file of the older folder
             (model / FILE).write_text(text, encoding="utf-8")
 
