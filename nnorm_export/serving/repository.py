@@ -206,7 +206,7 @@ class _Trial:
             opened = open_as_served(file, model, config.backend, config.device, config.kernels)
             batch, notes = try_out(opened, model, self.batch, self.inputs)
         except NnormExportError as error:
-            reason = self._with_own_names(str(error), file)
+            reason = self._with_own_names(str(error), file).rstrip(".")
             place = "" if str(model.path) in reason else f"{model.path}: "
             remedy = _WHOLE if isinstance(error, ModelFileError) else ""
             raise type(error)(f"{place}{reason}{remedy}") from error
