@@ -223,6 +223,16 @@ class OnnxRuntimeRunner(Runner):
                 f"{self._reason(str(error).strip())}"
             ) from error
 
+    def _bodies_of_which_one_runs(self) -> Iterator[str]:
+        version = [int(part) for part in self._ort.__version__.split(".")[:2]]
+        if version < [*_FOLLOWS_OVERLOADS] and any(function.overload for function in self._file.proto.functions):
+            yield (
+                "this version runs one body for all nodes of an operator, and the file has several, as for "
+                "LayerNormalNorms over one axis and over two; use the kernels, the form 'primitives' "
+                "(convert --form primitives), or ONNX Runtime "
+                f"{'.'.join(map(str, _FOLLOWS_OVERLOADS))} or newer"
+            )
+
     def _reason(self, reason: str) -> str:
         if lost := [name for name in self._file.external_data if not (self._file.path.parent / name).exists()]:
             return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({reason})"
@@ -232,15 +242,8 @@ class OnnxRuntimeRunner(Runner):
                 "nnorm_export.register(session_options) first; else optimise the portable file again with this ONNX "
                 f"Runtime. ({reason})"
             )
-        if changes := changes_of(self._file):
+        if changes := [*changes_of(self._file), *self._bodies_of_which_one_runs()]:
             return f"{'; '.join(changes)}. ({reason})"
-        is_older = [int(part) for part in self._ort.__version__.split(".")[:2]] < [*_FOLLOWS_OVERLOADS]
-        if is_older and any(function.overload for function in self._file.proto.functions):
-            return (
-                "it runs one body for all nodes of an operator, and these nodes have several, as LayerNormalNorms over one "
-                f"axis and over two have; use the kernels, the form 'primitives' (convert --form primitives), or ONNX "
-                f"Runtime {'.'.join(map(str, _FOLLOWS_OVERLOADS))} or newer. ({reason})"
-            )
         if not self._file.has_bodies:
             return (
                 f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernels "
