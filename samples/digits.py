@@ -21,6 +21,7 @@ from nnorm_export import ExportReport, Runner
 
 SEED = 0
 BATCH_SIZE = 64
+LINES = 5  # of progress where there is no terminal, at most
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def arguments(description: str, *, epochs: int) -> argparse.Namespace:
 
 
 def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float, description: str) -> None:
-    """AdamW with a one-cycle schedule; the progress bar goes to stderr if that is a terminal."""
+    """AdamW with a one-cycle schedule; a progress bar on stderr if that is a terminal, otherwise a few lines."""
     console = Console(stderr=True)
     batches = (len(digits.train_images) - 1) // BATCH_SIZE + 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
@@ -91,7 +92,7 @@ def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float
     model.train()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(description, total=epochs * batches)
-        for _ in range(epochs):
+        for epoch in range(1, epochs + 1):
             for index in torch.randperm(len(digits.train_images)).split(BATCH_SIZE):
                 logits = model(digits.train_images[index])
                 loss = F.cross_entropy(logits, digits.train_labels[index], label_smoothing=0.1)
@@ -100,6 +101,8 @@ def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float
                 optimizer.step()
                 schedule.step()
                 progress.advance(task)
+            if not console.is_terminal and epoch % -(-epochs // LINES) == 0:
+                announce(f"{description}: epoch {epoch} of {epochs}, loss {loss.item():.2f}")
 
 
 @torch.no_grad()

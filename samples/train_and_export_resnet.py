@@ -52,18 +52,28 @@ class ResNet(nn.Module):
         return self.head(self.blocks(x).mean(dim=(2, 3)))
 
 
-def train_and_export(output: Path, epochs: int = EPOCHS) -> digits.Outcome:
+def train(epochs: int = EPOCHS) -> ResNet:
     torch.manual_seed(digits.SEED)
-    data = digits.Digits.load()
     model = ResNet()
+    data = digits.Digits.load()
     digits.train(model, data, epochs=epochs, learning_rate=3e-3, description="training ResNet")
+    return model
+
+
+def export(model: ResNet, output: Path) -> digits.Outcome:
+    """Writes ``resnet.onnx`` into the folder, and measures it beside the model."""
+    data = digits.Digits.load()
+    output.mkdir(parents=True, exist_ok=True)
 
     # Freezes a copy, writes the file, and compares it with PyTorch; raises ParityError, and writes nothing, otherwise.
-    output.mkdir(parents=True, exist_ok=True)
     report = nnorm_export.export(model, (data.validation_images[:8],), output / "resnet.onnx")
 
     runner = nnorm_export.load(report.path)
     return digits.Outcome.of(model, report, runner, data)
+
+
+def train_and_export(output: Path, epochs: int = EPOCHS) -> digits.Outcome:
+    return export(train(epochs), output)
 
 
 if __name__ == "__main__":

@@ -52,18 +52,28 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(x)[:, 0])
 
 
-def train_and_export(output: Path, epochs: int = EPOCHS) -> digits.Outcome:
+def train(epochs: int = EPOCHS, learning_rate: float = 2e-3) -> VisionTransformer:
     torch.manual_seed(digits.SEED)
-    data = digits.Digits.load()
     model = VisionTransformer()
-    digits.train(model, data, epochs=epochs, learning_rate=2e-3, description="training vision transformer")
+    data = digits.Digits.load()
+    digits.train(model, data, epochs=epochs, learning_rate=learning_rate, description="training vision transformer")
+    return model
+
+
+def export(model: VisionTransformer, output: Path) -> digits.Outcome:
+    """Writes ``vit.onnx`` into the folder, and measures it beside the model."""
+    data = digits.Digits.load()
+    output.mkdir(parents=True, exist_ok=True)
 
     # Freezes a copy, writes the file, and compares it with PyTorch; raises ParityError, and writes nothing, otherwise.
-    output.mkdir(parents=True, exist_ok=True)
     report = nnorm_export.export(model, (data.validation_images[:8],), output / "vit.onnx")
 
     runner = nnorm_export.load(report.path)
     return digits.Outcome.of(model, report, runner, data)
+
+
+def train_and_export(output: Path, epochs: int = EPOCHS) -> digits.Outcome:
+    return export(train(epochs), output)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -50,6 +51,19 @@ def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_
     # One epoch trains little; but two logits that are equal to within rounding may change places.
     assert agreement >= 99.0
     assert abs(in_pytorch - in_onnxruntime) <= 100.0 - agreement + 0.01
+
+
+def test_a_file_is_served_without_pytorch(tmp_path: Path) -> None:
+    run(tmp_path, str(ROOT / "samples" / "train_and_export_resnet.py"), "--epochs", "1", "--output", "out")
+    images, labels = np.zeros((70, 1, 8, 8), np.float32), np.zeros(70, np.int64)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    program = str(ROOT / "samples" / "serve_without_pytorch.py")
+    output = run(tmp_path, program, str(Path("out") / "resnet.onnx"), "images.npz")
+    assert re.fullmatch(
+        r"out/resnet\.onnx: (0|100)\.00% of 70 images right, [\d,]+ images/s, threads 1, "
+        r"normalizations 8 by (kernel|body); PyTorch not imported",
+        output.strip(),
+    )
 
 
 def test_a_trained_network_is_converted_fine_tuned_and_served(tmp_path: Path) -> None:
