@@ -1,6 +1,6 @@
 # make demo       trains two small networks on real data, exports, verifies and serves them
-# make test       the tests that say whether it works here; one environment, nothing compiled but the kernels
-# make test-all   these and everything else: kernels, sanitizers, emulators, other runtimes, servers, docs, lint
+# make test       the tests that say whether it works here, in one environment
+# make test-all   these, and by `make test-rest` everything else: kernels, sanitizers, emulators, other runtimes, servers, docs, lint
 # make check      lint, types and `make test`: before each commit
 # make lint       lint and types
 # make newest     `make test` with the newest version of every package
@@ -17,7 +17,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where test processes share the cores, threads that wait for work must not keep a core busy.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
-PYTEST_PARALLEL := $(PYTEST) --numprocesses auto --maxprocesses 4
+PYTEST_PARALLEL := $(PYTEST) --numprocesses logical --maxprocesses 4
+# Not $(MAKE) in a recipe that calls another program: `make -n` would run it.
+MAKE_PROGRAM := $(MAKE)
 # Recipes call programs of the environment by their names.
 WITH_BIN := PATH="$(abspath $(BIN)):$$PATH"
 
@@ -38,13 +40,14 @@ CORE := (not slow and not apart) or core
 test: $(VENV)/installed
 	$(PYTEST_PARALLEL) -m "$(CORE)"
 
-test-all: test test-rest
+test-all: test
+	$(MAKE) test-rest
 
 # Everything but what `make test` runs. Two at a time: installations, compilers and tests of one process leave a core idle.
-test-rest:
+test-rest: $(VENV)/installed
 	@echo "The environments of the other runtimes, servers and emulators: 5 GB, 5 minutes the first time" >&2
-	$(MAKE) --jobs 2 --output-sync=target environments
-	$(PYTHON) scripts/run_parts.py --jobs 2 --make "$(MAKE)" $(PARTS)
+	$(MAKE) --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) environments
+	$(BIN)/python scripts/run_parts.py --jobs 2 --make "$(MAKE_PROGRAM)" $(PARTS)
 
 check: lint test
 
@@ -54,13 +57,14 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 # News of other packages are found here, and do not break the targets above.
-newest:
+newest: .venv/installed
+	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest
 # What depends on other packages most: exports, runtimes, types.
 newest-short: .venv-newest/installed
-	OMP_WAIT_POLICY=PASSIVE .venv-newest/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "$(CORE)" tests/test_golden.py \
-		tests/test_export*.py tests/test_runtimes.py tests/test_layers.py tests/test_optimize.py
-	.venv-newest/bin/mypy
+	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/test_golden.py tests/test_export*.py \
+		tests/test_runtimes.py tests/test_layers.py tests/test_optimize.py
+	.venv-newest/bin/mypy --cache-dir .venv-newest/mypy_cache
 
 docs: $(VENV)/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs

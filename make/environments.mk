@@ -4,8 +4,8 @@
 # make environments    installs everything that `make test-all` uses; --jobs 2 overlaps the installations
 # make lock    pins the packages anew: requirements/NAME.in says what an environment needs. LOCK=--upgrade takes the newest
 #              versions, LOCK='zoo ray' pins these two
-# TORCH=torch==2.14.1    another PyTorch in .venv; by default the one of requirements/test.txt, a CPU build where pip finds one
-# TORCH_INDEX=    PyTorch's index of CPU builds, which is asked if it can be reached; nothing: pip's own index alone
+# make test TORCH=torch==2.14.1    another PyTorch in .venv; by default that of requirements/test.txt, a CPU build where pip finds one
+# make test TORCH_INDEX=    pip's own index alone; by default PyTorch's index of CPU builds is asked too, if it can be reached
 
 # Every other ONNX Runtime has its own environment. 1.18 is the oldest that files and kernels must run on; it has wheels up to
 # Python 3.12. `gpu` is onnxruntime-gpu, which loads the CUDA library on machines without a GPU too.
@@ -24,14 +24,15 @@ NPM := $(if $(shell command -v npm),node)
 EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 tract iree tvm executorch litert $(NPM)
 EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
 
-# nvidia-pytriton has a tritonserver for Linux on x86-64 and Python up to 3.13.
-TRITON := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),$(shell $(PYTHON) -c 'import sys; print("triton" * (sys.version_info < (3, 14)))'))
+# nvidia-pytriton has a tritonserver for Linux on x86-64; it takes NumPy 1, which has wheels up to Python 3.12.
+TRITON := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),$(shell $(PYTHON) -c 'import sys; print("triton" * (sys.version_info < (3, 13)))'))
 
 # The kernels for GPUs are compiled by the machine's nvcc or, where it has none, by the one on PyPI.
-SYSTEM_NVCC := $(or $(CUDACXX),$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
+# A make that this one calls finds the CUDACXX below in its environment.
+SYSTEM_NVCC := $(or $(if $(findstring .venv-nvcc/,$(CUDACXX)),,$(CUDACXX)),$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 ifeq ($(SYSTEM_NVCC)$(filter-out Linux,$(shell uname -s)),)
 NVCC := .venv-nvcc/installed
-WITH_NVCC := CUDACXX="$(CURDIR)/.venv-nvcc/cuda/bin/nvcc"
+export CUDACXX := $(CURDIR)/.venv-nvcc/cuda/bin/nvcc
 endif
 
 # The folder for ONNX Runtime's headers, which are downloaded once for all builds.
@@ -60,26 +61,26 @@ INSTALL = bin/python scripts/install.py $(if $(TORCH),--torch '$(TORCH)') $(if $
 
 .venv-gpu/installed: requirements/gpu.txt | .venv/installed $(NVCC)
 	$(PYTHON) -m venv $(@D)
-	$(WITH_NVCC) $(@D)/bin/python scripts/install.py --torch-index '' --extra test-gpu --constraint $<
+	$(@D)/bin/python scripts/install.py --torch-index '' --extra test-gpu --constraint $<
 	touch $@
 
 # All others have what their file lists. --no-compile: Python compiles the modules that are imported; ray has thousands more.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
-.PRECIOUS: .venv-%/installed
-.venv-%/installed: requirements/%.txt | .venv/installed
+# This rule first: GNU make 3.81 takes the first pattern that fits.
+.venv-onnxruntime-%/installed: requirements/onnxruntime-%.txt
 	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) --no-deps --requirement $<
+	if $(@D)/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("onnxruntime"))'; then \
+		$(@D)/bin/python -c 'import onnxruntime' && echo $* > $@; else \
+		echo "ONNX Runtime $* has no wheel for this Python: what needs it is left out" >&2; touch $@; fi
+.venv-%/installed: requirements/%.txt | .venv/installed
+	.venv/bin/python -m venv $(@D)
 	if grep -q 'On top of .venv' requirements/$*.in; then $(call take_packages,$(@D)); fi
 	$(@D)/bin/python $(PIP_INSTALL) --no-deps --requirement $<
 	touch $@
 # $(call take_packages,ENVIRONMENT): all other packages come from .venv.
 take_packages = .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
-
-.venv-onnxruntime-%/installed: requirements/onnxruntime-%.txt
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python $(PIP_INSTALL) --no-deps --requirement $<
-	if $(@D)/bin/python -c 'import onnxruntime'; then echo $* > $@; else \
-		echo "ONNX Runtime $* has no wheel for this Python: what needs it is left out" >&2; touch $@; fi
 
 # The packages have the folders of an installed CUDA toolkit, except two links that CMake looks for.
 .venv-nvcc/installed: requirements/nvcc.txt
@@ -112,5 +113,5 @@ take_packages = .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path(
 	touch $@
 lock: .venv-uv/installed
 	PATH="$(CURDIR)/.venv-uv/bin:$$PATH" .venv-uv/bin/python scripts/lock.py $(LOCK)
-	npm install --prefix requirements/everywhere-node --package-lock-only --ignore-scripts --no-audit --no-fund \
-		--omit-lockfile-registry-resolved
+	$(if $(NPM),npm install --prefix requirements/everywhere-node --package-lock-only --ignore-scripts --no-audit --no-fund \
+		--omit-lockfile-registry-resolved)

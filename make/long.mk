@@ -149,11 +149,11 @@ pictures: $(VENV)/installed
 # its kernels from build/gpu.
 GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native)
 ifdef GPU_PYTHON
-RUN_ON_GPU = NNORM_EXPORT_LIBRARY=$(CURDIR)/build/gpu/libnnorm_ort.so \
+RUN_ON_GPU = NNORM_EXPORT_LIBRARY="$(CURDIR)/build/gpu/libnnorm_ort.so" \
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON)
 else
 GPU_ENVIRONMENT := $(if $(GPU),.venv-gpu,$(VENV))
-GPU_INSTALLED := $(VENV)/installed $(GPU_ENVIRONMENT)/installed
+GPU_INSTALLED := $(VENV)/installed $(GPU_ENVIRONMENT)/installed $(NVCC)
 RUN_ON_GPU = $(GPU_ENVIRONMENT)/bin/python
 endif
 build_for_gpu = $(call build_cpp,build/gpu,$(if $(GPU),-DNNORM_CUDA=ON) -DNNORM_CUDA_ARCHITECTURES=$(or $(GPU),90))

@@ -15,7 +15,8 @@ suite: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE
 	$(PYTEST_PARALLEL) -m "slow and not core and not apart" --ignore tests/test_cuda_code.py
 
 # $(call interpreters,VERSIONS): those that are installed, with ":" between them, as in PATH.
-interpreters = $(subst $(eval) ,:,$(strip $(foreach version,$(1),$(call interpreter,$(version)))))
+interpreters = $(shell for version in $(1); do test -s ".venv-onnxruntime-$$version/installed" && \
+	printf '%s:' "$(CURDIR)/.venv-onnxruntime-$$version/bin/python"; done)
 
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/installed)
@@ -24,7 +25,7 @@ test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/in
 # $(call build_cpp,FOLDER,OPTIONS), with the environment's CMake and Ninja. MAKEFLAGS names a jobserver that Ninja cannot
 # open: it would say so in every run with --jobs.
 define build_cpp
-	$(WITH_BIN) $(WITH_NVCC) cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
+	$(WITH_BIN) cmake -S custom_ops -B $(1) -G Ninja -DNNORM_BUILD_TESTS=ON $(2)
 	MAKEFLAGS= $(WITH_BIN) cmake --build $(1)
 endef
 define test_cpp
@@ -68,8 +69,6 @@ test-tensorrt: $(VENV)/installed test-cpp $(RTX:%=.venv-tensorrt-rtx-%/installed
 		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
 			tests/test_tensorrt_rtx_plugins.py tests/test_tensorrt_sample.py || exit 1; \
 	done
-# The installed kernels, beside which the plugins are if they were built.
-installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
 # make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries, which need no GPU: TensorRT's
 #              lean and dispatch runtimes, TensorRT-RTX. NNORM_TENSORRT_LIBRARIES names further libraries, with ":" between them
@@ -102,11 +101,14 @@ same-bits-neon: test-cpp build/emulated/test_same_bits
 	$(EMULATED) build/emulated/test_same_bits digests $(N) >> build/emulated/emulated.txt
 	$(COMPARE) build/emulated/native.txt build/emulated/emulated.txt
 
-# make test-zoo     twelve architectures from conversion to kernel, the norms of all families of timm, the caches of decoders. One
-#              thread: on a busy machine those of PyTorch wait for each other
+# The installed kernels.
+installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
+
+# make test-zoo     twelve architectures from conversion to kernel, the norms of all families of timm, the caches of decoders
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 .PHONY: test-zoo test-serving test-ray
+# One thread: on a busy machine those of PyTorch wait for each other.
 test-zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py

@@ -10,7 +10,7 @@ sdist wheel wheels-%: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 
 wheel: $(VENV)/installed $(NVCC)
 	rm -rf build/wheel
-	NNORM_CUDA=ON $(WITH_NVCC) $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	NNORM_CUDA=ON $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(WITH_BIN) auditwheel repair --exclude libtensorrt_rtx.so.1 --wheel-dir dist build/wheel/*.whl
 
 sdist: $(VENV)/installed
@@ -27,7 +27,7 @@ wheels-%: sdist .venv-neon/installed
 	rm -rf build/wheels/$*
 	$(WITH_BIN) $(ZIG_CACHE) _PYTHON_HOST_PLATFORM=linux-$* NNORM_CUDA=OFF NNORM_EXPORT_BUILD_LIBRARY=1 \
 		$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir --wheel-dir build/wheels/$* \
-		--config-settings=build-dir=$(CURDIR)/build/wheels/$*/build --config-settings=install.strip=false \
+		--config-settings=build-dir="$(CURDIR)/build/wheels/$*/build" --config-settings=install.strip=false \
 		--config-settings=wheel.reproducible=true --config-settings=cmake.define.NNORM_WERROR=ON \
 		--config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE=cmake/zig_toolchain.cmake \
 		--config-settings=cmake.define.NNORM_ZIG=$(ZIG) --config-settings=cmake.define.NNORM_ZIG_TARGET=$*-linux-gnu.2.28 \
@@ -45,7 +45,7 @@ test-wheels: wheels
 	for file in build/first-wheels/*; do cmp $$file dist/$${file##*/} || exit 1; done
 	$(call build_with_zig,build/zig-x86_64,x86_64-linux-gnu.2.28,load_library)
 	$(call build_with_zig,build/zig-aarch64,aarch64-linux-gnu.2.28,load_library)
-	NNORM_WHEELS=$(CURDIR)/build/wheels $(PYTEST) tests/test_wheels.py
+	NNORM_WHEELS="$(CURDIR)/build/wheels" $(PYTEST) tests/test_wheels.py
 	if test "$$(uname -m)" = x86_64; then $(MAKE) same-bits-zig; fi
 
 same-bits-zig: N ?= 400000

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import deque
@@ -22,6 +24,8 @@ from pathlib import Path
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 SECONDS_FOR_INDEX = 5
 COMPILERS = ("c++", "g++", "clang++")
+# The pins that belong to one PyTorch; the disassemblers of CUDA do not.
+OF_TORCH = re.compile(r"torch=|triton=|cuda-|nvidia-(?!cuda-cuobjdump|cuda-nvdisasm)")
 ROOT = Path(__file__).resolve().parent.parent
 # Measured on Linux with two cores: gigabytes of the environment, minutes at 30 MB a second.
 SIZE_ON_CPU, SIZE_WITH_CUDA = "1.8 GB, about 2 minutes", "5.6 GB, about 5 minutes"
@@ -64,6 +68,11 @@ def pinned_torch(constraint: Path) -> str:
     return str(found[0]) if len(found) == 1 else "torch"
 
 
+def without_torch(pins: str) -> str:
+    """The lines of ``pins`` that fit every PyTorch."""
+    return "".join(line for line in pins.splitlines(keepends=True) if not OF_TORCH.match(line))
+
+
 def reachable(index: str) -> bool:
     """Whether ``index`` answers at once; pip itself would wait for minutes."""
     try:
@@ -79,24 +88,24 @@ def has_cpu_build(requirement: str, options: list[str]) -> bool:
     return subprocess.run([*command, requirement], capture_output=True, check=False).returncode == 0
 
 
-def install_torch(requirement: str, index: str) -> bool:
+def install_torch(requirement: str, index: str, constraints: list[str]) -> bool:
     """Install ``requirement``: its CPU build if pip finds one."""
     if sys.platform != "linux":  # the builds for other systems have no CUDA
-        return pip_install("PyTorch", requirement)
+        return pip_install("PyTorch", requirement, *constraints)
     options = ["--extra-index-url", index] if index and reachable(index) else []
     if index and re.fullmatch(r"torch==[\d.]+", requirement) and has_cpu_build(f"{requirement}+cpu", options):
         say(f"PyTorch's CPU build; the environment will have {SIZE_ON_CPU}")
-        return pip_install("PyTorch", f"{requirement}+cpu", *options)
+        return pip_install("PyTorch", f"{requirement}+cpu", *constraints, *options)
     if not options:
         reason = f"{index} cannot be reached" if index else "no index of CPU builds is asked"
         say(f"PyTorch as pip chooses it, because {reason}: if that is a build for CUDA, {SIZE_WITH_CUDA}")
-    return pip_install("PyTorch", requirement, *options)
+    return pip_install("PyTorch", requirement, *constraints, *options)
 
 
 def compiler() -> str | None:
     """Return the C++ compiler that CMake will find; None where there is none."""
     named = os.environ.get("CXX")
-    return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
+    return next(filter(None, map(shutil.which, shlex.split(named)[:1] if named else COMPILERS)), None)
 
 
 def install_package(extra: str, constraints: list[str]) -> bool:
@@ -126,8 +135,14 @@ def main() -> int:
     parser.add_argument("--torch-index", default=TORCH_INDEX, help="index of CPU builds; '' for none (%(default)s)")
     options = parser.parse_args()
     torch = options.torch or (pinned_torch(options.constraint) if options.constraint else "torch")
-    constraints = ["--constraint", str(options.constraint)] if options.constraint else []
-    done = install_torch(torch, options.torch_index) and install_package(options.extra, constraints)
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = []
+        if options.constraint:
+            pins = options.constraint.read_text()
+            path = Path(folder, "constraint.txt")
+            path.write_text(without_torch(pins) if options.torch else pins)
+            constraints = ["--constraint", str(path)]
+        done = install_torch(torch, options.torch_index, constraints) and install_package(options.extra, constraints)
     return 0 if done else 1
 
 

@@ -5,7 +5,8 @@
     make lock LOCK='zoo ray'       # two environments
 
 Each file serves Python 3.10 to 3.14 on all platforms: a line that is not for all of them has a marker.
-requirements/test.txt is that of `.venv`, whose packages pyproject.toml names. An environment "on top of .venv" takes
+requirements/test.txt is that of `.venv` and requirements/gpu.txt that of `.venv-gpu`; pyproject.toml names their
+packages. An environment "on top of .venv" takes
 what is installed there, and its file lists the other packages.
 """
 
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from rich.progress import track
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +26,7 @@ FOLDER = ROOT / "requirements"
 TEST = FOLDER / "test.txt"
 ON_TOP = "# On top of .venv."
 NOTE = "# Written by `make lock`; not to be edited.\n"
-OLDEST_PYTHON = "3.10"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # What an environment takes from the package itself.
 EXTRAS = {"test": "test", "gpu": "test-gpu"}
 
@@ -42,7 +44,7 @@ def pin(name: str, *, upgrade: bool) -> None:
         subprocess.CalledProcessError: no versions fit; uv has said which packages disagree.
     """
     source, output = FOLDER / f"{name}.in", FOLDER / f"{name}.txt"
-    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
+    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHONS[0]]
     command += ["--no-header", "--no-annotate", "--output-file", str(output), *(["--upgrade"] if upgrade else [])]
     is_on_top = source.exists() and ON_TOP in source.read_text()
     if is_on_top:
@@ -54,12 +56,24 @@ def pin(name: str, *, upgrade: bool) -> None:
         command.append(str(source))
     subprocess.run(command, check=True, cwd=ROOT)
     lines = output.read_text().splitlines(keepends=True)
-    in_venv = {name_of(line) for line in TEST.read_text().splitlines()} if is_on_top else set()
-    output.write_text(NOTE + "".join(line for line in lines if name_of(line) and name_of(line) not in in_venv))
+    there = in_venv() if is_on_top else set()
+    output.write_text(NOTE + "".join(line for line in lines if name_of(line) and name_of(line) not in there))
+
+
+def in_venv() -> set[str]:
+    """The packages that .venv has on every Python."""
+    pins = [Requirement(line) for line in TEST.read_text().splitlines() if name_of(line)]
+    found = []
+    for python in PYTHONS:
+        environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+        found.append({pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(environment)})
+    return set.intersection(*found)
 
 
 def main() -> int:
-    environments = sorted({path.stem for path in FOLDER.glob("*.in")} | set(EXTRAS), key=lambda name: name != "test")
+    environments = sorted(
+        {path.stem for path in FOLDER.glob("*.in")} | set(EXTRAS), key=lambda name: (name != "test", name)
+    )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="environments; all by default")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")

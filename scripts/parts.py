@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-# The closing lines of pytest, ctest and this program, which say how many tests ran.
+# The closing lines of pytest, ctest, ruff and mypy.
 CLOSING = re.compile(
-    r"(\d+ (?:passed|failed|skipped|error)[^=\n]*?) in [\d.]+|(\d+% tests passed[^\n]*)|(All checks passed)"
+    r"(\d+ (?:passed|failed|skipped|error)[^=\n]*?) in [\d.]+"
+    r"|(\d+% tests passed[^\n]*)|(All checks passed)|(Success: [^\n]*)"
 )
 _printing = threading.Lock()
 
@@ -88,15 +89,26 @@ def run_all(parts: Sequence[Part], folder: Path, jobs: int) -> int:
                 outcome = Outcome(part.name, "left out", said=f"because {', '.join(failed)} did not pass")
                 print(outcome, flush=True)
             else:
-                outcome = run(part, folder / f"{part.name}.log")
+                try:
+                    outcome = run(part, folder / f"{part.name}.log")
+                except OSError as error:  # there is no such program, or the disk is full
+                    outcome = Outcome(part.name, "FAILED", said=str(error))
+                    print(outcome, flush=True)
             with changed:
                 outcomes[part.name] = outcome
                 changed.notify_all()
 
     start = time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
-        for worker in [pool.submit(work) for _ in range(jobs)]:
-            worker.result()
+        workers = [pool.submit(work) for _ in range(jobs)]
+        try:
+            for worker in workers:
+                worker.result()
+        except BaseException:  # Ctrl-C has ended the parts that run; no other one starts
+            with changed:
+                waiting.clear()
+                changed.notify_all()
+            raise
     print("\n" + "\n".join(str(outcomes[part.name]) for part in parts))
     failed = sum(outcome.outcome != "passed" for outcome in outcomes.values())
     print(f"{len(parts)} parts, {failed} not passed, {time.monotonic() - start:.0f} s; their output is in {folder}/")

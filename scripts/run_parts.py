@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def part_of(text: str, make: str) -> parts.Part:
     made = [option for each in earlier for option in ("--assume-old", each)]
     # The flags of the make that runs this program name its jobserver, which is not open here.
     environment = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
-    return parts.Part(name, [make, "--no-print-directory", name, *made], earlier, environment)
+    # The variables of its command line stand there too, behind "--", and hold for the parts.
+    variables = shlex.split(os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
+    return parts.Part(name, [make, "--no-print-directory", name, *made, *variables], earlier, environment)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
+def numbers(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.name)]
+
+
 def works(python: str) -> bool:
     return subprocess.run([python, "-c", "import venv"], capture_output=True, check=False).returncode == 0
 
@@ -28,7 +33,9 @@ def works(python: str) -> bool:
 def interpreter(version: str) -> str | None:
     """Return a working Python of ``version``: the newest of pyenv, else that in the PATH; None if there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates = [str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{version}.*"), reverse=True)]
+    candidates = [
+        str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{version}.*"), key=numbers, reverse=True)
+    ]
     for candidate in [*candidates, shutil.which(f"python{version}")]:
         # A shim of pyenv is in the PATH for versions that are not chosen; it fails.
         if candidate and works(candidate):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ def compiled(layers: Sequence[T], some: Sequence[T]) -> Sequence[T]:
 
 
 def has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    return any(map(shutil.which, named or ("c++", "g++", "clang++")))
 
 
 def skip_without_inductor() -> None:

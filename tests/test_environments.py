@@ -99,7 +99,7 @@ def installed_torch(
     monkeypatch.setattr(install, "reachable", lambda _: answers)
     monkeypatch.setattr(install, "has_cpu_build", lambda *_: finds_cpu_build)
     monkeypatch.setattr(install, "pip_install", lambda _, *arguments: asked.extend(arguments) or True)
-    assert install.install_torch(options.get("requirement", "torch==2.13.0"), options.get("index", "https://index"))
+    assert install.install_torch(options.get("requirement", "torch==2.13.0"), options.get("index", "https://index"), [])
     return asked
 
 
@@ -120,6 +120,12 @@ def test_the_cpu_build_of_torch_is_taken_where_pip_finds_it(
         *of_index,
     ]
     assert installed_torch(install, monkeypatch, finds_cpu_build=True, platform="darwin") == ["torch==2.13.0"]
+
+
+def test_another_pytorch_is_not_held_back_by_the_pins_of_the_locked_one(script: Any) -> None:
+    others = ["numpy==2.2.6\n", "nvidia-cuda-cuobjdump==13.5\n", "tritonclient==2.73.0\n"]
+    of_torch = ["torch==2.13.0\n", "nvidia-cublas==13.1\n", "triton==3.8\n", "cuda-bindings==13.4\n"]
+    assert script("install").without_torch("".join([*others, *of_torch])) == "".join(others)
 
 
 def test_an_index_that_does_not_answer_is_not_asked(script: Any) -> None:
@@ -144,6 +150,7 @@ def test_without_a_compiler_the_package_is_installed_without_kernels(
     assert "There is no C++ compiler: nnorm_export is installed without its kernels" in capsys.readouterr().err
     compiler = tmp_path / "g++"
     compiler.touch(mode=0o755)
+    monkeypatch.setenv("CXX", "g++ -m64")
     assert install.install_package("test", [])
     assert built == ["0", None]
     assert capsys.readouterr().err == ""
@@ -184,6 +191,28 @@ def test_a_part_that_fails_is_shown_and_leaves_others_out(tmp_path: Path) -> Non
     assert re.search(r"^tests +0 s +left out +because broken did not pass$", done.stdout, re.MULTILINE)
     assert re.search(r"^build +\d+ s +passed", done.stdout, re.MULTILINE)
     assert "3 parts, 2 not passed" in done.stdout
+
+
+@with_make
+def test_parts_have_the_variables_of_the_command_line(tmp_path: Path) -> None:
+    makefile = f"""VERSIONS := 1
+all:
+	@{sys.executable} {ROOT / "scripts" / "run_parts.py"} --make $(MAKE_PROGRAM) part
+part:
+	@echo "versions $(VERSIONS)" > versions
+MAKE_PROGRAM := $(MAKE)
+"""
+    (tmp_path / "Makefile").write_text(makefile)
+    command = ["make", "--jobs", "2", "all", "VERSIONS=1.4 1.7"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "versions").read_text() == "versions 1.4 1.7\n"
+
+
+@with_make
+def test_a_part_whose_program_is_not_there_fails(tmp_path: Path) -> None:
+    done = run_parts(tmp_path, MAKEFILE, "--make", "/nonexistent/make", "build", "tests:build")
+    assert done.returncode == 1
+    assert "2 parts, 2 not passed" in done.stdout
 
 
 @with_make
