@@ -86,7 +86,8 @@ def _with_causal(graph: fx.Graph, node: fx.Node, mask: fx.Node) -> fx.Node:
         assert isinstance(x, fx.Node)
         length = x.meta["val"].shape[-2]
         lengths.append(length if isinstance(length, int) else call_like(graph, node, _aten.sym_size.int, x, -2))
-    queries, keys = (call_like(graph, node, _aten.arange.default, length) for length in lengths)
+    device = mask.meta["val"].device
+    queries, keys = (call_like(graph, node, _aten.arange.default, length, device=device) for length in lengths)
     column = call_like(graph, node, _aten.unsqueeze.default, queries, 1)
     causal = call_like(graph, node, _aten.ge.Tensor, column, keys)
     if mask.meta["val"].dtype == torch.bool:

@@ -60,12 +60,13 @@ def graphs_called_by(node: fx.Node) -> Iterator[fx.GraphModule]:
             yield module
 
 
-def call_like(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, value: Any = None) -> fx.Node:
+def call_like(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, value: Any = None, **kwargs: Any) -> fx.Node:
     """A call, where ``graph`` inserts, that belongs to the layer of ``like``; ``value`` is worked out if not given."""
-    made = graph.call_function(target, args)
+    made = graph.call_function(target, args, kwargs)
     made.meta = {key: found for key, found in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
     if value is None:
         with detect_fake_mode(like.meta["val"]) or nullcontext():
-            value = target(*(argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in args))
+            values = (argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in args)
+            value = target(*values, **kwargs)
     made.meta["val"] = value
     return made

@@ -304,7 +304,8 @@ def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Ma
         if " " in str(folder := Path(torch.__file__).parent):
             raise ExportError(
                 f"AOTInductor cannot compile: PyTorch is in {folder}, and Inductor gives the compiler paths without "
-                "quotes. Install PyTorch in a folder without a space, or export with export_program (--format pt2)"
+                f"quotes. Install PyTorch in a folder without a space, or export with export_program (--format pt2). "
+                f"({first_line(error)})"
             ) from error
         raise ExportError(
             f"AOTInductor cannot compile the model: {type(error).__name__}: {first_line(error)}. "

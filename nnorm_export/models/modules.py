@@ -168,7 +168,11 @@ def without_reading_masks() -> Iterator[None]:
     cannot be traced.
     """
     with LOCK:
-        found = transformer._detect_is_causal_mask
+        # A function of torch's own: a version without it asks nothing.
+        found = getattr(transformer, "_detect_is_causal_mask", None)
+        if found is None:
+            yield
+            return
         transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         try:
             yield

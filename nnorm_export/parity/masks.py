@@ -1,6 +1,6 @@
 """Masks that leave a row nothing, all, or one element: results that another order of the elements does not show.
 
-A query whose keys are all masked is 0 in PyTorch's attention, and in a file that a mean of the values may replace.
+PyTorch's attention gives 0 for a query whose keys are all masked. A file may give the mean of the values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnorm_export.parity.yardstick import Array
 _FAR_BELOW_ZERO = -1e3  # a number that is added to a score so that its softmax is 0
 
 # Of a row's elements: which is 1 (in a mask that is added to scores: 0), all others being 0 (-∞), and the reverse.
-_NONE, _ALL, _ONE, _ALL_BUT_ONE = "none", "all", "one", "all but one"
+_NONE, _ALL, _ONE, _ALL_BUT_ONE = range(4)
 # PyTorch itself may give NaN for one of them, with a softmax of the user's own for example.
 _CHOICES = ((_NONE, _ALL, _ONE, _ALL_BUT_ONE), (_ALL, _ONE, _ALL_BUT_ONE), (_NONE, _ONE, _ALL_BUT_ONE), (_ONE,))
 
@@ -65,7 +65,7 @@ def _values(tensor: Tensor) -> tuple[float, float] | None:
     return (lowest, 0) if is_mask else None
 
 
-def _with_rows(tensor: Tensor, choice: Sequence[str], first: int) -> Tensor:
+def _with_rows(tensor: Tensor, choice: Sequence[int], first: int) -> Tensor:
     """``tensor`` with the rows of ``choice`` in turn, from number ``first`` on; itself if it is no mask."""
     values = _values(tensor)
     if values is None:
@@ -73,7 +73,7 @@ def _with_rows(tensor: Tensor, choice: Sequence[str], first: int) -> Tensor:
     length = tensor.shape[-1]
     number = torch.arange(tensor.numel() // length)
     one = torch.arange(length) == (number % length)[:, None]
-    rows = {_NONE: torch.zeros_like(one), _ALL: torch.ones_like(one), _ONE: one, _ALL_BUT_ONE: ~one}
-    kept = torch.stack([rows[choice[(n + first) % len(choice)]][n] for n in number.tolist()])
+    kind = torch.tensor(choice)[(number + first) % len(choice)][:, None]
+    kept = (kind == _ALL) | ((kind == _ONE) & one) | ((kind == _ALL_BUT_ONE) & ~one)
     left_out, left = (torch.tensor(value, dtype=tensor.dtype) for value in values)
     return torch.where(kept, left, left_out).view(tensor.shape).to(tensor.device)
