@@ -25,6 +25,8 @@ from nnorm_export.runtimes._providers import CUDA, require_provider
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 from nnorm_export.runtimes.tensorrt import is_engine
 
+# What this ONNX Runtime lacks, and that of the server may have: an operator, a version of the format.
+_OF_OTHER_VERSIONS = ("NOT_IMPLEMENTED", "IR version", "opset")
 _INEXACT = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
@@ -146,7 +148,7 @@ def open_as_served(path: Path, model: Model, backend: str, device: str, kernels:
         return Opened(_opened(path, model, "onnxruntime", options), notes=notes)
     except ModelFileError as error:
         has_no_kernels = model.file.bare and not options and library.find_library() is None
-        if "NOT_IMPLEMENTED" not in str(error) and not has_no_kernels:
+        if not any(word in str(error) for word in _OF_OTHER_VERSIONS) and not has_no_kernels:
             raise
         return _opened_otherwise(path, model, error, notes)
 

@@ -231,16 +231,14 @@ class _Writer:
         """Returns the number of the version, the text of config.pbtxt, and notes."""
         folder = self.folder
         try:
+            self._refuse_early(version)
             with parents_made(folder), scratch_folder(folder) as scratch:
                 _write_version(self.path, scratch, self.trial.config.backend)
                 config, notes = self.trial.of(scratch)
                 with _only_writer(folder):
                     present = [int(entry.name) for entry in folder.glob("[0-9]*") if _is_version(entry)]
                     number = int(version) if version is not None else max(present, default=0) + 1
-                    if number in present:
-                        raise ExportError(
-                            f"{folder}: it has a version {number} already; leave the version out for the next"
-                        )
+                    _refuse_present(folder, number)
                     old = _read_config(folder)
                     text = config.merged(folder, old, overwrite=self.overwrite_config)
                     self._move(scratch, number, text, old)
@@ -257,6 +255,11 @@ class _Writer:
         if old is not None and text == old and is_changed(text):
             notes += [f"{folder / FILE} was changed, and stays as it is"]
         return number, text, notes
+
+    def _refuse_early(self, version: int | None) -> None:
+        """Refuses what needs no copy and no run, which take long for a large model."""
+        if version is not None:
+            _refuse_present(self.folder, version)
 
     def _move(self, scratch: Path, number: int, text: str, old: str | None) -> None:
         """Moves the version ``scratch``, which was tried, into its place."""
@@ -351,3 +354,8 @@ def _read_config(folder: Path) -> str | None:
         return (folder / FILE).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return None
+
+
+def _refuse_present(folder: Path, version: int) -> None:
+    if (folder / str(version)).exists():
+        raise ExportError(f"{folder}: it has a version {version} already; leave the version out for the next")
