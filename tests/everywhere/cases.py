@@ -25,7 +25,7 @@ NETWORKS = ("fc", "vit", "wideresnet")
 LAMBDAS = {"0": [0.0], "1": [1.0], "2": [2.0]}
 LAMBDAS["near_0"] = [0.0, 1e-7, -1e-6, 1e-5, -1e-4, 1e-3, 1e-2, 0.05]
 LAMBDAS["near_2"] = [2.0 - value for value in LAMBDAS["near_0"]]
-# What `make test` runs: all networks, and the layers in which runtimes differed.
+# What `make test-all` runs: all networks, and the layers in which runtimes differed.
 QUICK = (
     *NETWORKS,
     *("bnn1d_trained", "bnn2d_lambda_edges", "bnn2d_trained", "gnn_g4", "inn2d", "lnn_768", "lnn_hard_rows"),

@@ -1,4 +1,4 @@
-"""What the tests on a GPU share. tests/conftest.py deselects this folder where there is no GPU."""
+"""What the tests on a GPU share. tests/conftest.py does not collect this folder where there is no GPU."""
 
 from __future__ import annotations
 
