@@ -60,6 +60,15 @@ def test_attention_of_any_rank_exports(axes: tuple[int, ...], mask: Tensor | str
     assert str(program.graph) == before
 
 
+@pytest.mark.parametrize("form", ["tensor", "program"])
+def test_an_example_with_gradients(form: str, tmp_path: Path) -> None:
+    """A cache of keys and values that another call of the model has computed is one."""
+    x = torch.randn(2, 3, 5, 8, requires_grad=True) * 2
+    model = Windows(torch.eye(5)).eval()
+    source = torch.export.export(freeze(model), (x,)) if form == "program" else model
+    assert len(export(source, (x,), tmp_path / "m.onnx").layers) == 1
+
+
 class Nested(nn.Module):
     """Attention of rank 3 in a region of autocast, and in a branch."""
 

@@ -16,9 +16,9 @@ _PURE = (torch.ops.aten.detach_.default,)  # changes no number; torch.export wri
 
 
 def program_copy(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """A copy of ``program`` that shares its weights."""
-    weights = [*program.state_dict.values(), *program.constants.values()]
-    return copy.deepcopy(program, {id(weight): weight for weight in weights})
+    """A copy of ``program`` that shares its weights and its example, whose tensors may be results with gradients."""
+    shared = [*program.state_dict.values(), *program.constants.values(), program.example_inputs]
+    return copy.deepcopy(program, {id(each): each for each in shared})
 
 
 def nodes_of(program: torch.export.ExportedProgram) -> list[fx.Node]:
