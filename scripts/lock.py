@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 TEST = FOLDER / "test.txt"
 ON_TOP = "# On top of .venv."
+ONE_FOR_ALL = "# One version for all Pythons"
 NOTE = "# Written by `make lock`; not to be edited.\n"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # What an environment takes from the package itself.
@@ -44,9 +45,11 @@ def pin(name: str, *, upgrade: bool) -> None:
         subprocess.CalledProcessError: no versions fit; uv has said which packages disagree.
     """
     source, output = FOLDER / f"{name}.in", FOLDER / f"{name}.txt"
-    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHONS[0]]
+    command = ["uv", "pip", "compile", "--quiet", "--python-version", PYTHONS[0]]
     command += ["--no-header", "--no-annotate", "--output-file", str(output), *(["--upgrade"] if upgrade else [])]
-    is_on_top = source.exists() and ON_TOP in source.read_text()
+    asked = source.read_text() if source.exists() else ""
+    command += ["--python-platform", "x86_64-manylinux_2_35"] if ONE_FOR_ALL in asked else ["--universal"]
+    is_on_top = ON_TOP in asked
     if is_on_top:
         # What .venv has is taken as it is, whatever the packages on top ask for: the tests show that they run with it.
         command += ["--overrides", str(TEST)]
