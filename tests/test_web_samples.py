@@ -85,6 +85,6 @@ def test_node(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sample", ["web", "node"])
 def test_the_samples_have_the_tested_versions(sample: str) -> None:
-    tested = json.loads((ROOT / "tests" / "everywhere" / "packages" / "node" / "package.json").read_text())
+    tested = json.loads((ROOT / "requirements" / "everywhere-node" / "package.json").read_text())
     pinned = json.loads((ROOT / "samples" / sample / "package.json").read_text())["dependencies"]
     assert pinned.items() <= tested["dependencies"].items()
