@@ -79,6 +79,7 @@ DTYPES = {
 }
 
 
+_FLOAT_NAMES = {dtype.name for dtype in FLOATS}
 _BY_ONNX_TYPE = {dtype.onnx_type: dtype for dtype in DTYPES.values()}
 
 
@@ -90,6 +91,10 @@ def numpy_of_onnx(onnx_type: int) -> np.dtype[Any]:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
     except KeyError:  # 0 for no tensor, or a number that this version of onnx does not know
         return np.dtype(object)
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in _FLOAT_NAMES
 
 
 def bits(array: Array) -> Array:

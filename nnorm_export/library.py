@@ -174,12 +174,21 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
         )
     if session_options in _registered:
         return
-    path = get_library_path()
+    register_file(
+        session_options,
+        get_library_path(),
+        f"Install nnorm_export again on this machine, or run without kernels: {OVERRIDE}={WITHOUT}",
+    )
+    _registered.add(session_options)
+
+
+def register_file(session_options: onnxruntime.SessionOptions, path: str, remedy: str) -> None:
+    """Register the library of kernels ``path``, which may be another than that of this package.
+
+    Raises:
+        RuntimeMissingError: ONNX Runtime cannot load it; the message ends with ``remedy``.
+    """
     try:
         session_options.register_custom_ops_library(path)
-    except Exception as error:  # ONNX Runtime's errors have no base class of their own
-        raise RuntimeMissingError(
-            f"ONNX Runtime cannot load the kernels in {path}: {error}. Install nnorm_export again on this machine, or "
-            f"run without kernels: {OVERRIDE}={WITHOUT}"
-        ) from error
-    _registered.add(session_options)
+    except Exception as error:  # The loader and each version of ONNX Runtime raise classes of their own.
+        raise RuntimeMissingError(f"ONNX Runtime cannot load the kernels in {path}: {error}. {remedy}") from error

@@ -61,7 +61,7 @@ SAMPLES = Path(__file__).resolve().parent
 OUTPUT = Path("demo")
 IMAGES = OUTPUT / "validation.npz"
 ROUNDS = 50
-WIDTH = 110  # of the table where stdout is no terminal
+TABLE_WIDTH = 110  # where stdout is not a terminal
 BUDGET = (
     "x × the error budget: the largest error of the file as a share of what is allowed, which is 10 times the error\n"
     "that float32 rounding causes in PyTorch itself; above 1 × the export fails and writes no file"
@@ -303,7 +303,7 @@ def main() -> None:
     for name, of_network in files.items():
         add_rows(table, name, of_network, outcomes[name], data)
     table.caption = caption_of([file for of_network in files.values() for file in of_network])
-    console = Console(width=None if Console().is_terminal else WIDTH)
+    console = Console(width=None if Console().is_terminal else TABLE_WIDTH)
     console.print(table)
     announce("serving each file in a new process, without PyTorch")
     for network in (RESNET, VIT):

@@ -21,7 +21,7 @@ from nnorm_export import ExportReport, Runner
 
 SEED = 0
 BATCH_SIZE = 64
-LINES = 5  # of progress where there is no terminal, at most
+MOST_PROGRESS_LINES = 5  # where stderr is not a terminal
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float
                 optimizer.step()
                 schedule.step()
                 progress.advance(task)
-            if not console.is_terminal and epoch % -(-epochs // LINES) == 0:
+            if not console.is_terminal and epoch % -(-epochs // MOST_PROGRESS_LINES) == 0:
                 announce(f"{description}: epoch {epoch} of {epochs}, loss {loss.item():.2f}")
 
 

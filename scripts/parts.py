@@ -91,7 +91,7 @@ def run_all(parts: Sequence[Part], folder: Path, jobs: int) -> int:
             else:
                 try:
                     outcome = run(part, folder / f"{part.name}.log")
-                except OSError as error:  # there is no such program, or the disk is full
+                except OSError as error:  # the program is missing, or the disk is full
                     outcome = Outcome(part.name, "FAILED", said=str(error))
                     print(outcome, flush=True)
             with changed:
@@ -116,6 +116,6 @@ def run_all(parts: Sequence[Part], folder: Path, jobs: int) -> int:
 
 
 def unknown_names(parts: Sequence[Part]) -> list[str]:
-    """The names in ``after`` that no part has; a run would wait for them for ever."""
+    """The names in ``after`` that no part has; a run would never end."""
     known = {part.name for part in parts}
     return sorted({name for part in parts for name in part.after} - known)

@@ -26,10 +26,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from nnorm_export import export, load
+from nnorm_export.dtypes import Array
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 from nnorm_export.parity.judgement import BUDGET, judge
 from nnorm_export.parity.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.yardstick import Array, machine_epsilon, yardsticks_of
+from nnorm_export.parity.yardstick import machine_epsilon, yardsticks_of
 
 ROUNDINGS = 100  # the size of an error in single elements, in roundings of their channel's scale
 

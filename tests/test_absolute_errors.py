@@ -10,10 +10,11 @@ import onnx
 import onnx.inliner
 import oracle
 import pytest
+from node_models import ATTRIBUTES, BATCH_OPERATORS, DELTA
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from test_operators import ATTRIBUTES, BATCH_OPERATORS, DELTA, EPILOGUES
+from test_operators import EPILOGUES
 
 from nnorm_export.domain import OPERATORS
 from nnorm_export.domain.batch_normal_norm import LEAST_EXPONENT, NEAR_ZERO

@@ -12,8 +12,8 @@ import onnx
 import onnxruntime
 import pytest
 from fuzz.soak import soak
+from node_models import ATTRIBUTES, ELEMENTS, make_values
 from onnx import TensorProto, helper, numpy_helper
-from test_operators import ATTRIBUTES, ELEMENTS, make_values
 from ways import needs_kernels
 
 import nnorm_export

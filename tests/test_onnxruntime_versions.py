@@ -15,16 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from node_models import ATTRIBUTES, BATCH_OPERATORS, ELEMENTS, make_values, single_node_model
 from onnx import TensorProto, helper
-from test_operators import (
-    ATTRIBUTES,
-    BATCH_OPERATORS,
-    BOUNDS,
-    ELEMENTS,
-    expected_output,
-    make_values,
-    single_node_model,
-)
+from test_operators import BOUNDS, expected_output
 from test_quantized_operators import TYPES, dequantized, model_of
 from test_quantized_operators import expected as quantized_output
 from test_quantized_operators import make_values as quantized_values

@@ -106,7 +106,7 @@ def _of_bool(graph: fx.Graph, node: fx.Node, mask: fx.Node) -> tuple[fx.Node, fx
 
 def _of_float(graph: fx.Graph, node: fx.Node, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
     """``seen`` and ``bias`` of a mask that is added to the scores."""
-    # Not the mask's maximum: runtimes differ in whether a NaN is one, and a row with a NaN is no row without a key.
+    # The maximum of the mask itself would not do: runtimes differ in the maximum of numbers of which one is NaN.
     is_kept = call_like(graph, node, _aten.ne.Scalar, mask, -torch.inf)
     kept = call_like(graph, node, _aten.to.dtype, is_kept, node.meta["val"].dtype)
     seen = call_like(graph, node, _aten.amax.default, kept, [-1], True)

@@ -64,9 +64,7 @@ def staged_folder(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """
     _refuse_parent(target)
     target = target.resolve()
-    with _staging(target) as folder:
-        new = folder / _NEW / target.name
-        new.mkdir()
+    with _empty_folder(target) as (new, folder):
         yield new
         with writing(target):
             flush_tree(new)
@@ -90,11 +88,17 @@ def scratch_folder(target: Path) -> Iterator[Path]:
     writer of ``target``.
     """
     _refuse_parent(target)
-    target = target.resolve()
-    with _staging(target) as folder:
-        scratch = folder / _NEW / target.name
-        scratch.mkdir()
+    with _empty_folder(target.resolve()) as (scratch, _):
         yield scratch
+
+
+@contextmanager
+def _empty_folder(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields an empty folder with the name of ``target``, and the staging folder that it is in."""
+    with _staging(target) as folder:
+        new = folder / _NEW / target.name
+        new.mkdir()
+        yield new, folder
 
 
 @contextmanager

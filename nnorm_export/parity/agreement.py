@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from nnorm_export.dtypes import as_array
+from nnorm_export.dtypes import Array, as_array, is_float
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import constant_over_rows, decisive, dependence, judge_outputs, require_dependence
 from nnorm_export.parity.outcome import OutputParity, ParityReport, worst
-from nnorm_export.parity.yardstick import Array, is_float, machine_epsilon
+from nnorm_export.parity.yardstick import machine_epsilon
 from nnorm_export.runtimes import Runner, TensorInfo
 
 ROUNDINGS = 64  # how far entries of an output may be apart, in roundings of its greatest entry

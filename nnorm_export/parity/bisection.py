@@ -17,7 +17,7 @@ import onnx
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nnorm_export.dtypes import to_numpy
+from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, refuse_quantized, with_outputs
@@ -34,7 +34,7 @@ from nnorm_export.parity.outcome import ON_CHANGED_INPUTS, OutputParity, on_chan
 from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
 from nnorm_export.parity.truth import usable_truth
 from nnorm_export.parity.weights import other_weights
-from nnorm_export.parity.yardstick import Array, unstable_results, yardsticks_of
+from nnorm_export.parity.yardstick import unstable_results, yardsticks_of
 from nnorm_export.runtimes import Runner, load
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import onnx
 
 from nnorm_export.digests import digest_of
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import Part, norms_of, with_outputs
 from nnorm_export.parity.isolation import opened
-from nnorm_export.parity.yardstick import Array
 from nnorm_export.runtimes import RUNTIMES, Runner
 
 _GREATEST = 1 << 30  # bytes of a file whose normalizations are looked at: with its weights it is one protobuf message

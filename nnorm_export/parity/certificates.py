@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export._version import __version__
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError, InputError, ModelFileError, NnormExportError, ParityError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import read_whole
@@ -33,7 +34,7 @@ from nnorm_export.parity.bits import FileBits, bits_of
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.judgement import criterion_text, dependence, judge_outputs, require_dependence
 from nnorm_export.parity.outcome import ParityReport, on_changed_inputs, worst
-from nnorm_export.parity.yardstick import FLOAT_TYPES, Array
+from nnorm_export.parity.yardstick import FLOAT_TYPES
 from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
 from nnorm_export.runtimes.tensorrt import is_engine

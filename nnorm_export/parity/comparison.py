@@ -11,7 +11,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.dtypes import to_numpy
+from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
@@ -35,7 +35,7 @@ from nnorm_export.parity.pytorch_model import Passthrough, PyTorchModel, as_take
 from nnorm_export.parity.shared_rows import samples_of
 from nnorm_export.parity.truth import usable_truth
 from nnorm_export.parity.weights import other_weights
-from nnorm_export.parity.yardstick import Array, unstable_results, yardsticks_of
+from nnorm_export.parity.yardstick import unstable_results, yardsticks_of
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step

@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError
-from nnorm_export.parity.yardstick import FLOAT_TYPES, Array
+from nnorm_export.parity.yardstick import FLOAT_TYPES
 
 CRITERIA = ("budget", "allclose")
 _TORCHS = " at torch.testing's tolerances"

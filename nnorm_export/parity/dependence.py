@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nnorm_export.dtypes import Array, is_float
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.models.arguments import tensors_in, with_tensors
 from nnorm_export.parity.judgement import decisive, dependence
 from nnorm_export.parity.outcome import ON_CHANGED_INPUTS
 from nnorm_export.parity.pytorch_model import PyTorchModel
-from nnorm_export.parity.yardstick import Array, is_float
 
 SEED = 0
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from nnorm_export.dtypes import Array
 from nnorm_export.freezing.samples import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import require_module, unwrapped
 from nnorm_export.parity.pytorch_model import Passthrough, observe
-from nnorm_export.parity.yardstick import Array
 from nnorm_export.steps import step
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from nnorm_export.domain import Operator
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError
-from nnorm_export.parity.yardstick import Array
 from nnorm_export.runtimes import Runner, load
 
 

@@ -19,15 +19,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from nnorm_export.dtypes import Array, is_float
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.criteria import Criterion
 from nnorm_export.parity.outcome import OutputParity
 from nnorm_export.parity.yardstick import (
     FLOAT_TYPES,
-    Array,
     distance,
-    is_float,
     machine_epsilon,
     narrower,
     scale_about,

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.models.arguments import tensors_in, with_tensors
 from nnorm_export.parity.dependence import Run, has_new_faults
 from nnorm_export.parity.pytorch_model import PyTorchModel
-from nnorm_export.parity.yardstick import Array
 
 _FAR_BELOW_ZERO = -1e3  # a number that is added to a score so that its softmax is 0
 
@@ -66,7 +66,7 @@ def _values(tensor: Tensor) -> tuple[float, float] | None:
 
 
 def _with_rows(tensor: Tensor, choice: Sequence[int], first: int) -> Tensor:
-    """``tensor`` with the rows of ``choice`` in turn, from number ``first`` on; itself if it is no mask."""
+    """A mask whose rows are of the kinds in ``choice``, in turn, from kind ``first`` on; another tensor unchanged."""
     values = _values(tensor)
     if values is None:
         return tensor

@@ -14,14 +14,13 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from nnorm_export.domain import Operator
-from nnorm_export.dtypes import to_numpy
+from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.parts import Part
 from nnorm_export.mathematics import estimate_lmbda, resolve_exponents, standardize_over
 from nnorm_export.models.arguments import to_tensor
 from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.parity.isolation import with_epilogue
-from nnorm_export.parity.yardstick import Array
 
 LMBDAS = (0.0, 1.0, 2.0, 0.5, 1.5, -3.0, 5.0)
 DELTA = math.sqrt(1e-5)  # the exponent shift of the reference form, for those λ

@@ -17,6 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from nnorm_export.domain import Operator
+from nnorm_export.dtypes import Array, is_float
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid
@@ -26,7 +27,7 @@ from nnorm_export.parity.isolation import opened
 from nnorm_export.parity.judgement import judge
 from nnorm_export.parity.outcome import OutputParity, worst
 from nnorm_export.parity.probes import Norm, Probe, branches_of, great_sizes, probes_of, signed_sizes
-from nnorm_export.parity.yardstick import Array, common_yardstick, is_float
+from nnorm_export.parity.yardstick import common_yardstick
 from nnorm_export.steps import step
 
 

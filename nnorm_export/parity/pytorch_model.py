@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.dtypes import to_numpy
+from nnorm_export.dtypes import Array, is_float, to_numpy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
@@ -22,15 +22,7 @@ from nnorm_export.parity.judgement import judge
 from nnorm_export.parity.outcome import UNSTEADY
 from nnorm_export.parity.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids
 from nnorm_export.parity.truth import usable_truth
-from nnorm_export.parity.yardstick import (
-    Array,
-    distance,
-    is_float,
-    machine_epsilon,
-    narrower,
-    scale_about,
-    yardsticks_of,
-)
+from nnorm_export.parity.yardstick import distance, machine_epsilon, narrower, scale_about, yardsticks_of
 from nnorm_export.process import release_memory
 from nnorm_export.runtimes import Runner
 from nnorm_export.steps import counted

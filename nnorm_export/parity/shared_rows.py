@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nnorm_export.dtypes import Array
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.parity.pytorch_model import PyTorchModel, seeds_for
-from nnorm_export.parity.yardstick import Array
 
 _SAME = 1e-9  # of the greatest element: sums in another order differ by 1e-13 in float64
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnorm_export.parity.yardstick import FLOAT_TYPES, Array, distance, is_float
+from nnorm_export.dtypes import Array, is_float
+from nnorm_export.parity.yardstick import FLOAT_TYPES, distance
 
 
 def usable_truth(

@@ -24,13 +24,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from nnorm_export.dtypes import Array, is_float
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,6 @@ FLOAT_TYPES = {
     "float16": FloatType(rtol=1e-3, atol=1e-5, stable=0.1),
     "bfloat16": FloatType(rtol=1.6e-2, atol=1e-5, stable=0.3),
 }
-
-
-def is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in FLOAT_TYPES
 
 
 def narrower(one: str, other: str) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nnorm_export.dtypes import Array
+from nnorm_export.dtypes import Array, is_float
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.parity.yardstick import is_float
 
 
 @dataclass(frozen=True)

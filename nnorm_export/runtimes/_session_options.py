@@ -1,13 +1,14 @@
-"""The ``session_options`` of a caller: what is refused beside them, and what is changed in them for a moment."""
+"""Sessions of ONNX Runtime: what is refused beside a caller's options, and changed in them; errors of loading."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from nnorm_export.errors import NnormExportError
+from nnorm_export.errors import ModelFileError, NnormExportError
 
 _changing = threading.Lock()  # threads may share options
 
@@ -37,3 +38,16 @@ def changed(options: Any, changes: Mapping[str, Any]) -> Iterator[None]:
         finally:
             for name, value in unchanged.items():
                 setattr(options, name, value)
+
+
+@contextmanager
+def loading(path: Path, version: str, reason: Callable[[Exception], str]) -> Iterator[None]:
+    """Reports that ONNX Runtime ``version`` cannot load ``path``.
+
+    Raises:
+        ModelFileError: the block raised an exception; the message ends with its ``reason``.
+    """
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime raises classes of its own that are not public and share no base.
+        raise ModelFileError(f"{path}: ONNX Runtime {version} cannot load it: {reason(error)}") from error

@@ -41,7 +41,7 @@ from nnorm_export.runtimes._providers import (
 )
 from nnorm_export.runtimes._runner import Runner
 from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
-from nnorm_export.runtimes._session_options import changed, refuse_beside_options
+from nnorm_export.runtimes._session_options import changed, loading, refuse_beside_options
 
 _REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu")
@@ -214,14 +214,11 @@ class OnnxRuntimeRunner(Runner):
         """A session with ``options``, of which ``changes`` are set for as long as it is opened."""
         if self._target is not None:
             changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        try:
-            with changed(options, changes) if changes or options is self._callers_options else nullcontext():
-                return self._new_session(options)
-        except Exception as error:  # ONNX Runtime's exceptions share no public base
-            raise ModelFileError(
-                f"{self._file.path}: ONNX Runtime {self._ort.__version__} cannot load it: "
-                f"{self._reason(str(error).strip())}"
-            ) from error
+        with (
+            loading(self._file.path, self._ort.__version__, lambda error: self._reason(str(error).strip())),
+            changed(options, changes) if changes or options is self._callers_options else nullcontext(),
+        ):
+            return self._new_session(options)
 
     def _bodies_of_which_one_runs(self) -> Iterator[str]:
         version = [int(part) for part in self._ort.__version__.split(".")[:2]]

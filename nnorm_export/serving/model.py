@@ -22,6 +22,7 @@ from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes._known_faults import faults_of
 from nnorm_export.runtimes._overflow import unsafe_weights
 from nnorm_export.runtimes._providers import CUDA, require_provider
+from nnorm_export.runtimes._session_options import loading
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 from nnorm_export.runtimes.tensorrt import is_engine
 
@@ -167,13 +168,11 @@ def _kernel_options(kernels: str | None, file: ModelFile) -> tuple[dict[str, Any
         return {}, (f"{kernels} is not on this machine: what is served was run here by {instead}",)
     options = import_onnxruntime().SessionOptions()
     options.log_severity_level = 3
-    try:
-        options.register_custom_ops_library(kernels)
-    except Exception as error:  # ONNX Runtime's errors have no base class of their own
-        raise RuntimeMissingError(
-            f"ONNX Runtime cannot load the kernels in {kernels} ({first_line(error)}), which the server would load; "
-            f"name a library that was built for it (--library), or serve the bodies (--library {library.WITHOUT})"
-        ) from error
+    remedy = (
+        "The server would load them: name a library that was built for it (--library), or serve the bodies "
+        f"(--library {library.WITHOUT})"
+    )
+    library.register_file(options, kernels, remedy)
     return {"session_options": options}, ()
 
 
@@ -184,10 +183,8 @@ def _opened(path: Path, model: Model, runtime: str, options: Mapping[str, Any]) 
     provider = CUDA if runtime == "onnxruntime-cuda" else CPU
     ort = import_onnxruntime()
     require_provider(ort, provider)
-    try:
+    with loading(path, ort.__version__, first_line):
         ort.InferenceSession(str(path), options.get("session_options"), providers=[provider])
-    except Exception as error:  # ONNX Runtime's exceptions share no public base
-        raise ModelFileError(f"{path}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}") from error
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.dtypes import to_numpy
+from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.freezing import state
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.table import row_for
@@ -16,7 +16,6 @@ from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.half_safety import sample_sets
 from nnorm_export.parity.pytorch_model import Passthrough, Tap, observe
-from nnorm_export.parity.yardstick import Array
 
 
 def lambdas(
