@@ -28,6 +28,6 @@ def has_compiler() -> bool:
 def skip_without_inductor() -> None:
     """For tests that compile with PyTorch's Inductor."""
     if not has_compiler():
-        pytest.skip("there is no C++ compiler on this machine")
+        pytest.skip("this machine has no C++ compiler")
     if " " in str(Path(torch.__file__).parent):
-        pytest.skip("PyTorch lies in a folder with a space, which its Inductor does not quote for the compiler")
+        pytest.skip("PyTorch is installed in a folder whose path has a space, and its Inductor cannot compile there")

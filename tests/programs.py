@@ -46,7 +46,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 
 def skip_without_tools() -> None:
     if not has_compiler():
-        pytest.skip("there is no C++ compiler on this machine")
+        pytest.skip("this machine has no C++ compiler")
     for tool in ("cmake", "ninja"):
         if not shutil.which(tool, path=ENVIRONMENT["PATH"]):
             pytest.skip(f"there is no {tool} on this machine")

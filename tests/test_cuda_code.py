@@ -50,7 +50,7 @@ def dump(what: str, *arguments: str) -> str:
     """What cuobjdump says of the CUDA library."""
     cuda_library, cuobjdump = library.find_cuda_library(), find_cuobjdump()
     if cuda_library is None:
-        pytest.skip("this library has no kernels for GPUs beside it; `make test-cuda-code` builds them with nvcc")
+        pytest.skip("these kernels were built without those for GPUs; `make test-cuda-code` builds both, with nvcc")
     if cuobjdump is None:
         pytest.skip(
             "NVIDIA's program cuobjdump, which shows the code in the CUDA library, is not installed: "

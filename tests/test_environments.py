@@ -21,7 +21,7 @@ LOCKED = sorted(REQUIREMENTS.glob("*.txt"))
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
-with_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make on this machine")
+with_make = pytest.mark.skipif(shutil.which("make") is None, reason="this machine has no make")
 
 
 @pytest.fixture

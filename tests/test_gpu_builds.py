@@ -90,7 +90,7 @@ def test_a_gpu_has_its_machine_code_or_else_older_ptx(tmp_path: Path, gpus: str,
 @pytest.fixture
 def nvcc() -> None:
     if not (shutil.which(os.environ.get("CUDACXX", "nvcc")) or Path("/usr/local/cuda/bin/nvcc").exists()):
-        pytest.skip("there is no nvcc on this machine")
+        pytest.skip("this machine has no nvcc")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv(library.OVERRIDE, raising=False)
     path = library.find_library()
     if path is None and not has_compiler():
-        pytest.skip("there is no C++ compiler on this machine, so that the kernels were not built")
+        pytest.skip("this machine has no C++ compiler, so that the kernels were not built")
     assert path is not None, "nnorm_export is installed without its kernels, although there is a C++ compiler"
     return path
 

@@ -43,7 +43,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="auditwheel and EL
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not has_compiler():
-        pytest.skip("there is no C++ compiler on this machine")
+        pytest.skip("this machine has no C++ compiler")
     output = tmp_path_factory.mktemp("wheel")
     BUILD.mkdir(parents=True, exist_ok=True)
     with FileLock(BUILD.with_suffix(".lock")):  # other processes of a parallel run wait and find everything compiled
