@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from command_line import run
+from onnx import TensorProto, helper, numpy_helper
 
-from nnorm_export import ExportError, write_repository
+from nnorm_export import ExportError, InputError, write_repository
 from nnorm_export.runtimes import load
 
 node = helper.make_node
 F = TensorProto.FLOAT
+Weights = Mapping[str, np.ndarray[Any, Any]]
 Tensors = Sequence[tuple[str, int, list[int | str | None]]]
 CUMSUM = [node("Constant", [], ["axis"], value_int=0), node("CumSum", ["x", "axis"], ["y"])]
 
@@ -37,6 +40,20 @@ def rows(axis: str | int | None = "batch", dtype: int = F) -> Tensors:
 
 def out(axis: str | int | None = "batch", dtype: int = F) -> Tensors:
     return [("y", dtype, [axis, 3])]
+
+
+def weighted(path: Path, nodes: list[onnx.NodeProto], weights: Weights, **options: Any) -> Path:
+    """A file of the input x and the output y, float32[batch, 3], with weights."""
+    saved(path, nodes, rows(), out())
+    proto = onnx.load(path)
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(proto, path, **options)
+    return path
+
+
+def note_with(notes: list[str], text: str) -> str:
+    (found,) = [note for note in notes if text in note]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -167,3 +184,97 @@ def test_an_instance_on_a_gpu_runs_there(served: ModuleType, tmp_path: Path, mon
     opened(served, tmp_path, path, model_instance_kind="GPU", model_instance_device_id="1")
     assert asked["runtime"] == "onnxruntime-cuda"
     assert asked["providers"][0] == ("CUDAExecutionProvider", {"use_tf32": "0", "device_id": "1"})
+
+
+# --- requests are combined where rows were compared, or on request ---
+
+NEEDS_A_RANGE = [
+    *(node("ReduceMean", ["x", "zero"], ["mean"]), node("Sub", ["x", "mean"], ["d"])),
+    *(node("Cast", ["x"], ["i"], to=TensorProto.INT64), node("Sub", ["i", "hundred"], ["j"])),
+    *(node("Gather", ["table", "j"], ["t"]), node("Add", ["d", "t"], ["y"])),
+]
+TABLE: Weights = {"zero": np.array([0]), "hundred": np.array(100), "table": np.zeros(10, np.float32)}
+NO_MEAN = [node("Identity", ["x"], ["d"]), *NEEDS_A_RANGE[2:]]
+
+
+def test_inputs_of_a_range(tmp_path: Path) -> None:
+    """Random rows do not fit it. The given ones do, and show that a row has an influence on the others."""
+    path = weighted(tmp_path / "net.onnx", NEEDS_A_RANGE, TABLE)
+    written = write_repository(path, tmp_path / "models")
+    assert "max_batch_size: 0" in written.config
+    assert "dynamic_batching" not in written.config
+    assert "give inputs that it takes (inputs=, --input)" in note_with(written.notes, "random inputs do not fit it")
+    asked = write_repository(path, tmp_path / "asked", max_batch_size=8)
+    assert "max_batch_size: 8" in asked.config
+    note_with(asked.notes, "as max_batch_size asks, but whether")
+    x = 100 + np.arange(9, dtype=np.float32).reshape(3, 3)
+    given = write_repository(path, tmp_path / "given", inputs=[x], max_batch_size=8)
+    assert "max_batch_size: 0" in given.config
+    note_with(given.notes, "y of a row depends on the other rows")
+    apart = weighted(tmp_path / "apart.onnx", NO_MEAN, TABLE)
+    for inputs in ([x], x, {"x": x}):
+        combined = write_repository(apart, tmp_path / "apart", inputs=inputs)
+        assert "max_batch_size: 32" in combined.config
+        note_with(combined.notes, "a batch of the given rows gives the results that each row gives alone")
+    np.savez(tmp_path / "data.npz", x=x)
+    arguments = ["serve-repo", apart, "-o", tmp_path / "line", "-i", f"{tmp_path / 'data.npz'}", "--verbose"]
+    assert "max_batch_size: 32" in run(*arguments).stdout
+
+
+@pytest.mark.parametrize("inputs", [[np.zeros((2, 3), np.float32)], [np.zeros((2, 4), np.float32)], {"z": np.zeros(2)}])
+def test_given_inputs_that_it_refuses(inputs: Any, tmp_path: Path) -> None:
+    path = weighted(tmp_path / "net.onnx", NEEDS_A_RANGE, TABLE)
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        write_repository(path, tmp_path / "models", inputs=inputs)
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("inputs", [np.ones((1, 3), np.float32), np.ones((4, 3), np.float32)])
+def test_given_rows_that_show_nothing(inputs: Any, tmp_path: Path) -> None:
+    """One row, or equal ones: alone and together they give the same whatever the model does with a batch."""
+    nodes = [node("ReduceMean", ["x", "zero"], ["m"]), node("Add", ["x", "m"], ["y"])]
+    path = weighted(tmp_path / "net.onnx", nodes, {"zero": np.array([0])})
+    written = write_repository(path, tmp_path / "models", inputs=inputs)
+    assert "max_batch_size: 0" in written.config
+    note_with(written.notes, "was not checked (")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("options", [{}, {"max_batch_size": 8}])
+def test_a_size_that_fails(size: int, options: dict[str, Any], tmp_path: Path) -> None:
+    """The number of rows is the index into a table, whose entry is an index that another table does not have."""
+    sizes = np.zeros(100, np.int64)
+    sizes[size] = 5
+    nodes = [
+        *(node("Shape", ["x"], ["s"], end=1), node("Gather", ["sizes", "s"], ["i"])),
+        *(node("Gather", ["one", "i"], ["f"]), node("Mul", ["x", "f"], ["y"])),
+    ]
+    path = weighted(tmp_path / "net.onnx", nodes, {"sizes": sizes, "one": np.ones(1, np.float32)})
+    written = write_repository(path, tmp_path / "models", **options)
+    assert "max_batch_size: 0" in written.config
+    reason = "it does not run on one row alone" if size == 1 else f"it runs on one row, and not on {size} rows"
+    note_with(written.notes, f"no batching: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([node("Mul", ["x", "zero"], ["y"])], "no output differs between the rows"),
+        ([node("Mul", ["x", "nan"], ["y"])], "y has no finite numbers in two of the rows"),
+    ],
+)
+def test_outputs_that_show_nothing(nodes: list[onnx.NodeProto], reason: str, tmp_path: Path) -> None:
+    numbers = {"zero": np.zeros(3, np.float32), "nan": np.full(3, np.nan, np.float32)}
+    path = weighted(tmp_path / "net.onnx", nodes, numbers)
+    written = write_repository(path, tmp_path / "models")
+    assert "max_batch_size: 0" in written.config
+    note_with(written.notes, f"was not checked ({reason})")
+
+
+def test_no_finite_numbers(tmp_path: Path) -> None:
+    """Weights of NaN, as of a training that diverged or of another file with weights."""
+    path = weighted(tmp_path / "net.onnx", [node("Mul", ["x", "w"], ["y"])], {"w": np.full(3, np.nan, np.float32)})
+    note_with(write_repository(path, tmp_path / "models").notes, "y has no finite number for random inputs")
+    with pytest.raises(InputError, match="y has no finite number for the given inputs"):
+        write_repository(path, tmp_path / "given", inputs=[np.ones((2, 3), np.float32)])
+    assert not (tmp_path / "given").exists()

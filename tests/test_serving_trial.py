@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from command_line import fails, run
+from command_line import fails
 from onnx import TensorProto, numpy_helper
-from test_serving_batches import F, node, out, rows, saved
+from test_serving_batches import F, node, note_with, out, rows, saved, weighted
 
 from nnorm_export import (
-    InputError,
+    ExportError,
     ModelFileError,
     NnormExportError,
     RuntimeMissingError,
@@ -29,20 +28,9 @@ from nnorm_export.runtimes import load
 from nnorm_export.serving import model as model_module
 from nnorm_export.serving import repository as repository_module
 
-Weights = Mapping[str, np.ndarray[Any, Any]]
-
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def weighted(path: Path, nodes: list[onnx.NodeProto], weights: Weights, **options: Any) -> Path:
-    """A file of the input x and the output y, float32[batch, 3], with weights."""
-    saved(path, nodes, rows(), out())
-    proto = onnx.load(path)
-    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    onnx.save(proto, path, **options)
-    return path
 
 
 def beside(path: Path) -> Path:
@@ -60,11 +48,6 @@ def beside(path: Path) -> Path:
 def norm(path: Path, form: str) -> Path:
     torch.manual_seed(0)
     return export(layers.LayerNormalNorm(3), torch.randn(4, 3), path, form=form, verify=False).path
-
-
-def note_with(notes: list[str], text: str) -> str:
-    (found,) = [note for note in notes if text in note]
-    return found
 
 
 # --- what cannot be loaded is not written ---
@@ -124,7 +107,7 @@ def test_the_command_line_refuses_it(tmp_path: Path) -> None:
     ],
 )
 def test_graphs_that_do_not_load(nodes: list[onnx.NodeProto], reason: str, tmp_path: Path) -> None:
-    path = saved(tmp_path / "net.onnx", nodes, rows(), out())
+    path = saved(tmp_path / "opset.onnx", nodes, rows(), out())
     with pytest.raises(ModelFileError, match=reason):
         write_repository(path, tmp_path / "models")
     assert not (tmp_path / "models").exists()
@@ -213,100 +196,6 @@ def test_the_weights_of_what_cannot_be_run_are_read(tmp_path: Path, monkeypatch:
     assert sorted(entry.name for entry in (tmp_path / "models" / "net").iterdir()) == ["1", "config.pbtxt"]
 
 
-# --- requests are combined where rows were compared, or on request ---
-
-NEEDS_A_RANGE = [
-    *(node("ReduceMean", ["x", "zero"], ["mean"]), node("Sub", ["x", "mean"], ["d"])),
-    *(node("Cast", ["x"], ["i"], to=TensorProto.INT64), node("Sub", ["i", "hundred"], ["j"])),
-    *(node("Gather", ["table", "j"], ["t"]), node("Add", ["d", "t"], ["y"])),
-]
-TABLE: Weights = {"zero": np.array([0]), "hundred": np.array(100), "table": np.zeros(10, np.float32)}
-NO_MEAN = [node("Identity", ["x"], ["d"]), *NEEDS_A_RANGE[2:]]
-
-
-def test_inputs_of_a_range(tmp_path: Path) -> None:
-    """Random rows do not fit it. The given ones do, and show that a row has an influence on the others."""
-    path = weighted(tmp_path / "net.onnx", NEEDS_A_RANGE, TABLE)
-    written = write_repository(path, tmp_path / "models")
-    assert "max_batch_size: 0" in written.config
-    assert "dynamic_batching" not in written.config
-    assert "give inputs that it takes (inputs=, --input)" in note_with(written.notes, "random inputs do not fit it")
-    asked = write_repository(path, tmp_path / "asked", max_batch_size=8)
-    assert "max_batch_size: 8" in asked.config
-    note_with(asked.notes, "as max_batch_size asks, but whether")
-    x = 100 + np.arange(9, dtype=np.float32).reshape(3, 3)
-    given = write_repository(path, tmp_path / "given", inputs=[x], max_batch_size=8)
-    assert "max_batch_size: 0" in given.config
-    note_with(given.notes, "y of a row depends on the other rows")
-    apart = weighted(tmp_path / "apart.onnx", NO_MEAN, TABLE)
-    for inputs in ([x], x, {"x": x}):
-        combined = write_repository(apart, tmp_path / "apart", inputs=inputs)
-        assert "max_batch_size: 32" in combined.config
-        note_with(combined.notes, "a batch of the given rows gives the results that each row gives alone")
-    np.savez(tmp_path / "data.npz", x=x)
-    arguments = ["serve-repo", apart, "-o", tmp_path / "line", "-i", f"{tmp_path / 'data.npz'}", "--verbose"]
-    assert "max_batch_size: 32" in run(*arguments).stdout
-
-
-@pytest.mark.parametrize("inputs", [[np.zeros((2, 3), np.float32)], [np.zeros((2, 4), np.float32)], {"z": np.zeros(2)}])
-def test_given_inputs_that_it_refuses(inputs: Any, tmp_path: Path) -> None:
-    path = weighted(tmp_path / "net.onnx", NEEDS_A_RANGE, TABLE)
-    with pytest.raises(InputError, match=re.escape(str(path))):
-        write_repository(path, tmp_path / "models", inputs=inputs)
-    assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize("inputs", [np.ones((1, 3), np.float32), np.ones((4, 3), np.float32)])
-def test_given_rows_that_show_nothing(inputs: Any, tmp_path: Path) -> None:
-    """One row, or equal ones: alone and together they give the same whatever the model does with a batch."""
-    nodes = [node("ReduceMean", ["x", "zero"], ["m"]), node("Add", ["x", "m"], ["y"])]
-    path = weighted(tmp_path / "net.onnx", nodes, {"zero": np.array([0])})
-    written = write_repository(path, tmp_path / "models", inputs=inputs)
-    assert "max_batch_size: 0" in written.config
-    note_with(written.notes, "was not checked (")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("options", [{}, {"max_batch_size": 8}])
-def test_a_size_that_fails(size: int, options: dict[str, Any], tmp_path: Path) -> None:
-    """The number of rows is the index into a table, whose entry is an index that another table does not have."""
-    sizes = np.zeros(100, np.int64)
-    sizes[size] = 5
-    nodes = [
-        *(node("Shape", ["x"], ["s"], end=1), node("Gather", ["sizes", "s"], ["i"])),
-        *(node("Gather", ["one", "i"], ["f"]), node("Mul", ["x", "f"], ["y"])),
-    ]
-    path = weighted(tmp_path / "net.onnx", nodes, {"sizes": sizes, "one": np.ones(1, np.float32)})
-    written = write_repository(path, tmp_path / "models", **options)
-    assert "max_batch_size: 0" in written.config
-    reason = "it does not run on one row alone" if size == 1 else f"it runs on one row, and not on {size} rows"
-    note_with(written.notes, f"no batching: {reason}")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [
-        ([node("Mul", ["x", "zero"], ["y"])], "no output differs between the rows"),
-        ([node("Mul", ["x", "nan"], ["y"])], "y has no finite numbers in two of the rows"),
-    ],
-)
-def test_outputs_that_show_nothing(nodes: list[onnx.NodeProto], reason: str, tmp_path: Path) -> None:
-    numbers = {"zero": np.zeros(3, np.float32), "nan": np.full(3, np.nan, np.float32)}
-    path = weighted(tmp_path / "net.onnx", nodes, numbers)
-    written = write_repository(path, tmp_path / "models")
-    assert "max_batch_size: 0" in written.config
-    note_with(written.notes, f"was not checked ({reason})")
-
-
-def test_no_finite_numbers(tmp_path: Path) -> None:
-    """Weights of NaN, as of a training that diverged or of another file with weights."""
-    path = weighted(tmp_path / "net.onnx", [node("Mul", ["x", "w"], ["y"])], {"w": np.full(3, np.nan, np.float32)})
-    note_with(write_repository(path, tmp_path / "models").notes, "y has no finite number for random inputs")
-    with pytest.raises(InputError, match="y has no finite number for the given inputs"):
-        write_repository(path, tmp_path / "given", inputs=[np.ones((2, 3), np.float32)])
-    assert not (tmp_path / "given").exists()
-
-
 # --- what this machine cannot run as the server does ---
 
 
@@ -332,6 +221,30 @@ def test_an_operator_that_onnxruntime_lacks_here(given: int | None, tmp_path: Pa
     written = write_repository(path, tmp_path / "models", max_batch_size=given)
     assert f"max_batch_size: {given or 0}\n" in written.config
     note_with(written.notes, "what is served was run here by onnx's evaluator alone, because")
+
+
+@pytest.mark.parametrize("newer", ["ir", "opset"])
+def test_a_file_that_is_newer_than_onnxruntime_here(newer: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "net.onnx", [node("Neg", ["x"], ["y"])], rows(), out())
+    proto = onnx.load(path)
+    if newer == "ir":
+        proto.ir_version = onnx.IR_VERSION + 1
+    else:
+        proto.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    onnx.save(proto, path)
+    written = write_repository(path, tmp_path / "models")
+    assert "max_batch_size: 0\n" in written.config
+    note_with(written.notes, "what is served was run here by onnx's evaluator alone, because")
+
+
+def test_a_version_that_is_there_is_refused_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "net.onnx", [node("Neg", ["x"], ["y"])], rows(), out())
+    write_repository(path, tmp_path / "models")
+    monkeypatch.setattr(repository_module, "open_as_served", None)
+    with pytest.raises(ExportError, match="it has a version 1 already"):
+        write_repository(path, tmp_path / "models", version=1)
 
 
 def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

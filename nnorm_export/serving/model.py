@@ -26,8 +26,12 @@ from nnorm_export.runtimes._session_options import loading
 from nnorm_export.runtimes.onnxruntime import import_onnxruntime
 from nnorm_export.runtimes.tensorrt import is_engine
 
-# What this ONNX Runtime lacks, and that of the server may have: an operator, a version of the format.
-_OF_OTHER_VERSIONS = ("NOT_IMPLEMENTED", "IR version", "opset")
+# How ONNX Runtime says that it lacks an operator or a version of the format, which that of the server may have.
+_LACKS = (
+    "NOT_IMPLEMENTED",
+    "Unsupported model IR version",
+    "support for models stamped with official released onnx opset",
+)
 _INEXACT = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
@@ -149,7 +153,7 @@ def open_as_served(path: Path, model: Model, backend: str, device: str, kernels:
         return Opened(_opened(path, model, "onnxruntime", options), notes=notes)
     except ModelFileError as error:
         has_no_kernels = model.file.bare and not options and library.find_library() is None
-        if not any(word in str(error) for word in _OF_OTHER_VERSIONS) and not has_no_kernels:
+        if not any(words in str(error) for words in _LACKS) and not has_no_kernels:
             raise
         return _opened_otherwise(path, model, error, notes)
 

@@ -231,7 +231,8 @@ class _Writer:
         """Returns the number of the version, the text of config.pbtxt, and notes."""
         folder = self.folder
         try:
-            self._refuse_early(version)
+            if version is not None:
+                _refuse_present(folder, version)  # before the copy and the run, which take long for a large model
             with parents_made(folder), scratch_folder(folder) as scratch:
                 _write_version(self.path, scratch, self.trial.config.backend)
                 config, notes = self.trial.of(scratch)
@@ -255,11 +256,6 @@ class _Writer:
         if old is not None and text == old and is_changed(text):
             notes += [f"{folder / FILE} was changed, and stays as it is"]
         return number, text, notes
-
-    def _refuse_early(self, version: int | None) -> None:
-        """Refuses what needs no copy and no run, which take long for a large model."""
-        if version is not None:
-            _refuse_present(self.folder, version)
 
     def _move(self, scratch: Path, number: int, text: str, old: str | None) -> None:
         """Moves the version ``scratch``, which was tried, into its place."""
