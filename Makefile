@@ -1,6 +1,6 @@
 # make demo       trains two small networks on real data, exports, verifies and serves them
 # make test       the tests that say whether it works here, in one environment
-# make test-all   these, and by `make test-rest` everything else: kernels, sanitizers, emulators, other runtimes, servers, docs, lint
+# make test-all   these, and by `make test-rest` everything else: kernels, sanitizers, emulators, runtimes, servers, docs, lint
 # make check      lint, types and `make test`: before each commit
 # make lint       lint and types
 # make newest     `make test` with the newest version of every package
@@ -56,7 +56,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# News of other packages are found here, and do not break the targets above.
+# A fault of a new version of a package shows here, and does not break the targets above.
 newest: .venv/installed
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest

@@ -136,12 +136,11 @@ def main() -> int:
     options = parser.parse_args()
     torch = options.torch or (pinned_torch(options.constraint) if options.constraint else "torch")
     with tempfile.TemporaryDirectory() as folder:
-        constraints = []
-        if options.constraint:
-            pins = options.constraint.read_text()
-            path = Path(folder, "constraint.txt")
-            path.write_text(without_torch(pins) if options.torch else pins)
-            constraints = ["--constraint", str(path)]
+        pins = options.constraint
+        if pins and options.torch:
+            pins = Path(folder, pins.name)
+            pins.write_text(without_torch(options.constraint.read_text()))
+        constraints = ["--constraint", str(pins)] if pins else []
         done = install_torch(torch, options.torch_index, constraints) and install_package(options.extra, constraints)
     return 0 if done else 1
 
