@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from nnorm_export.runtimes._overflow import VNNI
+from nnorm_export.runtimes.onnxruntime.overflow import VNNI
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

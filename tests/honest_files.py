@@ -30,9 +30,9 @@ from nnorm_export import export, export_aoti, export_program, export_torchscript
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError
 from nnorm_export.models.arguments import cast
-from nnorm_export.parity.judgement import BUDGET, judge_outputs
-from nnorm_export.parity.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.yardstick import FLOAT_TYPES, yardsticks_of
+from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
+from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES, yardsticks_of
+from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge_outputs
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 Runs = Callable[[Array], list[Array]]

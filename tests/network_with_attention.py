@@ -9,7 +9,7 @@ from small_network import randomized
 from torch import Tensor, nn
 
 from nnorm_export import QuantizeReport, export, layers, quantize
-from nnorm_export.quantizing.targets import TARGETS
+from nnorm_export.quantizing.schemes import TARGETS
 
 
 class Network(nn.Module):

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from nnorm_export import export, load
 from nnorm_export.dtypes import Array
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
-from nnorm_export.parity.judgement import BUDGET, judge
-from nnorm_export.parity.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.yardstick import machine_epsilon, yardsticks_of
+from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
+from nnorm_export.parity.verdict.allowed_error import machine_epsilon, yardsticks_of
+from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge
 
 ROUNDINGS = 100  # the size of an error in single elements, in roundings of their channel's scale
 

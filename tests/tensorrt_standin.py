@@ -23,7 +23,7 @@ import pytest
 
 from nnorm_export import library
 from nnorm_export.errors import RuntimeMissingError
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
+from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner
 from nnorm_export.tensorrt import installation
 from nnorm_export.tensorrt.profiles import input_axes
 

@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_no_folders(tmp_path: Path, monkeypatch: pytest.Monke
     torch.manual_seed(0)
     model, x = nn.Linear(4, 3).eval(), torch.randn(5, 4)
     path = export(model, x, tmp_path / "m.onnx", verify=False).path
-    monkeypatch.setattr("nnorm_export.parity.certificates._write_tensors", full)
+    monkeypatch.setattr("nnorm_export.parity.certificates.certificate._write_tensors", full)
     with pytest.raises(InputError, match="No space left"):
         verify(path, model, x, certificate=tmp_path / "deep" / "er" / "c")
     monkeypatch.setattr("nnorm_export.serving.repository._write_version", full)

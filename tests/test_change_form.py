@@ -128,7 +128,7 @@ def test_weights_beside_the_file(exported: Source, tmp_path: Path) -> None:
 def test_a_file_that_computes_something_else_is_not_written(
     exported: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nnorm_export.exporting import change_form as module  # noqa: PLC0415 - the function has its name
+    from nnorm_export.converting import change_form as module  # noqa: PLC0415 - the function has its name
 
     def apply_wrongly(model: Any, form: str) -> None:
         apply_form(model, form)

@@ -193,7 +193,7 @@ def test_what_nobody_expects_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) 
     def fail(path: object, **options: object) -> None:
         raise ZeroDivisionError("surprise")
 
-    monkeypatch.setattr("nnorm_export.runtimes._description.describe_run", fail)
+    monkeypatch.setattr("nnorm_export.runtimes.describe_run.describe_run", fail)
     code, out, err = called("inspect", "net.onnx", "--json")
     assert (code, json.loads(out)["exit_code"]) == (70, 70)
     assert err.startswith("error: unexpected ZeroDivisionError: surprise\n")

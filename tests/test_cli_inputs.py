@@ -12,7 +12,7 @@ import torch
 from command_line import fails, run
 
 import nnorm_export
-from nnorm_export.files.arrays import read_inputs_of_file
+from nnorm_export.cli.arrays import read_inputs_of_file
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

@@ -17,7 +17,7 @@ from test_golden import OURS, trained_network
 from torch import Tensor, nn
 
 from nnorm_export import ExportError, ModelFileError, RuntimeMissingError, export, freeze, layers, load, verify
-from nnorm_export.exporting.programs import decomposed_for_aten
+from nnorm_export.exporting.formats.pt2 import decomposed_for_aten
 from nnorm_export.exporting.targets import TARGETS
 from nnorm_export.files.inspection import describe
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from nnorm_export import NnormExportError, export, replay, verify
 from nnorm_export.cli import app
-from nnorm_export.parity.criteria import Criteria, Criterion
-from nnorm_export.parity.judgement import judge
-from nnorm_export.parity.outcome import share_text
+from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.criteria import Criteria, Criterion
+from nnorm_export.parity.verdict.outcome import share_text
 from nnorm_export.testing import assert_parity
 
 NETS = """

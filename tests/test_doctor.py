@@ -17,7 +17,7 @@ from ways import needs_kernels
 
 from nnorm_export import ModelFileError, NnormExportError, diagnose, export, export_torchscript, library
 from nnorm_export.cli import app
-from nnorm_export.runtimes._diagnosis import Diagnosis
+from nnorm_export.runtimes.diagnose import Diagnosis
 
 NODES = 5
 
@@ -98,7 +98,7 @@ def test_another_onnxruntime(model_file: Path, monkeypatch: pytest.MonkeyPatch) 
     old = SimpleNamespace(
         __version__="1.15.1", get_available_providers=lambda: ["CPUExecutionProvider"], SessionOptions=SessionOptions
     )
-    monkeypatch.setattr("nnorm_export.runtimes.onnxruntime.import_onnxruntime", lambda: old)
+    monkeypatch.setattr("nnorm_export.runtimes.onnxruntime.session.import_onnxruntime", lambda: old)
     found = part(diagnose(), "ONNX Runtime")
     assert found.found == "1.15.1, API 15, with CPUExecutionProvider"
     assert "need 1.18 or newer" in found.remedy

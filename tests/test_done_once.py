@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._traceback import CapturedTraceback
 
 from nnorm_export import export
-from nnorm_export.exporting.source import Request, freeze_source
+from nnorm_export.exporting.request import Request, freeze_source
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.layers import BatchNormalNorm2d
-from nnorm_export.parity.perturbation import flip_last_bits
-from nnorm_export.parity.pytorch_model import PyTorchModel
+from nnorm_export.parity.reference.perturbation import flip_last_bits
+from nnorm_export.parity.reference.pytorch_model import PyTorchModel
 
 
 class Centred(nn.Module):

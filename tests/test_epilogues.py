@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from nnorm_export import export, layers, load
 from nnorm_export.domain import OPERATORS, Step
 from nnorm_export.domain.epilogues import ADD, RELU
-from nnorm_export.exporting import onnx as exporter
-from nnorm_export.exporting.epilogues import fuse_epilogues
-from nnorm_export.files.forms import apply_form
+from nnorm_export.exporting.formats import onnx as exporter
+from nnorm_export.graphs.forms import apply_form
+from nnorm_export.graphs.fuse_epilogues import fuse_epilogues
 
 LENGTHS = {"N": 2, "M": 2, "C": 3, "H": 5, "?": 2}
 

@@ -345,7 +345,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nnorm_export.exporting.onnx.save", full)
+    monkeypatch.setattr("nnorm_export.exporting.formats.onnx.save", full)
     with pytest.raises(ExportError, match="No space left on device; nothing was written"):
         export(nn.Linear(4, 4), torch.randn(2, 4), path)
     assert path.read_bytes() == before

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from nnorm_export import export, export_program, export_torchscript, verify
 from nnorm_export.errors import NnormExportError
-from nnorm_export.parity.report.page import write_report
+from nnorm_export.parity.report.write_report import write_report
 from nnorm_export.serving.repository import write_repository
 
 x = torch.randn(4, 512)

@@ -34,9 +34,9 @@ from nnorm_export import (
     verify,
     write_repository,
 )
+from nnorm_export.cli.inputs import read_inputs
 from nnorm_export.files.inspection import describe
 from nnorm_export.models.checkpoints import load_checkpoint
-from nnorm_export.models.inputs import read_inputs
 from nnorm_export.reading import parse_json
 
 MODEL = nn.Sequential(nn.Linear(64, 3), layers.LayerNormalNorm(3)).eval()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nnorm_export import ModelFileError, export_program, load, verify
 from nnorm_export.models.exported_programs import load_program
 from nnorm_export.models.program_text import CodeFoundError, check_expression
-from nnorm_export.runtimes._description import describe_run
+from nnorm_export.runtimes.describe_run import describe_run
 
 Entries = dict[str, bytes]
 
@@ -225,7 +225,7 @@ def test_machine_code_is_described_and_not_opened(tmp_path: Path, monkeypatch: p
     path = tmp_path / "net.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("net/data/aotinductor/model/code.so", b"\x7fELF")
-    monkeypatch.setattr("nnorm_export.runtimes._description.load", pytest.fail)
+    monkeypatch.setattr("nnorm_export.runtimes.describe_run.load", pytest.fail)
     described = describe_run(path)
     assert (described.format, described.runtime) == ("aoti", "aoti")
     assert "it is machine code" in (described.runtime_problem or "")

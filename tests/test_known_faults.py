@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from nnorm_export import diagnose, export, layers, load, register, verify
 from nnorm_export.cli import app
 from nnorm_export.files.onnx_file import ModelFile
-from nnorm_export.runtimes._known_faults import CONFIG_KEY, FAULTS, Fault, faults_of
+from nnorm_export.runtimes.onnxruntime.known_faults import CONFIG_KEY, FAULTS, Fault, faults_of
 from nnorm_export.serving.repository import write_repository
 
 node = helper.make_node

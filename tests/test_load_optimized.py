@@ -18,7 +18,7 @@ import nnorm_export
 from nnorm_export import ExportError, ModelFileError, library, load, load_optimized, register
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.layers import LayerNormalNorm
-from nnorm_export.optimizing import cached
+from nnorm_export.optimizing import load_optimized as load_optimized_module
 
 pytestmark = [*SKIPS, pytest.mark.slow]
 
@@ -37,13 +37,13 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were optimised."""
     paths: list[Path] = []
-    optimize = cached.optimize
+    optimize = load_optimized_module.optimize
 
     def counted(path: Path, output: Path, **options: Any) -> Any:
         paths.append(output)
         return optimize(path, output, **options)
 
-    monkeypatch.setattr(cached, "optimize", counted)
+    monkeypatch.setattr(load_optimized_module, "optimize", counted)
     return paths
 
 
@@ -104,14 +104,14 @@ def test_threads_with_a_cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The second one finds its file removed by the first."""
     path = tmp_path / "rows.onnx"
     nnorm_export.export(nn.Sequential(LayerNormalNorm(8), nn.Linear(8, 2)), (torch.randn(3, 8),), path, verify=False)
-    optimize = cached.optimize
+    optimize = load_optimized_module.optimize
 
     def removed(path: Path, output: Path, **options: Any) -> Any:
         report = optimize(path, output, **options)
         output.unlink()
         return report
 
-    monkeypatch.setattr(cached, "optimize", removed)
+    monkeypatch.setattr(load_optimized_module, "optimize", removed)
     assert load_optimized(path, cache=tmp_path / "cache")(np.ones((2, 8), np.float32))[0].shape == (2, 2)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export import export
-from nnorm_export.exporting.means import split_means
+from nnorm_export.graphs.split_means import split_means
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from nnorm_export import ExportError, ModelFileError, bisect, change_form, expor
 from nnorm_export.files import onnx_file
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
-from nnorm_export.parity.probing import probe
+from nnorm_export.parity.layer_by_layer.probe import probe
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
 pytestmark = pytest.mark.slow

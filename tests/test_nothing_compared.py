@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nnorm_export import ParityError, bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm1d
-from nnorm_export.parity.judgement import judge
+from nnorm_export.parity.verdict.compare_outputs import judge
 from nnorm_export.testing import assert_parity
 
 NAN, INF = float("nan"), float("inf")

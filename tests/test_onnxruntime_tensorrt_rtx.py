@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from nnorm_export import RuntimeMissingError, export, layers, load
-from nnorm_export.runtimes import RUNTIMES, onnxruntime_tensorrt_rtx
+from nnorm_export.runtimes import RUNTIMES
+from nnorm_export.runtimes.onnxruntime import tensorrt_rtx
 
 NAME = "onnxruntime-tensorrt-rtx"
 
@@ -26,9 +27,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(monkeypatch: pytest.MonkeyPatch, *, no_gpu: str, library: str = "", devices: tuple[Any, ...] = ()) -> None:
     module = SimpleNamespace(get_library_path=lambda: library)
     monkeypatch.setitem(sys.modules, "onnxruntime_ep_nv_tensorrt_rtx", module)
-    monkeypatch.setattr(onnxruntime_tensorrt_rtx, "installed_version", lambda package: "0.5.0")
-    monkeypatch.setattr(onnxruntime_tensorrt_rtx, "why_no_gpu", lambda: no_gpu)
-    monkeypatch.setattr(onnxruntime_tensorrt_rtx, "_registered", set())
+    monkeypatch.setattr(tensorrt_rtx, "installed_version", lambda package: "0.5.0")
+    monkeypatch.setattr(tensorrt_rtx, "why_no_gpu", lambda: no_gpu)
+    monkeypatch.setattr(tensorrt_rtx, "_registered", set())
     if devices or not library:
         onnxruntime = pytest.importorskip("onnxruntime")
         monkeypatch.setattr(onnxruntime, "register_execution_provider_library", lambda *_: None)
@@ -36,7 +37,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, no_gpu: str, library: str = "", 
 
 
 def test_a_package_that_is_missing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime_tensorrt_rtx, "installed_version", lambda package: "")
+    monkeypatch.setattr(tensorrt_rtx, "installed_version", lambda package: "")
     with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[onnxruntime-tensorrt-rtx\]'"):
         load(path, NAME)
     (component,) = RUNTIMES[NAME].list_components()

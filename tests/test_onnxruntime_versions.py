@@ -18,9 +18,13 @@ import pytest
 from node_models import ATTRIBUTES, BATCH_OPERATORS, ELEMENTS, make_values, single_node_model
 from onnx import TensorProto, helper
 from test_operators import BOUNDS, expected_output
-from test_quantized_operators import TYPES, dequantized, model_of
-from test_quantized_operators import expected as quantized_output
-from test_quantized_operators import make_values as quantized_values
+from test_quantized_operators import (
+    TYPES,
+    dequantized,
+    expected as quantized_output,
+    make_values as quantized_values,
+    model_of,
+)
 
 from nnorm_export import get_library_path, library
 from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS

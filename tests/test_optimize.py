@@ -39,11 +39,11 @@ from nnorm_export.domain import ALL_OPERATORS, BLOCKED_TWINS
 from nnorm_export.files import onnx_file
 from nnorm_export.files.changes import changes_of, original_name
 from nnorm_export.optimizing import optimize as optimizer
-from nnorm_export.parity import agreement
-from nnorm_export.runtimes import _optimized_files
-from nnorm_export.runtimes._description import describe_run
+from nnorm_export.parity import compare_files
+from nnorm_export.runtimes.describe_run import describe_run
+from nnorm_export.runtimes.onnxruntime import optimized_files
 
-HERE = _optimized_files.this_machine(onnxruntime)
+HERE = optimized_files.this_machine(onnxruntime)
 
 SKIPS = pytestmark = [
     needs_kernels,
@@ -186,7 +186,7 @@ def test_a_model_with_nothing_to_gain(tmp_path: Path) -> None:
 
 
 def test_a_processor_without_blocks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_optimized_files, "_block_size", lambda _: None)
+    monkeypatch.setattr(optimized_files, "_block_size", lambda _: None)
     report = optimize(source, tmp_path / "net.cpu.onnx", verify=False)
     assert report.left == {"ONNX Runtime has no blocked layout on this machine": 4}
     assert "no faster" in report.notices[0]
@@ -198,7 +198,7 @@ def test_inputs_of_the_users_own(source: Path, tmp_path: Path) -> None:
     for inputs in (x, (x,), {"input": x}, torch.ones(SHAPE)):
         report = optimize(source, target, inputs=inputs)
         assert report.parity is not None
-        assert report.parity.outputs[0].rows == SHAPE[0] + sum(agreement.BATCHES)
+        assert report.parity.outputs[0].rows == SHAPE[0] + sum(compare_files.BATCHES)
     assert optimize(source, target, verify=False).parity is None
     for inputs, message in (
         ((x, x), "2 inputs given"),
@@ -214,10 +214,10 @@ def test_random_inputs_that_a_model_cannot_take(tmp_path: Path) -> None:
     class Narrow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.table = conv_norm_relu(3, 16), nn.Linear(agreement.OTHER_LENGTH + 1, 2)
+            self.conv, self.table = conv_norm_relu(3, 16), nn.Linear(compare_files.OTHER_LENGTH + 1, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.table(self.conv(x)[..., 0] @ torch.ones(x.shape[2], agreement.OTHER_LENGTH + 1))
+            return self.table(self.conv(x)[..., 0] @ torch.ones(x.shape[2], compare_files.OTHER_LENGTH + 1))
 
     height = torch.export.Dim("height", min=2)
     path = export(Narrow(), (torch.randn(SHAPE),), tmp_path / "net.onnx", dynamic_shapes=({2: height},)).path
@@ -337,7 +337,7 @@ def test_another_machine_is_refused(
 
 
 def test_a_processor_without_blocks_refuses_a_file_with_them(optimized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_optimized_files, "_block_size", lambda _: None)
+    monkeypatch.setattr(optimized_files, "_block_size", lambda _: None)
     with pytest.raises(ModelFileError, match="with no blocks of channels"):
         load(optimized)
 

@@ -22,7 +22,7 @@ from nnorm_export.files.inspection import describe
 from nnorm_export.files.onnx_file import identifier, read
 from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
 from nnorm_export.names import DOMAIN
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
+from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
 NEAR_ZERO = (DOMAIN, "BatchNormalNorm", "near_zero")

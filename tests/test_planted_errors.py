@@ -17,9 +17,9 @@ from torch import nn
 
 from nnorm_export import bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm
-from nnorm_export.parity.judgement import BUDGET, judge
-from nnorm_export.parity.perturbation import random_last_bits
-from nnorm_export.parity.yardstick import unstable_result, yardstick_of, yardsticks_of
+from nnorm_export.parity.reference.perturbation import random_last_bits
+from nnorm_export.parity.verdict.allowed_error import unstable_result, yardstick_of, yardsticks_of
+from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge
 
 
 @pytest.mark.slow

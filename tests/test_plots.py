@@ -22,9 +22,9 @@ from torch import nn
 import nnorm_export
 from nnorm_export import export, layers
 from nnorm_export.files.inspection import LayerDescription, describe
-from nnorm_export.parity.bisection import Bisection, LayerParity
-from nnorm_export.parity.outcome import OutputParity
+from nnorm_export.parity.layer_by_layer.bisect import Bisection, LayerParity
 from nnorm_export.parity.report import plots
+from nnorm_export.parity.verdict.outcome import OutputParity
 
 XTick = pytest.importorskip(
     "matplotlib.axis", reason="matplotlib is not installed: pip install 'nnorm_export[plot]'"

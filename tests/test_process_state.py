@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nnorm_export import export, export_program, layers, load, verify
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.trace import exporting_state
-from nnorm_export.files.exact_constants import exact_constants
+from nnorm_export.graphs.exact_constants import exact_constants
 from nnorm_export.models.modules import without_fused_attention
 
 CALLS: dict[str, Callable[[], object]] = {}  # what the forward of a model does: a deep copy must not copy it

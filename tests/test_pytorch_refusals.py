@@ -28,7 +28,7 @@ from nnorm_export import (
     load,
 )
 from nnorm_export.files.inspection import describe
-from nnorm_export.runtimes._description import describe_run
+from nnorm_export.runtimes.describe_run import describe_run
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_scripted_model_on_inputs_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_torchscript_warns_on_unsupported_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnorm_export.exporting.torchscript._UNSUPPORTED_PYTHON", sys.version_info[:2])
+    monkeypatch.setattr("nnorm_export.exporting.formats.torchscript._UNSUPPORTED_PYTHON", sys.version_info[:2])
     with pytest.warns(UserWarning, match="TorchScript is deprecated.*successors are export_program and export_aoti"):
         export_torchscript(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt")
 

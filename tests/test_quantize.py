@@ -22,7 +22,7 @@ from nnorm_export import export, layers, load, quantize
 from nnorm_export.errors import InputError, ModelFileError, ParityError
 from nnorm_export.files.inspection import describe
 from nnorm_export.quantizing import float_graph
-from nnorm_export.quantizing.agreement import sqnr
+from nnorm_export.quantizing.accuracy import sqnr
 from nnorm_export.quantizing.qdq import NORMS
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import nnorm_export
 from nnorm_export import quantize
 from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN
-from nnorm_export.quantizing.agreement import agreements, shortfalls, sqnr_of
+from nnorm_export.quantizing.accuracy import agreements, shortfalls, sqnr_of
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nnorm_export import InputError, ModelFileError, export, layers, optimize, quantize
-from nnorm_export.exporting.change_form import change_form
+from nnorm_export.converting.change_form import change_form
 from nnorm_export.quantizing.report import QuantizeReport
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ from torch import Tensor
 from nnorm_export import NnormExportError, QuantizeReport, load, quantize
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import with_outputs
-from nnorm_export.quantizing.agreement import sqnr
-from nnorm_export.quantizing.targets import TARGETS
-from nnorm_export.runtimes import _overflow
-from nnorm_export.runtimes._overflow import IN_32_BITS, IN_FLOAT, WITHOUT_OVERFLOW
+from nnorm_export.quantizing.accuracy import sqnr
+from nnorm_export.quantizing.schemes import TARGETS
+from nnorm_export.runtimes.onnxruntime import overflow
+from nnorm_export.runtimes.onnxruntime.overflow import IN_32_BITS, IN_FLOAT, WITHOUT_OVERFLOW
 from nnorm_export.serving.repository import write_repository
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_an_entry_of_the_configuration_makes_8_bits_right(
     (expected,) = load(source)(data.numpy())
     (result,) = load(of_8_bits, session_config={entry: "1"})(data.numpy())
     assert sqnr(result, expected) > 35
-    if _overflow.lacks_vnni():
+    if overflow.lacks_vnni():
         assert sqnr(load(of_8_bits)(data.numpy())[0], expected) < 30
 
 
@@ -120,7 +120,7 @@ def test_a_processor_on_which_sums_overflow_is_named(
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(_overflow, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(overflow, "_CPUINFO", cpuinfo)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     expected = [f"{WEIGHTS} of its weights have 8 bits, and this processor has no VNNI"]
     assert named(load(of_8_bits).known_faults) == expected * may_overflow
@@ -135,7 +135,7 @@ def test_a_processor_on_which_sums_overflow_is_named(
 def test_quantize_and_serve_repo_name_it(
     source: Path, data: Tensor, of_8_bits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nnorm_export.runtimes._overflow.lacks_vnni", lambda: True)
+    monkeypatch.setattr("nnorm_export.runtimes.onnxruntime.overflow.lacks_vnni", lambda: True)
     report = quantize(source, data, tmp_path / "int8.onnx", reduce_range=False, min_sqnr=None)
     assert len(named(report.notices)) == len(report.notices) == 1
     assert report.notices[0] in load(report.path).known_faults
@@ -146,7 +146,7 @@ def test_quantize_and_serve_repo_name_it(
 
 def test_what_computes_in_float_does_not_overflow(made: dict[str, QuantizeReport]) -> None:
     """ONNX Runtime computes a Conv in float, unless its output is rounded to 8 bits."""
-    assert _overflow.unsafe_weights(onnx_file.read(made["tensorrt"].path)) == WEIGHTS - 1
+    assert overflow.unsafe_weights(onnx_file.read(made["tensorrt"].path)) == WEIGHTS - 1
 
 
 def test_weights_in_nodes_and_branches_are_named(of_8_bits: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_weights_in_nodes_and_branches_are_named(of_8_bits: Path, tmp_path: Path
     for number, constant in enumerate(constants):
         proto.graph.node.insert(number, constant)
     onnx.save(proto, tmp_path / "constants.onnx")
-    assert _overflow.unsafe_weights(onnx_file.read(tmp_path / "constants.onnx")) == WEIGHTS
+    assert overflow.unsafe_weights(onnx_file.read(tmp_path / "constants.onnx")) == WEIGHTS
 
     for place in ("inside", "outside"):
         branch = helper.make_graph(proto.graph.node, "branch", [], proto.graph.output, initializer=kept)
@@ -182,7 +182,7 @@ def test_weights_in_nodes_and_branches_are_named(of_8_bits: Path, tmp_path: Path
         model = helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
         model.functions.extend(proto.functions)
         onnx.save(model, tmp_path / f"{place}.onnx")
-        assert _overflow.unsafe_weights(onnx_file.read(tmp_path / f"{place}.onnx")) == WEIGHTS, place
+        assert overflow.unsafe_weights(onnx_file.read(tmp_path / f"{place}.onnx")) == WEIGHTS, place
 
 
 def test_entries_of_the_configuration_that_are_refused(source: Path) -> None:

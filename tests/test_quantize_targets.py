@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nnorm_export import ExportError, ModelFileError, QuantizeReport, load, quantize
 from nnorm_export.files.onnx_file import read
-from nnorm_export.quantizing.targets import TARGETS
+from nnorm_export.quantizing.schemes import TARGETS
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
 pytestmark = pytest.mark.slow

@@ -18,14 +18,14 @@ from test_operators import EPILOGUES
 from ways import WAYS, needs_kernels, open_with
 
 from nnorm_export import load, register
+from nnorm_export.converting.change_form import change_form
 from nnorm_export.domain import QUANTIZED_OPERATORS
 from nnorm_export.domain.bodies import NAME_PREFIX
 from nnorm_export.errors import ModelFileError
-from nnorm_export.exporting.change_form import change_form
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
-from nnorm_export.parity.bisection import bisect
-from nnorm_export.parity.probing import probe
+from nnorm_export.parity.layer_by_layer.bisect import bisect
+from nnorm_export.parity.layer_by_layer.probe import probe
 
 Values = dict[str, np.ndarray]
 ELEMENTS = {np.dtype(kind): number for kind, number in (

@@ -16,8 +16,8 @@ from torch import nn
 from ways import needs_kernels
 
 from nnorm_export import InputError, ModelFileError, NnormExportError, export, layers, library, load, register
-from nnorm_export.runtimes._known_faults import CONFIG_KEY
-from nnorm_export.runtimes._providers import have_kernels, on_cpu_alone
+from nnorm_export.runtimes.onnxruntime.known_faults import CONFIG_KEY
+from nnorm_export.runtimes.onnxruntime.providers import have_kernels, on_cpu_alone
 
 CPU, AZURE, CUDA = "CPUExecutionProvider", "AzureExecutionProvider", "CUDAExecutionProvider"
 

@@ -36,7 +36,7 @@ from nnorm_export import (
     write_repository,
 )
 from nnorm_export.cli import app
-from nnorm_export.runtimes._connections import Connections
+from nnorm_export.runtimes.connections import Connections
 
 model_config_pb2 = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="Triton's client is not installed: pip install 'nnorm_export[serve]'"

@@ -25,8 +25,7 @@ from nnorm_export import (
     write_repository,
 )
 from nnorm_export.runtimes import load
-from nnorm_export.serving import model as model_module
-from nnorm_export.serving import repository as repository_module
+from nnorm_export.serving import model as model_module, repository as repository_module
 
 
 def content(folder: Path) -> dict[str, bytes]:

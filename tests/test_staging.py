@@ -13,8 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from nnorm_export.errors import ExportError
-from nnorm_export.files import durable
-from nnorm_export.files import external_data as staged_weights
+from nnorm_export.files import durable, external_data as staged_weights
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.staging import check_target, save, staged, staged_folder
 from nnorm_export.runtimes import load

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from nnorm_export.exporting.transposes import move_float16_transposes
+from nnorm_export.graphs.transposes import move_float16_transposes
 
 
 def model(dtype: str, perm: str, body: str, outputs: str = "y") -> onnx.ModelProto:

@@ -27,12 +27,12 @@ from nnorm_export import (
 )
 from nnorm_export.layers import BatchNormalNorm1d, LayerNormalNorm
 from nnorm_export.models.arguments import tensors_in
-from nnorm_export.parity.criteria import Criteria, Criterion
-from nnorm_export.parity.judgement import judge
-from nnorm_export.parity.masks import other_masks
-from nnorm_export.parity.outcome import ON_CHANGED_INPUTS, UNSTEADY
-from nnorm_export.parity.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.truth import usable_truth
+from nnorm_export.parity.reference.changed_masks import other_masks
+from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
+from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.criteria import Criteria, Criterion
+from nnorm_export.parity.verdict.float64 import usable_truth
+from nnorm_export.parity.verdict.outcome import ON_CHANGED_INPUTS, UNSTEADY
 
 
 class Of(nn.Module):

@@ -118,7 +118,7 @@ def test_the_library_can_be_loaded(library: Path, machine: str) -> None:
 def test_the_kernels_give_the_bits_of_the_installed_ones(library: Path, machine: str) -> None:
     if machine != platform.machine():
         pytest.skip(f"ONNX Runtime runs here on {platform.machine()}")
-    code = "from nnorm_export.runtimes._self_test import self_test; print(self_test())"
+    code = "from nnorm_export.runtimes.self_test import self_test; print(self_test())"
     bits = [
         subprocess.run(
             [sys.executable, "-c", code],

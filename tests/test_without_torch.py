@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from command_line import INPUT, MODEL, run
-from run_without_torch import BROKEN, OLD
-from run_without_torch import __file__ as SCRIPT
+from run_without_torch import BROKEN, OLD, __file__ as SCRIPT
 from typer.main import get_command
 
 import nnorm_export

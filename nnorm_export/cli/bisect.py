@@ -12,7 +12,7 @@ from nnorm_export.cli.output import Output, one_line, print_bits, print_facts, p
 from nnorm_export.errors import NnormExportError
 
 if TYPE_CHECKING:
-    from nnorm_export.parity.bisection import Bisection
+    from nnorm_export.parity.layer_by_layer.bisect import Bisection
 
 
 def bisect(
@@ -49,7 +49,7 @@ def bisect(
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or --exact")
     from nnorm_export.cli.source import inputs_for, load_source
-    from nnorm_export.parity import bisection
+    from nnorm_export.parity.layer_by_layer.bisect import bisect as find_first_difference
     from nnorm_export.parity.report.plots import check_plot, plot_bisection
 
     if options.plot is not None:
@@ -59,7 +59,7 @@ def bisect(
         inputs, notices = inputs_for(source, model.input_specs, path, options.runtime)
     output.notices([*source.notices, *notices])
     with output.working(f"Comparing {path} with PyTorch layer by layer"):
-        report = bisection.bisect(
+        report = find_first_difference(
             path,
             source.module,
             inputs,
@@ -79,12 +79,12 @@ def _compare_bits(path: str, against: str, model: OptionalModelOptions, options:
     if model.model or options.layer or options.plot:
         raise NnormExportError("--exact compares two runs of the file; leave out --model, --layer and --plot")
     from nnorm_export.files.inspection import describe
-    from nnorm_export.parity.exact import compare_bits
+    from nnorm_export.parity.certificates.compare_bits import compare_bits
 
     inputs = None
     with output.working(f"Running {path} twice"):
         if model.input_specs:
-            from nnorm_export.files.arrays import read_inputs_of_file
+            from nnorm_export.cli.arrays import read_inputs_of_file
 
             dtypes = {info.name: info.dtype for info in describe(path).inputs}
             inputs, notices = read_inputs_of_file(model.input_specs, dtypes)
@@ -96,7 +96,7 @@ def _compare_bits(path: str, against: str, model: OptionalModelOptions, options:
 
 
 def _print(report: Bisection) -> None:
-    from nnorm_export.parity.outcome import share_text
+    from nnorm_export.parity.verdict.outcome import share_text
 
     rows = [
         (

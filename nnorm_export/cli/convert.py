@@ -11,7 +11,7 @@ from nnorm_export.cli.file_options import ConvertOptions
 from nnorm_export.cli.output import Output, counted, print_facts, print_parity, size_text
 
 if TYPE_CHECKING:
-    from nnorm_export.exporting.change_form import FormReport
+    from nnorm_export.converting.change_form import FormReport
 
 
 def convert(
@@ -35,8 +35,8 @@ def convert(
 
       nnorm-export convert converted.onnx --form portable -o net.onnx
     """
-    from nnorm_export.exporting.change_form import change_form
-    from nnorm_export.files.arrays import read_inputs_of_file
+    from nnorm_export.cli.arrays import read_inputs_of_file
+    from nnorm_export.converting.change_form import change_form
     from nnorm_export.files.inspection import describe
 
     target = options.target or str(Path(path).with_suffix(f".{options.form}.onnx"))

@@ -10,7 +10,7 @@ from nnorm_export.cli.options import Runtime, TrustPickle
 from nnorm_export.cli.output import Output, echo, one_line, print_facts, print_table, ways
 
 if TYPE_CHECKING:
-    from nnorm_export.runtimes._diagnosis import Diagnosis, RuntimeDiagnosis
+    from nnorm_export.runtimes.diagnose import Diagnosis, RuntimeDiagnosis
 
 
 def doctor(
@@ -40,7 +40,7 @@ def doctor(
 
       nnorm-export doctor model.onnx --runtime onnxruntime-cuda
     """
-    from nnorm_export.runtimes._diagnosis import diagnose
+    from nnorm_export.runtimes.diagnose import diagnose
 
     with output.working("Looking for runtimes"):
         diagnosis = diagnose(path, runtime=runtime, trust_pickle=trust_pickle)

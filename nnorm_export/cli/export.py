@@ -155,8 +155,8 @@ def _own_options(options: ExportOptions, file_format: str) -> dict[str, Any]:
 
 
 def _example(source: Source, specs: list[str] | None, options: ExportOptions) -> tuple[Any, dict[str, Any], list[str]]:
-    from nnorm_export.files.arrays import EXAMPLES
-    from nnorm_export.models.inputs import forward_parameters, read_inputs
+    from nnorm_export.cli.arrays import EXAMPLES
+    from nnorm_export.cli.inputs import forward_parameters, read_inputs
 
     if source.program is not None:
         for option, value in (

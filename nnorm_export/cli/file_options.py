@@ -42,7 +42,7 @@ class QuantizeOptions:
             "--target -t RUNTIME",
             "The runtime that the file is for: onnxruntime (default), tensorrt or openvino. The last two compute norms "
             "in float, and get 8 bits in front of products alone.",
-            **panels.one_of("nnorm_export.quantizing.targets:TARGETS"),
+            **panels.one_of("nnorm_export.quantizing.schemes:TARGETS"),
         ),
     ] = "onnxruntime"
     form: Annotated[
@@ -72,7 +72,7 @@ class QuantizeOptions:
         panels.quantization(
             "--activation TYPE",
             "uint8, the default for onnxruntime and the fastest on x86, or int8.",
-            **panels.one_of("nnorm_export.quantizing.targets:ACTIVATIONS"),
+            **panels.one_of("nnorm_export.quantizing.schemes:ACTIVATIONS"),
         ),
     ] = None
     weights: Annotated[

@@ -47,7 +47,7 @@ def inspect(
     """
     from nnorm_export.files.inspection import describe
     from nnorm_export.parity.report.plots import check_plot, plot_lambdas
-    from nnorm_export.runtimes._description import describe_run
+    from nnorm_export.runtimes.describe_run import describe_run
 
     if plot is not None:
         check_plot(Path(plot))

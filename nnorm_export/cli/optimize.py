@@ -38,7 +38,7 @@ def optimize(
 
       nnorm-export optimize net.onnx -i data.npz --json
     """
-    from nnorm_export.files.arrays import read_inputs_of_file
+    from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
     from nnorm_export.optimizing.optimize import optimize as write
 

@@ -237,7 +237,7 @@ class VerifyOptions:
         panels.comparison(
             "--criterion NAME",
             "budget (default), or allclose: torch.testing's tolerances for the dtype, or --rtol and --atol.",
-            **panels.one_of("nnorm_export.parity.criteria:CRITERIA"),
+            **panels.one_of("nnorm_export.parity.verdict.criteria:CRITERIA"),
         ),
     ] = None
     rtol: Annotated[

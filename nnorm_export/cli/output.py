@@ -32,8 +32,8 @@ from nnorm_export.names import without_user
 from nnorm_export.pytorch_missing import needed_by
 
 if TYPE_CHECKING:
-    from nnorm_export.parity.exact import BitsReport
-    from nnorm_export.parity.outcome import ParityReport
+    from nnorm_export.parity.certificates.compare_bits import BitsReport
+    from nnorm_export.parity.verdict.outcome import ParityReport
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an exception that this package does not know
@@ -299,7 +299,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     if report is None:
         typer.echo(f"not compared with {other} (--no-verify)")
         return
-    from nnorm_export.parity.outcome import share_text
+    from nnorm_export.parity.verdict.outcome import share_text
 
     by_bodies = [replace(output, name=f"{output.name}, by bodies") for output in report.by_bodies or ()]
     rows = [

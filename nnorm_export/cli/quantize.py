@@ -14,7 +14,7 @@ from nnorm_export.cli.output import Output, print_facts, print_table, size_text,
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
-    from nnorm_export.quantizing.agreement import OutputAgreement
+    from nnorm_export.quantizing.accuracy import OutputAgreement
     from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 
 _FEW = 10  # layers of a ranking that are shown without --verbose
@@ -53,7 +53,7 @@ def quantize(
 
       nnorm-export quantize net.onnx --calibrate data.npz --target tensorrt
     """
-    from nnorm_export.files.arrays import read_inputs_of_file
+    from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
     from nnorm_export.quantizing.quantize import quantize as write
 

@@ -45,7 +45,7 @@ def serve_repo(
 
       nnorm-export serve-repo resnet.plan -o models --device gpu
     """
-    from nnorm_export.files.arrays import read_inputs_of_file
+    from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.serving.model import open_model
     from nnorm_export.serving.repository import write_repository
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, paths_of
+from nnorm_export.cli.inputs import forward_parameters, read_inputs
 from nnorm_export.cli.options import ModelOptions, ModelSourceOptions
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
-from nnorm_export.files.arrays import EXAMPLES, SEED, Inputs, paths_of
 from nnorm_export.files.inspection import describe
 from nnorm_export.models import exported_programs
 from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
-from nnorm_export.models.inputs import forward_parameters, read_inputs
 from nnorm_export.models.program_text import CodeFoundError
 from nnorm_export.names import DOMAIN
 from nnorm_export.reading import is_regular

@@ -16,9 +16,9 @@ from nnorm_export.names import layer_name
 if TYPE_CHECKING:
     from torch import nn
 
-    from nnorm_export.parity.half_safety import HalfRisk
-    from nnorm_export.parity.outcome import ParityReport
-    from nnorm_export.parity.probing import ProbeReport
+    from nnorm_export.parity.layer_by_layer.float16_risks import HalfRisk
+    from nnorm_export.parity.layer_by_layer.probe import ProbeReport
+    from nnorm_export.parity.verdict.outcome import ParityReport
 
 _T = TypeVar("_T")
 
@@ -76,10 +76,10 @@ def verify(
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
     from nnorm_export.cli.source import inputs_for, load_source
-    from nnorm_export.parity import comparison
-    from nnorm_export.parity.half_safety import float16_risks
-    from nnorm_export.parity.probing import probe
-    from nnorm_export.parity.report.page import write_report
+    from nnorm_export.parity.layer_by_layer.float16_risks import float16_risks
+    from nnorm_export.parity.layer_by_layer.probe import probe
+    from nnorm_export.parity.report.write_report import write_report
+    from nnorm_export.parity.verify import verify as compare
 
     _check_outputs(options)
     with output.working("Loading the model"):
@@ -96,7 +96,7 @@ def verify(
     shared: dict[str, Any] = {"runtime": options.runtime, "passthrough": model.passthrough or ()}
     probed = risks = None
     with output.working(f"Comparing {path} with PyTorch"):
-        report = comparison.verify(
+        report = compare(
             path,
             source.module,
             inputs,
@@ -173,9 +173,9 @@ def _check_combinations(options: VerifyOptions) -> None:
 
 def _check_outputs(options: VerifyOptions) -> None:
     """Raises the errors of the files to write that can be known before the comparison, which may take minutes."""
-    from nnorm_export.parity.certificates import check_folder
-    from nnorm_export.parity.report.page import check_page
-    from nnorm_export.parity.signatures import check_private_key
+    from nnorm_export.parity.certificates.certificate import check_folder
+    from nnorm_export.parity.certificates.signatures import check_private_key
+    from nnorm_export.parity.report.write_report import check_page
 
     if options.page is not None:
         check_page(options.page)
@@ -212,7 +212,7 @@ def _path(file: str | None, options: VerifyOptions) -> str:
 
 
 def _print_probes(probed: ProbeReport) -> None:
-    from nnorm_export.parity.outcome import share_text
+    from nnorm_export.parity.verdict.outcome import share_text
 
     rows = []
     for layer in probed.layers:
@@ -225,7 +225,7 @@ def _print_probes(probed: ProbeReport) -> None:
 
 
 def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
-    from nnorm_export.parity.half_safety import normalizations
+    from nnorm_export.parity.layer_by_layer.float16_risks import normalizations
 
     typer.echo()
     if not normalizations(module):
@@ -245,11 +245,11 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
         raise NnormExportError(
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )
-    from nnorm_export.parity import certificates
-    from nnorm_export.parity.exact import compare_bits
+    from nnorm_export.parity.certificates.certificate import replay
+    from nnorm_export.parity.certificates.compare_bits import compare_bits
 
     with output.working(f"Replaying {folder}"):
-        report = certificates.replay(
+        report = replay(
             path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle, public_key=options.public_key
         )
         bits = None

@@ -11,7 +11,7 @@ Between quantized tensors, where a node is a table, an activation of mobile netw
     QuantizedBatchNormalNormHardSwish    y·clip(y/6 + 1/2, 0, 1)
     QuantizedBatchNormalNormSwish        y/(1 + exp(−y)), PyTorch's SiLU
 
-A traced model has the norm, the sum and the ReLU apart; :mod:`nnorm_export.exporting.epilogues` finds them in the
+A traced model has the norm, the sum and the ReLU apart; :mod:`nnorm_export.graphs.fuse_epilogues` finds them in the
 translated graph.
 """
 

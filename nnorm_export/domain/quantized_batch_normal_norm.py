@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM
-from nnorm_export.domain.batch_normal_norm import variant as variant_of_parameters
+from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM, variant as variant_of_parameters
 from nnorm_export.domain.bodies import along_the_last_axis
 from nnorm_export.domain.operator import Array, Operator
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION

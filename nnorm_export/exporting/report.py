@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, ParityError
-from nnorm_export.exporting.source import Frozen
+from nnorm_export.exporting.request import Frozen
 from nnorm_export.files.note import Note
 from nnorm_export.models import program_axes
 from nnorm_export.models.arguments import resize_batch
 from nnorm_export.models.dynamic_axes import at_other_lengths
-from nnorm_export.parity.comparison import compare_with_pytorch
-from nnorm_export.parity.outcome import ParityReport
+from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.parity.verify import compare_with_pytorch
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ExportReport:
             or ``kept`` (pt2), the kind of device that it is compiled for (AOTInductor), ``decomposed`` (others).
         opset: version of the standard operators; None for other formats than ONNX.
         nodes: nodes of the graph; a normalization counts as one in ONNX's forms portable and custom, together with the
-            ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.exporting.epilogues`).
+            ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.graphs.fuse_epilogues`).
         layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
@@ -78,7 +78,7 @@ def prove(
 
     Args:
         staging: the file, before it becomes ``frozen.request.path``.
-        runtime: see :func:`nnorm_export.parity.comparison.compare_with_pytorch`.
+        runtime: see :func:`nnorm_export.parity.verify.compare_with_pytorch`.
         has_normalization_nodes: whether :func:`nnorm_export.bisect` can compare the file layer by layer.
 
     Returns:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.graphs import nodes_of, writes_to_tensors
-from nnorm_export.exporting.source import Frozen
-from nnorm_export.exporting.state import functional, mutated_in, refusal, refuse_state, refuse_written_constants
-from nnorm_export.exporting.whitening import fold_whitening
+from nnorm_export.exporting.mutations import functional, mutated_in, refusal, refuse_state, refuse_written_constants
+from nnorm_export.exporting.passes.program import nodes_of, writes_to_tensors
+from nnorm_export.exporting.passes.whitening import fold_whitening
+from nnorm_export.exporting.request import Frozen
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks

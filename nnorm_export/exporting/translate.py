@@ -13,12 +13,12 @@ import onnx_ir.passes.common
 import torch
 
 from nnorm_export.errors import ExportError, root_cause
-from nnorm_export.exporting.attention import with_attention_of_rank_4
-from nnorm_export.exporting.attention_masks import with_masks_of_pytorch
-from nnorm_export.exporting.constants import with_constants_of_pytorch
+from nnorm_export.exporting.passes.attention import with_attention_of_rank_4
+from nnorm_export.exporting.passes.attention_masks import with_masks_of_pytorch
+from nnorm_export.exporting.passes.constants import with_constants_of_pytorch
 from nnorm_export.exporting.trace import Traced
-from nnorm_export.files.exact_constants import exact_constants
-from nnorm_export.files.forms import nodes_of
+from nnorm_export.graphs.exact_constants import exact_constants
+from nnorm_export.graphs.forms import nodes_of
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, length_by_names, node_names
 from nnorm_export.operators import NORMALIZATIONS
 

@@ -2,7 +2,7 @@
 
 Such a file holds ONNX Runtime's internal operators, and weights in blocks of as many channels as suit the processor
 that it was made on. On another processor it may not load, or may compute something else.
-:mod:`nnorm_export.runtimes._optimized_files` compares it with this machine.
+:mod:`nnorm_export.runtimes.onnxruntime.optimized_files` compares it with this machine.
 """
 
 from __future__ import annotations

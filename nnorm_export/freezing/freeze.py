@@ -14,9 +14,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from nnorm_export.errors import FreezeError
 from nnorm_export.freezing.attributes import keep_constants
 from nnorm_export.freezing.table import is_named_norm, keeps_lmbda, refuse, row_for
-from nnorm_export.freezing.trial import require_same_results
 from nnorm_export.freezing.understood import require_understood
 from nnorm_export.freezing.unregistered import refuse_unregistered
+from nnorm_export.freezing.verify_layer import require_same_results
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers, refuse_meta

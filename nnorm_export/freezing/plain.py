@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.freezing import state
-from nnorm_export.freezing.samples import of_group, of_normalized_shape, of_spatial_axes
+from nnorm_export.freezing.sample_size import of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import Row, refuse, register
 from nnorm_export.mathematics import per_channel
 

@@ -3,7 +3,7 @@
 The authors tell their users to copy ``layers.py`` into their own code, so import paths say nothing: a layer is
 recognised when a class in its method resolution order has the name, and the layer the attributes, of a row. Whether its
 code is what the row takes it for is another question (:mod:`~nnorm_export.freezing.understood` and
-:mod:`~nnorm_export.freezing.trial`). This
+:mod:`~nnorm_export.freezing.verify_layer`). This
 package's normality layers have the authors' names and attributes, hence the same rows. A layer that derives from
 :class:`~nnorm_export.layers.related._standard.Freezable` needs no row of its own.
 """
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from nnorm_export.errors import FreezeError
-from nnorm_export.freezing.samples import SampleSize
+from nnorm_export.freezing.sample_size import SampleSize
 from nnorm_export.names import layer_name
 
 

@@ -16,8 +16,8 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, METADATA_KEY, OPTIMIZED, Machine
 from nnorm_export.names import METADATA_PREFIX
-from nnorm_export.runtimes._known_faults import avoid, faults_of
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
+from nnorm_export.runtimes.onnxruntime.known_faults import avoid, faults_of
+from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner
 
 _WEIGHTS = "weights"
 _INLINE_BYTES = 1024  # larger weights are written to a separate file: together they may exceed protobuf's 2 GiB

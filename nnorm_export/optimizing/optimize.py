@@ -20,11 +20,11 @@ from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
-from nnorm_export.parity.agreement import compare
-from nnorm_export.parity.outcome import ParityReport
+from nnorm_export.parity.compare_files import compare
+from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import load
-from nnorm_export.runtimes._optimized_files import this_machine
-from nnorm_export.runtimes.onnxruntime import import_onnxruntime
+from nnorm_export.runtimes.onnxruntime.optimized_files import this_machine
+from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes import Runner
-from nnorm_export.runtimes.onnxruntime import OnnxRuntimeRunner
+from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner
 
 
 def run_by_bodies(path: str | Path, runner: Runner) -> Runner | None:

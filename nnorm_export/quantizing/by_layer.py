@@ -12,9 +12,9 @@ from onnx import numpy_helper
 from nnorm_export.dtypes import Array
 from nnorm_export.files.onnx_file import read_with_weights
 from nnorm_export.files.parts import with_outputs
-from nnorm_export.parity.isolation import opened
-from nnorm_export.quantizing.agreement import sqnr
-from nnorm_export.quantizing.samples import Feed
+from nnorm_export.parity.layer_by_layer.isolation import opened
+from nnorm_export.quantizing.accuracy import sqnr
+from nnorm_export.quantizing.calibration_data import Feed
 
 _RUNTIME = "onnxruntime"
 

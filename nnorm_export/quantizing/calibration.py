@@ -8,7 +8,7 @@ from typing import Any
 
 from nnorm_export.errors import InputError, ModelFileError, first_line
 from nnorm_export.process import redirected
-from nnorm_export.quantizing.samples import Feed
+from nnorm_export.quantizing.calibration_data import Feed
 
 METHODS = ("minmax", "entropy", "percentile")
 _NAMES = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}

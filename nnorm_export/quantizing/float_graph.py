@@ -9,11 +9,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from nnorm_export.converting.change_form import change_form
 from nnorm_export.domain import ALL_OPERATORS
 from nnorm_export.errors import ModelFileError
-from nnorm_export.exporting.change_form import change_form
-from nnorm_export.files.forms import apply_form
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
+from nnorm_export.graphs.forms import apply_form
 from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.layers import layers_of, name_nodes
 from nnorm_export.quantizing.norms import use_tables

@@ -14,15 +14,16 @@ import onnx_ir as ir
 from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ParityError
-from nnorm_export.files.forms import apply_form
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
+from nnorm_export.graphs.forms import apply_form
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
+from nnorm_export.quantizing.accuracy import OutputAgreement, agreements, shortfalls, sqnr_of
 from nnorm_export.quantizing.activations import ACTIVATIONS, join_activations
-from nnorm_export.quantizing.agreement import OutputAgreement, agreements, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, ranges_of
+from nnorm_export.quantizing.calibration_data import Data, Feed, batches_of, count_of
 from nnorm_export.quantizing.float_graph import ASKED_FOR, FloatGraph
 from nnorm_export.quantizing.layers import kept_nodes, layers_of, with_norms
 from nnorm_export.quantizing.qdq import (
@@ -32,17 +33,16 @@ from nnorm_export.quantizing.qdq import (
 )
 from nnorm_export.quantizing.refusals import check_options, refuse
 from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport, layers_found
-from nnorm_export.quantizing.samples import Data, Feed, batches_of, count_of
+from nnorm_export.quantizing.schemes import DEFAULT_TARGET, Target, chosen, target_named
 from nnorm_export.quantizing.suitable import unsuitable, without_range
-from nnorm_export.quantizing.targets import DEFAULT_TARGET, Target, chosen, target_named
 from nnorm_export.runtimes import Runner, load
-from nnorm_export.runtimes._overflow import overflow_of
-from nnorm_export.runtimes.onnxruntime import import_onnxruntime
+from nnorm_export.runtimes.onnxruntime.overflow import overflow_of
+from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from nnorm_export.parity.pytorch_model import Passthrough
+    from nnorm_export.parity.reference.pytorch_model import Passthrough
 
 _RANKED_BATCHES = 4
 
@@ -228,7 +228,7 @@ def _expected(
     if model is None:
         runner = load(source.path, "onnxruntime")
         return [runner(**feed) for feed in feeds]
-    from nnorm_export.parity.pytorch_model import outputs_in_float32  # noqa: PLC0415 - needs PyTorch
+    from nnorm_export.parity.reference.pytorch_model import outputs_in_float32  # noqa: PLC0415 - needs PyTorch
 
     results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
     names = [info.name for info in outputs_of(source.proto)]

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from nnorm_export.names import DOMAIN
+from nnorm_export.quantizing.accuracy import OutputAgreement
 from nnorm_export.quantizing.activations import JOINED
-from nnorm_export.quantizing.agreement import OutputAgreement
 from nnorm_export.quantizing.qdq import NORMS
 
 

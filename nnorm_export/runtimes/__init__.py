@@ -1,14 +1,11 @@
 """load(): a model file opened in a runtime.
 
-Each runtime is declared in a module of this package (:class:`Runtime`), and nothing else lists runtimes. Modules whose
-names begin with an underscore are shared, or take long to import.
+Each runtime is declared in a module of this package (:class:`Runtime`), and :data:`RUNTIMES` lists those modules.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,25 +13,25 @@ from typing import Any
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.runtimes._runner import Runner
-from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes import coreml, executorch, kserve, litert, pytorch, reference, tensorrt
+from nnorm_export.runtimes.onnxruntime import session, tensorrt_rtx
+from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
 DEFAULT_RUNTIME = "onnxruntime"  # for ONNX files
 
 
-def _discover() -> dict[str, Runtime]:
-    """The runtimes that the modules of this package declare: the default, then the others by name."""
-    found: dict[str, Runtime] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            for runtime in importlib.import_module(f"{__name__}.{module.name}").RUNTIMES:
-                if runtime.name in found:
-                    raise ImportError(f"two modules of {__name__} declare a runtime {runtime.name!r}; rename one")
-                found[runtime.name] = runtime
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != DEFAULT_RUNTIME, name))}
+# The modules that declare runtimes; a new one is added here.
+_MODULES = (session, coreml, executorch, kserve, litert, pytorch, reference, tensorrt, tensorrt_rtx)
 
-
-RUNTIMES = _discover()
+# The default, then the others by name.
+RUNTIMES: dict[str, Runtime] = {
+    runtime.name: runtime
+    for runtime in sorted(
+        (runtime for module in _MODULES for runtime in module.RUNTIMES),
+        key=lambda runtime: (runtime.name != DEFAULT_RUNTIME, runtime.name),
+    )
+}
 
 
 def runtimes_for(path: str | Path) -> list[Runtime]:
@@ -58,8 +55,8 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
             and the runtime of the file's format for other files.
         trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
             pickled objects or text that is not data. Other files are not affected.
-        options: the runtime's own, see :class:`.onnxruntime.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
-            :class:`._tensorrt_runner.TensorRTRunner`.
+        options: the runtime's own, see :class:`.session.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
+            :class:`.tensorrt_runner.TensorRTRunner`.
 
     Raises:
         ModelFileError: the file is missing, is not a model, is refused by the runtime, or would run code.

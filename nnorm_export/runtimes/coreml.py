@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.pytorch_archive import COREML, is_package
-from nnorm_export.runtimes._runtime import Runtime, installed_version
+from nnorm_export.runtimes.runtime import Runtime, installed_version
 
 
 def _check() -> None:
@@ -24,7 +24,7 @@ def _is_own(path: str | Path) -> bool:
 RUNTIMES = (
     Runtime(
         name=COREML,
-        runner="nnorm_export.runtimes._converted_runners:CoreMLRunner",
+        runner="nnorm_export.runtimes.converted_runners:CoreMLRunner",
         packages=("coremltools",),
         extra="coreml",
         is_own=_is_own,

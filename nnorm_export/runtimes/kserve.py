@@ -16,9 +16,9 @@ import numpy as np
 from nnorm_export.dtypes import DTYPES, Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.runtimes._connections import Connections
-from nnorm_export.runtimes._runner import Runner
-from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes.connections import Connections
+from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
 SCHEMES = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
 TIMEOUT = 60.0  # seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nnorm_export.files.pytorch_archive import LITERT, is_archive, read_archive
-from nnorm_export.runtimes._runtime import Runtime
+from nnorm_export.runtimes.runtime import Runtime
 
 
 def _is_own(path: str | Path) -> bool:
@@ -15,7 +15,7 @@ def _is_own(path: str | Path) -> bool:
 RUNTIMES = (
     Runtime(
         name=LITERT,
-        runner="nnorm_export.runtimes._converted_runners:LiteRTRunner",
+        runner="nnorm_export.runtimes.converted_runners:LiteRTRunner",
         packages=("ai-edge-litert",),
         extra="litert",
         is_own=_is_own,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nnorm_export.files.pytorch_archive import AOTI, PT2, TORCHSCRIPT, is_archive, read_archive
 from nnorm_export.pytorch_missing import REMEDY, fault_of
-from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
 
 def _components() -> list[Component]:
@@ -21,7 +21,7 @@ def _pytorch(name: str, runner: str) -> Runtime:
 
     return Runtime(
         name=name,
-        runner=f"nnorm_export.runtimes._pytorch_runners:{runner}",
+        runner=f"nnorm_export.runtimes.pytorch_runners:{runner}",
         packages=("torch",),
         extra="torch",
         components=_components,

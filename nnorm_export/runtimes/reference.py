@@ -14,8 +14,8 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid
 from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.runtimes._runner import Runner
-from nnorm_export.runtimes._runtime import Component, Runtime
+from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.runtime import Component, Runtime
 
 
 class ReferenceRunner(Runner):

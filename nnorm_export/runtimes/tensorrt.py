@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nnorm_export import library
 from nnorm_export.errors import RuntimeMissingError
-from nnorm_export.runtimes._runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 from nnorm_export.tensorrt import rtx
 
 _ENGINE_SUFFIXES = (".plan", ".engine")
@@ -63,7 +63,7 @@ def _components() -> Iterator[Component]:
 RUNTIMES = (
     Runtime(
         name="tensorrt",
-        runner="nnorm_export.runtimes._tensorrt_runner:TensorRTRunner",
+        runner="nnorm_export.runtimes.tensorrt_runner:TensorRTRunner",
         packages=("tensorrt",),
         extra="tensorrt",
         opens_onnx=True,
@@ -74,7 +74,7 @@ RUNTIMES = (
     ),
     Runtime(
         name="tensorrt-rtx",
-        runner="nnorm_export.runtimes._tensorrt_runner:TensorRTRtxRunner",
+        runner="nnorm_export.runtimes.tensorrt_runner:TensorRTRtxRunner",
         packages=_RTX_PACKAGES,
         extra="tensorrt-rtx",
         opens_onnx=True,

@@ -19,11 +19,11 @@ from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.files.optimized_for import CPU
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import Runner, load
-from nnorm_export.runtimes._known_faults import faults_of
-from nnorm_export.runtimes._overflow import unsafe_weights
-from nnorm_export.runtimes._providers import CUDA, require_provider
-from nnorm_export.runtimes._session_options import loading
-from nnorm_export.runtimes.onnxruntime import import_onnxruntime
+from nnorm_export.runtimes.onnxruntime.known_faults import faults_of
+from nnorm_export.runtimes.onnxruntime.overflow import unsafe_weights
+from nnorm_export.runtimes.onnxruntime.providers import CUDA, require_provider
+from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
+from nnorm_export.runtimes.onnxruntime.session_options import loading
 from nnorm_export.runtimes.tensorrt import is_engine
 
 # How ONNX Runtime says that it lacks an operator or a version of the format, which that of the server may have.

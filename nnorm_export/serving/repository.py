@@ -20,8 +20,8 @@ from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
+from nnorm_export.serving.dry_run import Batch, batch_of, try_out
 from nnorm_export.serving.model import Model, library_for, notes_on, open_as_served, open_model
-from nnorm_export.serving.trial import Batch, batch_of, try_out
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}

@@ -14,8 +14,7 @@ from typing import Any
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_target, staged, writing
-from nnorm_export.tensorrt import installation, rtx_plugins
-from nnorm_export.tensorrt import rtx as tensorrt_rtx
+from nnorm_export.tensorrt import installation, rtx as tensorrt_rtx, rtx_plugins
 from nnorm_export.tensorrt.network import Built, Progress, allow_decomposition, monitored, plugins_in
 from nnorm_export.tensorrt.parser_input import write_for_parser
 from nnorm_export.tensorrt.plugins import check_plugins, choose_plugins, faster_as_plugins, load_plugins

@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from nnorm_export.domain.layer_normal_norm import LAYER_NORMAL_NORM
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
-from nnorm_export.files.forms import inline_bodies, nodes_of, strip_bodies
 from nnorm_export.files.onnx_file import ModelFile, default_name, read_with_weights
 from nnorm_export.files.staging import save
+from nnorm_export.graphs.forms import inline_bodies, nodes_of, strip_bodies
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nnorm_export.parity.comparison import verify
-from nnorm_export.parity.criteria import PerOutput
-from nnorm_export.parity.outcome import ParityReport
-from nnorm_export.parity.pytorch_model import Passthrough
+from nnorm_export.parity.reference.pytorch_model import Passthrough
+from nnorm_export.parity.verdict.criteria import PerOutput
+from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.parity.verify import verify
 
 
 def assert_parity(

@@ -24,7 +24,7 @@ from nnorm_export.pytorch_missing import needed_by
 if TYPE_CHECKING:
     from torch import nn
 
-    from nnorm_export.parity.outcome import ParityReport
+    from nnorm_export.parity.verdict.outcome import ParityReport
 
 DRIFT = 2.0  # how much an error may grow
 _BASELINE = pytest.StashKey[dict[str, Any]]()
@@ -107,7 +107,7 @@ def nnorm_parity(
 ) -> Callable[..., ParityReport]:
     """:func:`nnorm_export.testing.assertions.assert_parity` in :func:`nnorm_runtime`, with the gate against drift."""
     with needed_by("nnorm_parity"):  # not skipped, unlike a missing runtime: the test would never compare anything
-        from nnorm_export.parity.comparison import verify  # noqa: PLC0415 - brings torch, which takes seconds
+        from nnorm_export.parity.verify import verify  # noqa: PLC0415 - brings torch, which takes seconds
         from nnorm_export.testing.assertions import require  # noqa: PLC0415 - the same
 
     calls = 0
@@ -134,7 +134,7 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
     config = request.config
     if not config.getoption("--nnorm-baseline"):
         return
-    from nnorm_export.parity.yardstick import machine_epsilon  # noqa: PLC0415 - it takes a second
+    from nnorm_export.parity.verdict.allowed_error import machine_epsilon  # noqa: PLC0415 - it takes a second
     from nnorm_export.runtimes import RUNTIMES  # noqa: PLC0415 - the same, and pytest loads this module in every run
 
     version = f"{report.runtime}, {RUNTIMES[report.runtime].version}"

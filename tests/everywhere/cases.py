@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nnorm_export import layers
 from nnorm_export.domain import OPERATORS
-from nnorm_export.parity.probes import Norm, probes_of
+from nnorm_export.parity.layer_by_layer.probe_inputs import Norm, probes_of
 
 GROUPS = ("golden", "lambda", "family")
 NETWORKS = ("fc", "vit", "wideresnet")

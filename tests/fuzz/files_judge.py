@@ -23,9 +23,9 @@ import torch
 
 import nnorm_export
 from nnorm_export import cli
+from nnorm_export.cli.inputs import read_inputs
 from nnorm_export.errors import NnormExportError
 from nnorm_export.models.checkpoints import load_checkpoint
-from nnorm_export.models.inputs import read_inputs
 
 CASE = "case.json"
 OUTSIDE = "outside.data"  # lies beside the folder of a case, and must be neither read into a file nor written

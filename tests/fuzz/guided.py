@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 
 with atheris.instrument_imports(include=["nnorm_export"]):
+    from nnorm_export.cli.inputs import read_inputs
     from nnorm_export.errors import NnormExportError
     from nnorm_export.files import onnx_file
     from nnorm_export.files.bodies import problems_of, unknown_bodies
     from nnorm_export.files.inspection import describe
     from nnorm_export.models.checkpoints import load_checkpoint
     from nnorm_export.models.exported_programs import load_program
-    from nnorm_export.models.inputs import read_inputs
 
 import files_nets
 import files_seeds

@@ -31,23 +31,22 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+from nnorm_export.parity.certificates import certificate as certificate_files
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from nnorm_export import export, export_program, export_torchscript, load
-from nnorm_export.exporting import onnx as onnx_exporter
-from nnorm_export.exporting import programs, torchscript
-from nnorm_export.exporting.source import freeze_source
+from nnorm_export.exporting.formats import onnx as onnx_exporter, pt2, torchscript
+from nnorm_export.exporting.request import freeze_source
 from nnorm_export.files import staging
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.pytorch_archive import read_archive
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
-from nnorm_export.parity import certificates
-from nnorm_export.parity.criteria import Criterion
-from nnorm_export.parity.outcome import ParityReport
-from nnorm_export.parity.report import page
+from nnorm_export.parity.report import write_report
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.serving.repository import write_repository
 
 VALUES = (1.0, 2.0)
@@ -137,7 +136,7 @@ def cases(folder: Path) -> list[Case]:
 
     archives = (
         (".pt", export_torchscript, torchscript, "_traced"),
-        (".pt2", export_program, programs, "trace"),
+        (".pt2", export_program, pt2, "trace"),
     )
     for suffix, function, module, step in archives:
         prepared: dict[float, Any] = {}
@@ -173,14 +172,14 @@ def cases(folder: Path) -> list[Case]:
     def certify(path: Path, value: float) -> None:
         array = np.full((2, SIZE), value, np.float32)
         report = ParityReport("test", str(value), [], {})
-        sets = [certificates.DataSet([array], [array], [array], [None])]
-        sha256 = certificates.file_sha256(source[value])
-        certificates.write(
+        sets = [certificate_files.DataSet([array], [array], [array], [None])]
+        sha256 = certificate_files.file_sha256(source[value])
+        certificate_files.write(
             path, source[value], runner, report, sets, [Criterion()], sha256=sha256, computed_in="float32"
         )
 
     def certified(path: Path) -> float:
-        told = json.loads((path / certificates.CERTIFICATE).read_text())
+        told = json.loads((path / certificate_files.CERTIFICATE).read_text())
         value = float(told["decided_by"])
         arrays = [onnx.numpy_helper.to_array(onnx.load_tensor(file)) for file in sorted(path.rglob("*.pb"))]
         assert len(arrays) == 3
@@ -192,10 +191,10 @@ def cases(folder: Path) -> list[Case]:
     def write_page(path: Path, value: float) -> None:
         report = mock.MagicMock(runtime=str(value), criterion="c", outputs=[])
         with (
-            mock.patch.object(page, "_or_reason", return_value=(None, "left out")),
-            mock.patch.object(page, "check_page"),
+            mock.patch.object(write_report, "_or_reason", return_value=(None, "left out")),
+            mock.patch.object(write_report, "check_page"),
         ):
-            page.write_report(path, source[value], model_of(value), x, report)
+            write_report.write_report(path, source[value], model_of(value), x, report)
 
     def whole_page(path: Path) -> float:
         text = path.read_text()

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import nnorm_export
-from nnorm_export.exporting import onnx as onnx_exporter
-from nnorm_export.exporting import programs, torchscript
-from nnorm_export.exporting.graphs import nodes_of
+from nnorm_export.exporting.formats import onnx as onnx_exporter, pt2, torchscript
+from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.operators import NORMALIZATIONS
 
 try:
@@ -253,7 +252,7 @@ class _Run:
             return ir.serde.deserialize_model(copy.deepcopy(kept["onnx"]))
 
         with ExitStack() as stack:
-            for module in (onnx_exporter, torchscript, programs):
+            for module in (onnx_exporter, torchscript, pt2):
                 stack.enter_context(mock.patch.object(module, "trace", trace))
                 if not self.plainly:
                     stack.enter_context(mock.patch.object(module, "freeze_source", freeze_source))

@@ -14,8 +14,8 @@ from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.table import row_for
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.models.modules import unwrapped
-from nnorm_export.parity.half_safety import sample_sets
-from nnorm_export.parity.pytorch_model import Passthrough, Tap, observe
+from nnorm_export.parity.layer_by_layer.float16_risks import sample_sets
+from nnorm_export.parity.reference.pytorch_model import Passthrough, Tap, observe
 
 
 def lambdas(

@@ -1,0 +1,265 @@
+"""Arrays from a shape (random, seeded) or from a NumPy file: what ``--input`` takes, without PyTorch.
+
+:mod:`nnorm_export.cli.inputs` makes tensors of them. Where ``forward`` takes a dict, its entries are named by a
+path: ``batch.ids`` is ``batch["ids"]``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnorm_export.dtypes import DTYPES, FLOATS, Array
+from nnorm_export.errors import NnormExportError
+from nnorm_export.names import DTYPE_NAMES
+from nnorm_export.reading import check_arrays, is_regular
+
+EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
+SEED = 0
+
+FLOAT32 = DTYPES["float32"].numpy
+
+_DTYPES = {
+    **{name: DTYPES[long].numpy for short, long in DTYPE_NAMES.items() for name in (short, long)},
+    **{name: dtype.numpy for name, dtype in DTYPES.items()},
+}
+FLOATING = {dtype.name: dtype.numpy for dtype in FLOATS}
+_READABLE = {*_DTYPES.values(), np.dtype(np.complex64), np.dtype(np.complex128)}  # what PyTorch has of NumPy's
+_FILES = (".npy", ".npz")
+# A name is a path of keys; `data.npz:key` has none.
+_NAMED = re.compile(r"(?:(?P<name>(?![^:]*\.np[yz]:)[A-Za-z_]\w*(?:\.\w+)*):)?(?P<rest>.+)", re.DOTALL | re.IGNORECASE)
+_ALL = "*"  # data.npz:* is a dict of all arrays
+_SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)?(?:\[(?P<bracketed>[\d,\sx]*)\]|(?P<bare>\d+(?:\s*[,x]\s*\d+)*))")
+
+
+@dataclass
+class Inputs:
+    """A call of the model: positional and named values, and notices on how they came about."""
+
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    def add(self, name: str | None, value: Array | dict[str, Array]) -> None:
+        if name is None:
+            self.args.append(value)
+        elif name in self.kwargs:
+            raise NnormExportError(f"input {name} is given twice; leave out one --input")
+        else:
+            self.kwargs[name] = value
+
+    def nest(self) -> None:
+        """Makes ``{"batch": {"ids": value}}`` of ``{"batch.ids": value}``.
+
+        The keys of a dict are sorted, because their order is that of the file's inputs, and must not depend on the
+        order of the options.
+        """
+        nested: dict[str, Any] = {}
+        for path in sorted(self.kwargs, key=lambda path: (path.count("."), path)):
+            *parents, last = path.split(".")
+            place = nested
+            for depth, part in enumerate(parents):
+                place = place.setdefault(part, {})
+                if not isinstance(place, dict):
+                    whole = ".".join(parents[: depth + 1])
+                    raise NnormExportError(f"input {path} lies within {whole}, which is given as a tensor; give one")
+            if last in place:
+                raise NnormExportError(f"input {path} is given twice; leave out one --input")
+            place[last] = self.kwargs[path]
+        order = dict.fromkeys(path.partition(".")[0] for path in self.kwargs)
+        self.kwargs = {name: _sorted(nested[name]) for name in order}
+
+
+def _sorted(value: Any) -> Any:
+    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
+
+
+def paths_of(names: Sequence[str], parameters: Sequence[str]) -> dict[str, str]:
+    """A file's name of an input -> its path: an entry of a parameter that is a dict, or the parameter at its place.
+
+    A parameter is taken for a dict if several names, none of them its own, begin with it as
+    :func:`nnorm_export.models.arguments.leaf_names` writes them.
+    """
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        dicts = (p for p in parameters if p not in names and name.startswith(f"{p}_"))
+        owner = name if name in parameters else max(dicts, key=len, default=None)
+        if owner is not None:
+            owners.setdefault(owner, []).append(name)
+    if sum(map(len, owners.values())) < len(names) or not any(len(owned) > 1 for owned in owners.values()):
+        return dict(zip(names, parameters, strict=False))
+    return {
+        name: owner if name == owner else f"{owner}.{name.removeprefix(f'{owner}_')}"
+        for owner, owned in owners.items()
+        for name in owned
+    }
+
+
+def read_inputs_of_file(
+    specs: Sequence[str], dtypes_by_name: Mapping[str, np.dtype[Any]]
+) -> tuple[dict[str, Array], list[str]]:
+    """Returns the arrays that ``specs`` describe, by the names of a file's inputs, and notices."""
+    floating = next((dtype for dtype in dtypes_by_name.values() if dtype in FLOATING.values()), FLOAT32)
+    inputs = read_all(specs, list(dtypes_by_name), floating)  # its names may have dots
+    by_position = dict(zip(dtypes_by_name, inputs.args, strict=False))
+    values = by_position | inputs.kwargs
+    if nested := [name for name, value in values.items() if isinstance(value, dict)]:
+        raise NnormExportError(f"input {nested[0]}: a file takes tensors, and :* is a dict of them; name one array")
+    return values, inputs.notices
+
+
+def read_all(
+    specs: Sequence[str],
+    parameters: list[str] | None,
+    floating: np.dtype[Any],
+    own_names: dict[str, str] | None = None,
+) -> Inputs:
+    """The inputs, dicts not yet nested.
+
+    ``floating`` is the dtype of floating-point inputs that name none. ``own_names`` maps a file's names for the inputs
+    to paths of ``parameters``, which is None if any name goes. Without ``own_names`` an input has no entries.
+    """
+    inputs = Inputs()
+    generator = np.random.default_rng(SEED)
+    for spec in specs:
+        name, file, rest = _split(spec)
+        if file is None:
+            inputs.add(name, _random(spec, rest, floating, generator))
+        else:
+            accepted = None if parameters is None else list(dict.fromkeys((*parameters, *(own_names or ()))))
+            _add_file(inputs, name, file, accepted, floating, takes_dicts=own_names is not None)
+    for name in inputs.kwargs.keys() - set(parameters or inputs.kwargs):
+        if own_names is not None and name in own_names:
+            inputs.add(own_names[name], inputs.kwargs.pop(name))
+        elif own_names is None or name.partition(".")[0] not in (parameters or ()):
+            raise NnormExportError(f"the model has no input {name}; it takes {', '.join(parameters or ())}")
+    return inputs
+
+
+def _split(spec: str) -> tuple[str | None, Path | None, str]:
+    """Returns the name, the file, and the text after the name."""
+    if is_regular(spec):  # a path may have colons
+        if Path(spec).suffix.lower() not in _FILES:
+            raise _unparsable(spec, ", which is not a .npy or .npz file")
+        return None, Path(spec), spec
+    match = _NAMED.fullmatch(spec)
+    if match is None:
+        raise _unparsable(spec)
+    name, rest = match["name"], match["rest"]
+    is_file = Path(rest).suffix.lower() in _FILES or ".npz:" in rest.lower()
+    return name, Path(rest) if is_file else None, rest
+
+
+def _unparsable(spec: str, why: str = "") -> NnormExportError:
+    return NnormExportError(f"cannot make an input of {spec!r}{why}; write {EXAMPLES}")
+
+
+def _random(spec: str, text: str, floating: np.dtype[Any], generator: np.random.Generator) -> Array:
+    match = _SHAPE.fullmatch(text.strip())
+    if match is None:
+        raise _unparsable(spec)
+    if match["dtype"] is not None and match["dtype"] not in _DTYPES:
+        raise _unparsable(spec, f": unknown dtype {match['dtype']!r} (choose one of {', '.join(_DTYPES)})")
+    dtype = _DTYPES[match["dtype"]] if match["dtype"] else floating
+    sizes = match["bare"] if match["bracketed"] is None else match["bracketed"]
+    try:
+        shape = [int(size) for size in re.split("[,x]", sizes)] if sizes.strip() else []
+    except ValueError:
+        raise _unparsable(spec) from None
+    if math.prod(shape) > 2**33:  # 32 GiB in float32
+        raise _unparsable(spec, f": {math.prod(shape):,} elements are too many")
+    if dtype in FLOATING.values():
+        return generator.standard_normal(shape, np.float32).astype(dtype)
+    # Integers are mostly indices, and 0 and 1 are valid indices nearly everywhere.
+    return generator.integers(0, 2, shape).astype(dtype)
+
+
+def _add_file(
+    inputs: Inputs,
+    name: str | None,
+    path: Path,
+    parameters: list[str] | None,
+    floating: np.dtype[Any],
+    *,
+    takes_dicts: bool,
+) -> None:
+    head, colon, key = str(path).rpartition(":")
+    if colon and head.lower().endswith(".npz"):  # data.npz:key
+        path = Path(head)
+    else:
+        key = name or ""  # by default the input's own name
+    arrays = _read(path)
+    if key == _ALL:
+        if not isinstance(arrays, dict):
+            raise NnormExportError(
+                f"{path}: one array, and {path}:* is a dict of the arrays of a .npz file; leave out :*"
+            )
+        values = {key: _array(arrays[key], path, key, floating, inputs.notices) for key in sorted(arrays)}
+        inputs.add(name, values)
+        return
+    if isinstance(arrays, dict) and key:
+        if key not in arrays:
+            raise NnormExportError(
+                f"{path} has no array {key}; it has {', '.join(arrays)}. "
+                f"Name one of them: --input {f'{name}:' if name else ''}{path}:{next(iter(arrays), 'array')}"
+            )
+        arrays = arrays[key]
+    if not isinstance(arrays, dict):
+        inputs.add(name, _array(arrays, path, name, floating, inputs.notices))
+        return
+    unnamed = all(re.fullmatch(r"arr_\d+", key) for key in arrays)  # np.savez without keywords
+    accepted = None if unnamed or parameters is None else {*parameters}
+    wanted = [key for key in arrays if accepted is None or {key, key.partition(".")[0]} & accepted]
+    if not wanted:
+        first = (parameters or ["x"])[0]
+        of_dict = f", or, if {first} is a dict of them, give --input {first}:{path}:*" if takes_dicts else ""
+        raise NnormExportError(
+            f"{path}: its arrays ({', '.join(arrays) or 'none'}) are none of the model's inputs "
+            f"({', '.join(parameters or [])}); save them by these names: np.savez('data.npz', {first}=array){of_dict}"
+        )
+    if unused := [key for key in arrays if key not in wanted]:
+        inputs.notices.append(f"{path.name}: not used, as the model has no such input: {', '.join(unused)}")
+    for key in wanted:
+        inputs.add(None if unnamed else key, _array(arrays[key], path, key, floating, inputs.notices))
+
+
+def _read(path: Path) -> Any:
+    """Returns an array, or arrays by name."""
+    try:
+        check_arrays(path, NnormExportError)
+        contents = np.load(path, allow_pickle=False)
+        if isinstance(contents, np.ndarray):
+            return contents
+        with contents:
+            return {key: contents[key] for key in contents.files}
+    except FileNotFoundError:
+        raise NnormExportError(f"{path}: no such file") from None
+    except OSError as error:
+        raise NnormExportError(
+            f"{path}: cannot be read ({error.strerror or error}); check its permissions, or copy it again"
+        ) from error
+    except NnormExportError:
+        raise
+    except Exception as error:  # NumPy reads a header as Python text, whose errors have no common base
+        raise NnormExportError(
+            f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
+        ) from error
+
+
+def _array(given: Any, path: Path, name: str | None, floating: np.dtype[Any], notices: list[str]) -> Array:
+    dtype = given.dtype.newbyteorder("=")
+    if dtype not in _READABLE:
+        raise NnormExportError(
+            f"{path}: {name or 'its array'} is {given.dtype}, which PyTorch does not have; convert it with .astype"
+        )
+    array: Array = np.ascontiguousarray(given, dtype).reshape(given.shape)  # of no axes, it makes one
+    if dtype in FLOATING.values() and dtype != floating:  # NumPy's default is float64, a model's rarely
+        notices.append(f"{path.name}: {name or 'its array'} converted from {dtype} to the model's {floating}")
+        array = array.astype(floating)
+    return array

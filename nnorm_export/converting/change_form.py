@@ -1,0 +1,197 @@
+"""change_form(): an exported ONNX file in another form, without the model that it was made from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from nnorm_export.domain.released_bodies import OLDEST_OPSET
+from nnorm_export.errors import InputError, ModelFileError, ParityError, root_cause
+from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
+from nnorm_export.files.changes import half_parameters, original_name, renamed
+from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_weights, refuse_unknown_types
+from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.files.staging import check_target, refuse_needed, save, staged, writing
+from nnorm_export.graphs.forms import apply_form, check_form
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
+from nnorm_export.parity.by_bodies import run_by_bodies
+from nnorm_export.parity.compare_files import compare
+from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.runtimes import load
+
+
+@dataclass(frozen=True)
+class FormReport:
+    """A file in another form.
+
+    Attributes:
+        path: the file; its external data, if any, lies beside it; see :mod:`nnorm_export.files.external_data`.
+        form: its form.
+        normalizations: operator -> number of nodes of the original file that were brought into the form.
+        size: its size in bytes, with external data.
+        parity: the comparison with the original file; None with ``verify=False``.
+    """
+
+    path: Path
+    form: str
+    normalizations: dict[str, int]
+    size: int
+    parity: ParityReport | None
+
+    def to_json(self) -> dict[str, Any]:
+        parity = None if self.parity is None else self.parity.to_json()
+        return {**vars(self), "path": str(self.path), "parity": parity}
+
+    def __str__(self) -> str:
+        parity = "not verified" if self.parity is None else str(self.parity)
+        return f"{self.path}: {sum(self.normalizations.values())} normalizations in the form {self.form!r}; {parity}"
+
+
+def change_form(
+    path: str | Path,
+    output: str | Path,
+    form: str,
+    *,
+    verify: bool = True,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    external_data: bool | None = None,
+) -> FormReport:
+    """Writes the ONNX file ``path`` in another form, or in its own with what other tools took from it put back.
+
+    ``primitives`` is for runtimes that read no functions (OpenVINO, OpenCV, tract). ``portable`` gives nodes without
+    bodies their bodies again, and their names, which onnx.version_converter and onnx.compose take away. The weights
+    and the other nodes stay as they are; ``primitives`` folds what it inlines, as :func:`nnorm_export.export` does.
+
+    Args:
+        path: a file with nodes of the domain ``nnorm``: in the form ``portable`` or ``custom``.
+        output: the file to write; it may be ``path``.
+        form: as for :func:`nnorm_export.export`.
+        verify: run both files and compare them before ``output`` is replaced.
+        inputs: the inputs to compare them on, by position or by name, with a dynamic batch on other sizes too. None
+            takes random inputs of the file's shapes.
+        external_data: as for :func:`nnorm_export.export`.
+
+    Raises:
+        ModelFileError: ``path`` has no ``nnorm`` nodes, an opset older than 18, a node or a body that this package did
+            not write, is damaged, is optimised for one machine, or cannot be run here, so that nothing can be compared.
+        RuntimeMissingError: ONNX Runtime is not installed, which compares the files.
+        InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, all NaN, or does not
+            depend on the inputs, and no other does.
+        ParityError: the results of the two files differ.
+        ExportError: the form is unknown, ``output`` cannot be written, or the file has an operator of ``nnorm`` that
+            this version lacks, without a body.
+        After an error ``output`` is unchanged.
+    """
+    check_form(form)
+    source, target = read(Path(path).expanduser()), Path(output).expanduser()
+    check_target(target)
+    refuse_needed(target, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form}.onnx")
+    file = _restored(source)
+    nodes = dict(Counter(node.op_type for node in all_nodes(file.proto) if node.domain == DOMAIN))
+    with staged(target) as staging:
+        try:
+            model = ir.from_proto(file.proto)
+            if "ai.onnx" in model.opset_imports:  # the other name of the standard domain
+                model.opset_imports[""] = model.opset_imports.pop("ai.onnx")
+                for node in model.graph.all_nodes():
+                    node.domain = "" if node.domain == "ai.onnx" else node.domain
+            model.opset_imports[DOMAIN] = DOMAIN_VERSION
+            apply_form(model, form)
+            model.metadata_props[METADATA_PREFIX + "form"] = form
+            with writing(target):
+                save(model, staging, external_data)
+        except (ir.serde.SerdeError, ir.passes.PassError) as error:
+            raise ModelFileError(
+                f"{path}: the file is damaged, or has something that onnx_ir cannot rewrite ({root_cause(error)}); "
+                "onnx.checker.check_model says what ONNX does not allow in it"
+            ) from error
+        parity = _compare(source, staging, target, inputs) if verify else None
+        if parity is not None and not parity:
+            raise ParityError(
+                f"{target} was not written: its results differ from those of {path}.\n{parity}",
+                f"This is a defect of nnorm_export: use {path}, and report the defect with the file that is written "
+                "with verify=False (--no-verify)",
+            )
+        size = sum(each.stat().st_size for each in staging.parent.iterdir())
+    return FormReport(target, form, nodes, size, parity)
+
+
+def _restored(source: ModelFile) -> ModelFile:
+    """``source`` with its weights, and with the names of its operators given back.
+
+    Raises:
+        ModelFileError: as :func:`change_form`.
+    """
+    if source.form == OPTIMIZED:
+        raise ModelFileError(
+            f"{source.path}: the file is optimised for one kind of machine; give the portable file that it was made "
+            "from"
+        )
+    if not any(node.domain == DOMAIN for node in all_nodes(source.proto)):
+        inlined = " and has its bodies inlined" if source.form == "primitives" else ""
+        raise ModelFileError(
+            f"{source.path}: the file has no nnorm nodes (its form is {source.form!r}{inlined}); give the portable "
+            "file, or export the model again"
+        )
+    if half := half_parameters(source):
+        raise ModelFileError(f"{source.path}: {half}")
+    refuse_unknown_types(source)
+    opset = next((entry.version for entry in source.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if opset < OLDEST_OPSET:
+        raise ModelFileError(
+            f"{source.path}: the file has opset {opset}, and the bodies of normalizations need {OLDEST_OPSET} or "
+            f"newer; convert it, onnx.version_converter.convert_version(model, {OLDEST_OPSET}), or export the model "
+            "again"
+        )
+    proto = read_with_weights(source.path)
+    for node in all_nodes(proto):
+        _rename(node, node.domain, "op_type")
+    for function in proto.functions:
+        _rename(function, function.domain, "name")
+    file = replace(source, proto=proto)
+    refuse_invalid(file)
+    refuse_unknown_bodies(file)
+    return file
+
+
+def _rename(message: onnx.NodeProto | onnx.FunctionProto, domain: str, field: str) -> None:
+    if domain == DOMAIN and (original := original_name(getattr(message, field))):
+        setattr(message, field, original)
+
+
+def _compare(
+    source: ModelFile, staging: Path, target: Path, inputs: Sequence[Any] | Mapping[str, Any] | None
+) -> ParityReport:
+    # Renamed operators are run by their bodies, of which load() would warn.
+    kernels = False if renamed(source) else None
+    try:
+        original = load(source.path, "onnxruntime", kernels=kernels)
+        made = load(staging, "onnxruntime")
+    except ModelFileError as error:
+        # ONNX Runtime's CPU provider lacks convolutions of float64 and bfloat16; onnx's evaluator is slow and has them.
+        try:
+            original, made = load(source.path, "reference"), load(staging, "reference")
+        except ModelFileError:
+            raise ModelFileError(
+                f"{source.path} cannot be compared with {target}, because one of them does not run here ({error}). "
+                "Install what it needs, or write the file without comparing it (verify=False, --no-verify)"
+            ) from error
+    name = f"the new file {target.name}"
+    report = compare(made, original, inputs, name=name, other_roundings=True)
+    if report and (bodies := run_by_bodies(staging, made)) is not None:
+        try:
+            by_bodies = compare(bodies, original, inputs, name=f"{name}, by its bodies,", other_roundings=True)
+        except InputError as error:  # the kernels have run on the inputs
+            raise ModelFileError(
+                f"{target}: its bodies do not run in ONNX Runtime ({root_cause(error)}), so that it would run only "
+                "where the kernels are installed; write it without comparing it if that is enough (verify=False, "
+                "--no-verify)"
+            ) from error
+        report = replace(report, by_bodies=by_bodies.outputs)
+    return report

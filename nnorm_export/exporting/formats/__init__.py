@@ -1,0 +1,1 @@
+"""The formats that an export writes, a module for each."""

@@ -1,0 +1,240 @@
+"""export_torchscript(): a file for LibTorch and ``torch.jit.load`` that runs without this package."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.errors import ExportError, InputError
+from nnorm_export.exporting import metadata
+from nnorm_export.exporting.mutations import Changes
+from nnorm_export.exporting.report import ExportReport, prove
+from nnorm_export.exporting.request import Frozen, Passthrough, Request, freeze_source
+from nnorm_export.exporting.trace import exporting_state, flat, trace
+from nnorm_export.files.note import Entry
+from nnorm_export.files.pytorch_archive import TORCHSCRIPT
+from nnorm_export.files.staging import opened_for_torch, staged, writing
+from nnorm_export.models import arguments
+from nnorm_export.models.ambient import neutral
+from nnorm_export.models.dynamic_axes import widened
+from nnorm_export.models.modules import deepcopy, without_reading_masks
+from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
+from nnorm_export.process import without_warnings
+from nnorm_export.steps import step
+
+_UNSUPPORTED_PYTHON = (3, 14)
+
+
+@neutral()
+def export_torchscript(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    method: str = "trace",
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    optimize: bool = True,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+    strict: bool = False,
+) -> ExportReport:
+    """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
+
+    PyTorch has deprecated TorchScript, and does not support it on Python 3.14 and newer: choose it for programs that
+    have LibTorch built in, and :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
+    An error leaves ``f`` as it was before.
+
+    Args:
+        model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
+        f: the file to write, ``model.pt`` for example.
+        method: ``trace`` records what the model does with the example. If that depends on the values of a tensor, the
+            export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in
+            order, and returns the tensors among the outputs: one, or a tuple. ``script`` compiles the model's own code
+            with its branches; the file is called as the model is, with any batch and extent.
+        input_names, output_names: names of the tensors, for keyword calls, ``nnorm_export.load`` and ``inspect``; with
+            ``script`` the inputs have the names of ``forward``'s parameters.
+        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` is
+            allowed with ``script`` too, for a model of one batch size: the file is compared on the example alone.
+        optimize: let ``torch.jit.freeze`` fold constants and, if traced, the standardization into a convolution.
+            Otherwise the file keeps its modules, parameters and attributes.
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
+
+    Raises:
+        FreezeError: a layer cannot be frozen.
+        ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
+        ParityError: the written model computes something else.
+    """
+    if method not in TORCHSCRIPT_METHODS:
+        raise ExportError(f"unknown method {method!r}; choose one of {', '.join(TORCHSCRIPT_METHODS)}")
+    if isinstance(model, torch.export.ExportedProgram):
+        raise ExportError(
+            "TorchScript is made from a module, and this is an exported program, which has lost the model's own code; "
+            "give the module, or write the program with export_program or export_aoti (--format pt2, --format aoti)"
+        )
+    if method == "script" and (input_names is not None or dynamic_shapes):
+        option = "input_names" if input_names is not None else "dynamic_shapes"
+        raise ExportError(
+            f"{option} needs method='trace': a scripted model takes any shape, by the names of forward's parameters"
+        )
+    if sys.version_info >= _UNSUPPORTED_PYTHON:
+        warnings.warn(
+            "TorchScript is deprecated, and PyTorch does not support it on Python 3.14 and newer. Its successors are "
+            "export_program and export_aoti (--format pt2, --format aoti)",
+            stacklevel=2,
+        )
+    frozen = freeze_source(
+        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict)
+    )
+    module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
+    _name_inputs(module, [entry["name"] for entry in tensors[0]])
+    if optimize:
+        step("optimise")
+        with exporting_state():
+            module = _optimized(module)
+    note = metadata.note(
+        frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
+    )
+    step("write")
+    path = frozen.request.path
+    with staged(path) as staging:
+        with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
+            torch.jit.save(module, file, _extra_files={NOTE_FILE: note.to_json()})
+        parity = prove(staging, frozen, TORCHSCRIPT)
+    return ExportReport.of_note(path, note, parity)
+
+
+def _optimized(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """``torch.jit.freeze``, which folds what follows a convolution into it, without its folding of linear maps.
+
+    PyTorch (2.13) folds a batch norm into a linear map before it wherever their sizes agree. With more than two axes
+    the channels of the norm are axis 1 and those of the linear map the last one, so that the result is wrong.
+    """
+    module = torch.jit.freeze(module, optimize_numerics=False)
+    while any(fold(module.graph) for fold in _FOLDS):
+        pass
+    return module
+
+
+_FOLDS = (
+    torch._C._jit_pass_fold_frozen_conv_bn,
+    torch._C._jit_pass_fold_frozen_conv_add_or_sub,
+    torch._C._jit_pass_fold_frozen_conv_mul_or_div,
+)
+_Parts = tuple[torch.jit.ScriptModule, list[Entry], metadata.Tensors]
+
+
+def _traced(frozen: Frozen) -> _Parts:
+    # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
+    keeps_state = frozen.changes is not None and _keeps_state(frozen.module, frozen.changes)
+    with exporting_state():
+        traced = trace(frozen, keeps_state=keeps_state, takes_complex=True)
+    step("trace as TorchScript")
+    if frozen.dynamic_batch:
+        example, _ = arguments.dynamic_batch(frozen.example)
+    else:
+        example = widened(frozen.example, frozen.request.dynamic_shapes)
+    # TracerWarning is about shapes: other batch sizes are compared.
+    quiet = without_warnings(torch.jit.TracerWarning)
+    with exporting_state(fused_attention=True), without_reading_masks(), quiet:
+        tensors = tuple(
+            tensor.clone() for tensor in arguments.tensors_in(example)
+        )  # the model may change its input in place
+        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in frozen.module.buffers()]
+        try:
+            module = torch.jit.trace(flat(frozen.module, example), tensors, check_trace=False)
+        except Exception as error:
+            # Tracing runs the model's own code, which may raise any exception. The message says that this model cannot
+            # be traced, and what its code raised; that exception stays the cause, which --verbose shows.
+            raise ExportError(
+                f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}\n"
+                "Change that part of the model, or export with method='script' or to another format"
+            ) from error
+    with torch.no_grad():  # tracing has run the model, and the file has its tensors
+        for buffer, version, before in buffers:
+            if buffer._version != version:
+                buffer.copy_(before)
+    return module, metadata.layers_of_program(traced), metadata.tensors_of_program(traced)
+
+
+def _keeps_state(module: nn.Module, changes: Changes) -> bool:
+    """Whether a trace keeps what ``changes`` tells of: it records what is written to buffers, and no assignments."""
+    return not changes.assigned and changes.written <= {
+        name for name, _ in module.named_buffers(remove_duplicate=False)
+    }
+
+
+def _scripted(frozen: Frozen) -> _Parts:
+    name = type(frozen.model).__name__
+    if others := [name for name, value in frozen.example.items() if not isinstance(value, Tensor)]:
+        raise ExportError(
+            f"argument {others[0]} of forward is not a tensor, and a scripted file takes tensors only. Leave it to its "
+            "default, or export with method='trace', which keeps its value and takes the tensors within it"
+        )
+    step("compile as TorchScript")
+    with exporting_state():
+        try:
+            module = torch.jit.script(frozen.module)
+        except Exception as error:
+            # TorchScript's compiler raises many kinds of exceptions. The message says that this model cannot be
+            # compiled, why, and what to do; the exception stays the cause, which --verbose shows.
+            raise ExportError(
+                f"torch.jit.script cannot compile {name}: {_first_lines(error)}\n"
+                "Write that part of the model in the language of TorchScript, or export with method='trace'"
+            ) from error
+        copies = {name: value.clone() for name, value in frozen.example.items()}
+        positional, keywords = arguments.unbind(frozen.module, copies)
+        # The compiled module shares its tensors with the frozen one, and the run may change buffers.
+        duplicate = deepcopy(frozen.module, {id(parameter): parameter for parameter in frozen.module.parameters()})
+        try:
+            result = duplicate(*positional, **keywords)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"{name} does not run on these inputs: {error}. Give an example that the model takes"
+            ) from error
+    inputs, outputs = frozen.names(arguments.tensor_names(result))
+    return (
+        module,
+        metadata.layers_of_module(frozen),
+        (
+            metadata.tensors_of_any_size(inputs, list(frozen.example.values())),
+            metadata.tensors_of_any_size(outputs, arguments.tensors_in(result)),
+        ),
+    )
+
+
+def _name_inputs(module: torch.jit.ScriptModule, inputs: Sequence[str]) -> None:
+    for value, name in zip(list(module.graph.inputs())[1:], inputs, strict=False):
+        if name.isidentifier():
+            value.setDebugName(name)
+
+
+def _nodes(module: torch.jit.ScriptModule) -> dict[str, int]:
+    kinds = [node.kind().partition("::")[0] for node in _with_branches(module.inlined_graph.nodes())]
+    return dict(Counter(kind for kind in kinds if kind != "prim"))
+
+
+def _with_branches(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for block in node.blocks():
+            yield from _with_branches(block.nodes())
+
+
+def _first_lines(error: Exception) -> str:
+    """torch's reason and the line of the model that it points at."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    where = [line for line in lines if re.search(r'File "', line) and "/torch/" not in line][:1]
+    pointed = [lines[i - 1] for i, line in enumerate(lines) if "<--- HERE" in line and i > 0][:1]
+    return f"{type(error).__name__}: " + "\n".join(dict.fromkeys([*lines[:2], *where, *pointed]))

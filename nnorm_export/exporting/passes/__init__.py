@@ -1,0 +1,1 @@
+"""Passes over an exported program, before it is translated."""

@@ -1,0 +1,238 @@
+"""What is exported: the request of the user, and the model frozen, with its example and the names of the file."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.errors import ExportError, FreezeError
+from nnorm_export.exporting.dry_run import rehearse
+from nnorm_export.exporting.mutations import Changes
+from nnorm_export.exporting.passes.program import nodes_of
+from nnorm_export.exporting.targets import Target, refuse_dtype
+from nnorm_export.files.staging import check_target, refuse_unencodable
+from nnorm_export.freezing import frozen_copy
+from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
+from nnorm_export.freezing.weights import weights_sha256
+from nnorm_export.models import arguments
+from nnorm_export.models.modules import deepcopy
+from nnorm_export.names import listed
+from nnorm_export.operators import FrozenOperator
+from nnorm_export.steps import step
+
+Model = nn.Module | torch.export.ExportedProgram
+Passthrough = Iterable[str | type[nn.Module]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments that :func:`nnorm_export.export` and the other exporters share."""
+
+    model: Model
+    args: Sequence[Any] | Tensor
+    f: str | Path
+    kwargs: Mapping[str, Any] | None
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+    dynamic_shapes: Any
+    dtype: str | torch.dtype | None
+    verify: bool
+    passthrough: Passthrough
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        # A tuple, because it is read several times and may be an iterator.
+        object.__setattr__(self, "passthrough", tuple(listed(self.passthrough, "passthrough", FreezeError)))
+
+    @property
+    def path(self) -> Path:
+        """The file to write."""
+        return Path(self.f).expanduser()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """A model in eval mode, its normalizations frozen, in the dtype of the file.
+
+    Attributes:
+        module: the frozen model.
+        model: the model that the file is compared with: the user's, or the module of an exported program.
+        program: the exported program, if that is what the user exports.
+        example: parameter name of ``forward`` -> example value.
+        changes: what a call of ``forward`` changes; None if that is not known, as of an exported program.
+        dynamic_batch: whether the batch is dynamic because the user says nothing about shapes.
+        records: path of a layer -> :attr:`FrozenOperator.record`.
+        weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
+    """
+
+    request: Request
+    module: nn.Module
+    model: nn.Module
+    program: torch.export.ExportedProgram | None
+    example: dict[str, Any]
+    changes: Changes | None
+    dynamic_batch: bool
+    records: dict[str, dict[str, Any]]
+    weights_sha256: str
+
+    def without_module(self) -> Frozen:
+        """The same without the frozen model, whose weights take as much memory as those of the user's."""
+        return replace(self, module=nn.Module())
+
+    def names(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The names of the file's inputs and outputs: the user's, or those of the parameters and of the result.
+
+        Args:
+            keys: the keys that lead to each output in the result.
+
+        Raises:
+            ExportError: too many or too few names, or a name that occurs twice.
+        """
+        default = arguments.tensor_names(self.example)
+        inputs = _complete(self.request.input_names, default, "input_names")
+        outputs = _complete(self.request.output_names, _output_names(keys, default), "output_names")
+        if twice := [name for name, count in Counter([*inputs, *outputs]).items() if count > 1]:
+            raise ExportError(
+                f"two inputs or outputs would be called {twice[0]}; give each its own name with input_names and "
+                "output_names"
+            )
+        return inputs, outputs
+
+
+def freeze_source(request: Request) -> Frozen:
+    """The model of ``request``, frozen.
+
+    Raises:
+        FreezeError: a layer cannot be frozen.
+        ExportError: a path that cannot be written, an unknown dtype, or an exported program of a model that was not
+            frozen.
+        InputError: the example does not fit ``forward``, or the model does not run on it.
+    """
+    check_target(request.path)  # before the work, which may take minutes
+    refuse_unencodable(request.path)
+    step("freeze")
+    model = request.model
+    return (
+        _of_program(request, model) if isinstance(model, torch.export.ExportedProgram) else _of_module(request, model)
+    )
+
+
+def refuse_model(target: Target, frozen: Frozen) -> None:
+    """Raises an ExportError if the runtime ``target`` does not take the dtypes or the dynamic axes of the model."""
+    program = frozen.program
+    tensors = [*arguments.tensors_in(frozen.example), *frozen.module.parameters(), *frozen.module.buffers()]
+    for name in sorted({arguments.dtype_name(tensor.dtype) or "" for tensor in tensors if tensor.is_floating_point()}):
+        if name != "fp32":  # normalizations compute in float32 in a narrower model too
+            refuse_dtype(target, name)
+    if program is not None and program.range_constraints and not target.has_dynamic_axes:
+        raise ExportError(
+            f"{target.title} takes fixed shapes, and the exported program has dynamic axes: give the module, or call "
+            "torch.export.export without dynamic_shapes"
+        )
+
+
+def _of_module(request: Request, model: nn.Module) -> Frozen:
+    if isinstance(model, torch.jit.ScriptModule):
+        name = getattr(model, "original_name", type(model).__name__)
+        raise ExportError(
+            f"the model ({name}) is TorchScript, in which normalizations cannot be found any more; give the Python "
+            "module that torch.jit.trace or torch.jit.script made it of"
+        )
+    dtype = arguments.resolve_dtype(request.dtype)
+    # Operators resolve their parameters in float64 and round them to the arithmetic of the layer that they freeze.
+    exact = deepcopy(model).to(torch.float64) if dtype == torch.float64 else model
+    module, notice = frozen_copy(exact, request.passthrough, strict=request.strict)
+    if notice:
+        warnings.warn(notice, UserWarning, stacklevel=2)
+    example = arguments.bind(module, request.args, request.kwargs)
+    if request.dynamic_shapes is None:
+        arguments.refuse_empty_batch(example)
+    fitting = example if dtype is None else arguments.cast(example, _float_dtype(module))
+    changes = rehearse(module, fitting, request.passthrough)
+    if dtype is not None:
+        module, example = module.to(dtype), arguments.cast(example, dtype)
+    elif _float_dtype(model) is None and _only_float64(example):
+        module = module.to(torch.float64)  # a model without parameters computes in the dtype of its input
+    records = {
+        path: layer.record
+        for path, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, FrozenOperator)
+    }
+    return Frozen(
+        request=request,
+        module=module,
+        model=model,
+        program=None,
+        example=example,
+        changes=changes,
+        dynamic_batch=request.dynamic_shapes is None,
+        records=records,
+        weights_sha256=weights_sha256(module),
+    )
+
+
+def _float_dtype(module: nn.Module) -> torch.dtype | None:
+    tensors = (*module.parameters(), *module.buffers())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+
+
+def _only_float64(example: dict[str, Any]) -> bool:
+    floating = {tensor.dtype for tensor in arguments.tensors_in(example) if tensor.is_floating_point()}
+    return floating == {torch.float64}
+
+
+def _of_program(request: Request, program: torch.export.ExportedProgram) -> Frozen:
+    if request.dtype is not None:
+        raise ExportError("dtype: an exported program has a dtype already; give the module to export it in another")
+    _refuse_unfrozen(program)
+    args, kwargs = program.example_inputs or ((), {})
+    module = program.module()
+    return Frozen(
+        request=request,
+        module=module,
+        model=module,
+        program=program,
+        example=arguments.bind(module, args, kwargs),
+        changes=None,
+        dynamic_batch=False,
+        records={},
+        weights_sha256=weights_sha256(module),
+    )
+
+
+def _refuse_unfrozen(program: torch.export.ExportedProgram) -> None:
+    """Raises an ExportError if a node comes from the training code of a normalization."""
+    for node in nodes_of(program):
+        for path, cls in (node.meta.get("nn_module_stack") or {}).values():
+            name = str(cls).rpartition(".")[2]
+            if name in NORMAL_CLASS_NAMES:
+                raise ExportError(
+                    f"the exported program holds the training code of layer {path} ({name}); export a frozen model: "
+                    "torch.export.export(nnorm_export.freeze(model), args)"
+                )
+
+
+def _output_names(keys: Sequence[str], inputs: Sequence[str]) -> list[str]:
+    """A name for each output from the ``keys`` that lead to it; a name that is an input's ends in ``_out``."""
+    names = [key if key and not key[0].isdigit() else f"output_{key}".rstrip("_") for key in keys]
+    names = ["output"] if names == ["output_0"] else names
+    return [f"{name}_out" if name in inputs else name for name in names]
+
+
+def _complete(given: Sequence[str] | None, default: Sequence[str], option: str) -> list[str]:
+    if given is None:
+        return list(default)
+    given = listed(given, option, ExportError)
+    if len(given) != len(default):
+        raise ExportError(
+            f"{option} has {len(given)} names, the model has {len(default)}: {', '.join(default)}; "
+            "give one name for each of them, in this order"
+        )
+    return given

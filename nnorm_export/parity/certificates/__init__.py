@@ -1,0 +1,1 @@
+"""Certificates of parity: written with PyTorch, replayed without it; bits and signatures."""

@@ -1,0 +1,211 @@
+"""compare(): does a file compute what the file that it was made from computes?
+
+Both run in the same runtime, so that no error budget against float64 is needed. Where the same operators and kernels
+run in another layout, the results agree to the last bits on any inputs. Where a body takes the place of a kernel, or is
+folded into its neighbours, roundings differ; how far they move the outputs is seen by moving the inputs by one unit in
+the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnorm_export.dtypes import Array, as_array, is_float
+from nnorm_export.errors import InputError
+from nnorm_export.files.tensors import LinearLength
+from nnorm_export.parity.verdict.allowed_error import machine_epsilon
+from nnorm_export.parity.verdict.compare_outputs import (
+    constant_over_rows,
+    decisive,
+    dependence,
+    judge_outputs,
+    require_dependence,
+)
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.outcome import OutputParity, ParityReport, worst
+from nnorm_export.runtimes import Runner, TensorInfo
+
+ROUNDINGS = 64  # how far entries of an output may be apart, in roundings of its greatest entry
+
+BATCHES = (1, 3, 8)  # lengths of the first axis of inputs, if it is dynamic
+OTHER_LENGTH = 64  # the length of other dynamic axes, in random inputs
+SEED = 0
+_MOVES = 10  # as of the error budget of verify
+
+Inputs = Sequence[Any] | Mapping[str, Any] | None
+
+
+def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_roundings: bool) -> ParityReport:
+    """Compares ``made`` with ``original`` on ``inputs``, and on other batch sizes if the batch is dynamic.
+
+    Args:
+        inputs: by position or by name; None for random ones.
+        name: what ``made`` is, in messages: ``the optimised file``.
+        other_roundings: whether its operators are others than those of ``original``, so that roundings differ.
+
+    Raises:
+        InputError: ``original`` does not take the inputs, or an output shows nothing: it is empty, all NaN, or does not
+            depend on the inputs, and no other does.
+    """
+    parts: list[list[OutputParity]] = []
+    runs: list[tuple[dict[str, Array], list[Array]]] = []
+    for feed in _feeds(original, inputs):
+        expected = _run(original, feed, inputs is None)
+        actual = made(**feed)
+        moved = original(**_moved(feed)) if other_roundings else expected
+        criteria = [_criterion(*arrays) for arrays in zip(expected, moved, strict=True)]
+        runs.append((feed, expected))
+        parts.append(judge_outputs(name, "the original file", original.outputs, actual, expected, criteria=criteria))
+    outputs = [worst(each) for each in zip(*parts, strict=True)]
+    if all(constant_over_rows(expected) for _, expected in runs):
+        outputs = require_dependence(outputs, _depends(original, *runs[0]))
+    if nothing := [output for output in outputs if not output.compared]:
+        raise InputError(
+            f"{name} was not compared: {nothing[0].name}: {nothing[0].note}. Give other inputs (inputs=, --input); "
+            "convert and optimize can leave the comparison out (verify=False, --no-verify)"
+        )
+    criterion = f"at most {ROUNDINGS} roundings of an output's greatest entry"
+    if other_roundings:
+        criterion += f", or {_MOVES} times what the last bits of the inputs make,"
+    return ParityReport(made.runtime, f"{criterion} from the original file", outputs, made.implementations)
+
+
+def _criterion(expected: Array, moved: Array) -> Criterion:
+    if not is_float(expected.dtype):
+        return Criterion()  # other outputs must be equal
+    wide = expected.astype(np.float64)
+    greatest = np.abs(wide[np.isfinite(wide)]).max(initial=0.0)
+    rounding = machine_epsilon(expected.dtype.name) * float(greatest)
+    differences = np.abs(moved.astype(np.float64) - wide)
+    move = float(differences[np.isfinite(differences)].max(initial=0.0))
+    return Criterion("allclose", rtol=0.0, atol=max(ROUNDINGS * rounding, _MOVES * move))
+
+
+def _moved(feed: dict[str, Array]) -> dict[str, Array]:
+    """The inputs, of whose floating-point elements a random half is the next number upwards."""
+    generator = np.random.default_rng(SEED)
+    moved = {}
+    for name, array in feed.items():
+        if is_float(array.dtype):
+            eps = machine_epsilon(array.dtype.name)
+            steps = 1 + eps * generator.integers(0, 2, array.shape)
+            moved[name] = (array.astype(np.float64) * steps).astype(array.dtype)
+        else:
+            moved[name] = array
+    return moved
+
+
+def _depends(original: Runner, feed: dict[str, Array], expected: Sequence[Array]) -> Sequence[bool | None]:
+    """For each output, whether it is another on changed inputs; None if ``original`` takes no changed inputs."""
+    found: Sequence[bool | None] = [None] * len(expected)
+    for changed in _changes(feed):
+        if all(np.array_equal(changed[name], array) for name, array in feed.items()):
+            continue
+        try:
+            found = dependence(expected, original(**changed))
+        except InputError:  # it refuses these values: they are sizes or indices
+            continue
+        if any(depend for depend, decides in zip(found, decisive(expected), strict=True) if decides):
+            break
+    return found
+
+
+def _changes(feed: dict[str, Array]) -> Iterator[dict[str, Array]]:
+    """Inputs of the same shapes: floating-point ones scaled down and others permuted; floating-point ones alone."""
+    generator = np.random.default_rng(SEED)
+    scaled = {name: _scaled(array, generator) for name, array in feed.items() if is_float(array.dtype)}
+    permuted = {name: _permuted(array, generator) for name, array in feed.items()}
+    yield permuted | scaled
+    yield feed | scaled
+    yield permuted
+
+
+def _scaled(array: Array, generator: np.random.Generator) -> Array:
+    factors = generator.uniform(0.5, 1, array.shape)
+    scaled: Array = array.astype(np.float64) * factors if array.any() else factors
+    return scaled.astype(array.dtype)
+
+
+def _permuted(array: Array, generator: np.random.Generator) -> Array:
+    """The elements in another order; 0 and 1 exchanged if all are equal."""
+    if array.size and bool((array == array.flat[0]).all()):
+        found: Array = (array == 0).astype(array.dtype)
+    else:
+        found = generator.permutation(array.reshape(-1)).reshape(array.shape)
+    return found
+
+
+def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
+    try:
+        return original(**feed)
+    except InputError as error:
+        if error.__cause__ is None:  # they do not fit what the file declares, and the message says how
+            raise
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+        remedy = "random inputs do not fit it; give inputs (--input)" if random else "give others (--input)"
+        raise InputError(f"the original file does not run on {shapes}: {remedy}. ({error})") from error
+
+
+def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
+    infos = runner.inputs
+    dynamic = [info for info in infos if info.shape and not isinstance(info.shape[0], int)]
+    if inputs is None:
+        if unknown := [info for info in infos if not info.has_rank]:
+            raise InputError(f"the file takes {unknown[0]}, of an unknown number of axes; give inputs (--input)")
+        generator = np.random.default_rng(SEED)
+        for rows in BATCHES if dynamic else BATCHES[:1]:
+            yield random_inputs(infos, rows, generator)
+        return
+    feed = _by_name(infos, inputs)
+    yield feed
+    lengths = {feed[info.name].shape[:1] for info in dynamic if info.name in feed}
+    if len(lengths) == 1 and (0,) not in lengths and () not in lengths:  # all have one batch axis, which is not empty
+        batched = {info.name for info in dynamic}
+        for rows in BATCHES:
+            yield {
+                name: array[np.arange(rows) % len(array)] if name in batched else array for name, array in feed.items()
+            }
+
+
+def random_inputs(
+    infos: Sequence[TensorInfo], rows: int, generator: np.random.Generator, *, other: int = OTHER_LENGTH
+) -> dict[str, Array]:
+    """Random inputs of ``rows`` rows, whose other dynamic axes have the length ``other``; integers are 0 and 1."""
+    named = _lengths(infos, rows, other)
+    return {info.name: _random(info, rows, other, named, generator) for info in infos}
+
+
+def _by_name(infos: Sequence[TensorInfo], inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+    if isinstance(inputs, Mapping):
+        return {name: as_array(value) for name, value in inputs.items()}
+    values = inputs if isinstance(inputs, (tuple, list)) else [inputs]
+    if len(values) > len(infos):
+        taken = ", ".join(str(info) for info in infos)
+        raise InputError(f"{len(values)} inputs given, the file takes {len(infos)}: give only {taken}")
+    return {info.name: as_array(value) for info, value in zip(infos, values, strict=False)}
+
+
+def _lengths(infos: Sequence[TensorInfo], rows: int, other: int) -> dict[str, int]:
+    """Name of an axis -> its length: ``rows`` for names in a first axis, else ``other``. No axis is shorter than that.
+
+    Where an axis is ``seq - 2``, seq is longer by 2.
+    """
+    axes = [(at, linear) for info in infos for at, dim in enumerate(info.shape) if (linear := LinearLength.parse(dim))]
+    lengths = {linear.name: other for _, linear in axes} | {linear.name: rows for at, linear in axes if at == 0}
+    taken = {name: max(-linear.offset for _, linear in axes if linear.name == name) for name in lengths}
+    return {name: length + max(0, taken[name]) for name, length in lengths.items()}
+
+
+def _random(info: TensorInfo, rows: int, other: int, named: Mapping[str, int], generator: np.random.Generator) -> Array:
+    lengths = []
+    for axis, dim in enumerate(info.shape):
+        linear = LinearLength.parse(dim)
+        unnamed = rows if axis == 0 else other
+        lengths.append(dim if isinstance(dim, int) else unnamed if linear is None else linear.at(named[linear.name]))
+    if is_float(info.dtype):
+        return generator.standard_normal(lengths).astype(info.dtype)
+    # Integers are usually indices, and 0 and 1 are valid for most tables.
+    return generator.integers(0, 2, lengths).astype(info.dtype)

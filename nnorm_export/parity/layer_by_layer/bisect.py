@@ -1,0 +1,355 @@
+"""bisect(): the first layer whose result in a runtime differs from PyTorch's, by its own error or an inherited one.
+
+Every normalization is compared twice. In the whole file, its input shows the error that it inherits. Alone, on the
+input that PyTorch gave it, its output shows its own error. The first layer whose own error is too great is the culprit;
+if every layer is right alone and an input is not, the fault lies before that input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nnorm_export.dtypes import Array, to_numpy
+from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.files import onnx_file
+from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, refuse_quantized, with_outputs
+from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+from nnorm_export.models.ambient import neutral
+from nnorm_export.models.arguments import tensors_in
+from nnorm_export.models.modules import named_layers, require_module
+from nnorm_export.names import layer_name, listed
+from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue
+from nnorm_export.parity.reference.changed_inputs import change_of_input, told_of_changed_inputs
+from nnorm_export.parity.reference.changed_masks import other_masks
+from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
+from nnorm_export.parity.reference.weights import other_weights
+from nnorm_export.parity.verdict.allowed_error import unstable_results, yardsticks_of
+from nnorm_export.parity.verdict.compare_outputs import dependence, judge, judge_outputs, require_dependence
+from nnorm_export.parity.verdict.float64 import usable_truth
+from nnorm_export.parity.verdict.outcome import ON_CHANGED_INPUTS, OutputParity, on_changed_inputs
+from nnorm_export.runtimes import Runner, load
+
+
+@dataclass(frozen=True)
+class LayerParity:
+    """A layer in the runtime compared with PyTorch.
+
+    Attributes:
+        path: the layer's path in the model.
+        call: the number of this call of the layer, from 1.
+        op_type: the operator of its node; ``(module)`` for a layer that is not a normalization.
+        implementation: ``kernel``, ``body`` or ``plugin``; empty for a layer that is not a normalization.
+        inherited: the layer's input in the whole file.
+        own: the layer's output, alone, on PyTorch's input; None if it cannot be cut out of the file.
+    """
+
+    path: str
+    call: int
+    op_type: str
+    implementation: str
+    inherited: OutputParity
+    own: OutputParity | None
+
+    @property
+    def name(self) -> str:
+        return f"{layer_name(self.path)}{f', call {self.call}' if self.call > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The outcome; true if nothing differs.
+
+    Attributes:
+        runtime: the runtime that ran the file.
+        layers: the compared layers in the order in which they run.
+        outputs: the outputs of the whole file.
+        notes: the layers that were not compared, and why.
+        other_weights: says that the file was made from other weights, if that is why something differs; else empty.
+    """
+
+    runtime: str
+    layers: list[LayerParity]
+    outputs: list[OutputParity]
+    notes: list[str]
+    other_weights: str = ""
+
+    def __bool__(self) -> bool:
+        inherited = [layer.inherited for layer in self.layers]
+        is_sound = self.culprit is None and self.not_compared is None
+        return is_sound and all(parity.passed for parity in (*inherited, *self.outputs))
+
+    @property
+    def culprit(self) -> LayerParity | None:
+        """The first layer whose own error is too great."""
+        owns = ((layer, layer.own) for layer in self.layers if layer.own is not None)
+        return next((layer for layer, own in owns if own.compared and not own.passed), None)
+
+    @property
+    def not_compared(self) -> OutputParity | None:
+        """The first comparison that shows nothing, because of NaN in PyTorch's result for example."""
+        parities = [parity for layer in self.layers for parity in (layer.inherited, layer.own) if parity is not None]
+        return next((parity for parity in (*parities, *self.outputs) if not parity.compared), None)
+
+    @property
+    def verdict(self) -> str:
+        """Says where the runtime first differs from PyTorch, and that the weights are others, if they are."""
+        if self.other_weights:
+            return f"{self.other_weights}. That shows first here: {self._finding}"
+        return self._finding
+
+    @property
+    def _finding(self) -> str:
+        if (culprit := self.culprit) is not None:
+            what = f"layer {culprit.name} ({culprit.op_type})"
+            return f"{what} computes something else, on PyTorch's own input: {culprit.own}"
+        if (nothing := self.not_compared) is not None:
+            return f"nothing was compared: {nothing.name}: {nothing.note}"
+        before = "the input of the model"
+        every = "every layer" if all(layer.own for layer in self.layers) else "every layer that can be run alone"
+        for layer in self.layers:
+            if not layer.inherited.passed:
+                where = f"between {before} and layer {layer.name}"
+                return f"{every} is sound alone; {self.runtime} leaves PyTorch {where}: {layer.inherited}"
+            before = f"layer {layer.name}"
+        wrong = ", ".join(str(output) for output in self.outputs if not output.passed)
+        return f"{every} is sound; the fault lies after {before}: {wrong}" if wrong else "nothing differs"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": bool(self), "verdict": self.verdict, **asdict(self)}
+
+
+@neutral()
+def bisect(
+    path: str | Path,
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    *,
+    runtime: str | None = None,
+    layers: Iterable[str] = (),
+    passthrough: Passthrough = (),
+) -> Bisection:
+    """Compares the ONNX file ``path`` with ``model`` layer by layer.
+
+    Args:
+        path: an ONNX file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``.
+        model, inputs, runtime, passthrough: as for :func:`nnorm_export.verify`.
+        layers: paths of modules to compare besides the normalizations. Each must return one tensor.
+
+    Raises:
+        ModelFileError: not an ONNX file, an optimised one, or one without such nodes if ``layers`` is empty.
+        InputError: a path in ``layers`` is not a module of the model, or none of its nodes is left in the file.
+    """
+    require_module("bisect", model)
+    path = Path(path)
+    file = onnx_file.read(path)
+    if file.form == "optimized":
+        raise ModelFileError(
+            f"{path}: it is optimised, its layers are merged; bisect the portable file that it was made from"
+        )
+    refuse_quantized(file)
+    others = listed(layers, "layers", InputError)
+    modules = dict(named_layers(model))
+    if unknown := [name for name in others if name not in modules]:
+        raise InputError(f"the model has no layer {unknown[0]!r}; take a path that model.named_modules() lists")
+    proto = onnx_file.read_with_weights(path)
+    parts = parts_of(proto, others)
+    if gone := [name for name in others if name not in {part.path for part in parts}]:
+        raise InputError(
+            f"nothing of layer {gone[0]} is left in {path}: it is folded into another layer, or does nothing in eval "
+            "mode; name a layer beside it"
+        )
+    if not parts and file.has_normalizations_in_branches:
+        raise ModelFileError(
+            f"{path}: its normalizations are inside control-flow operators, whose values cannot be compared; name "
+            "layers outside them, or export the branches as models of their own"
+        )
+    if not parts:
+        raise ModelFileError(
+            f"{path}: it has no normalization that is a node (its form is '{file.form}'), and no layers were named; "
+            "export the form 'portable', or name layers"
+        )
+    if foreign := [part.path for part in parts if part.path not in modules]:
+        raise InputError(
+            f"{type(model).__name__} has no layer {layer_name(foreign[0])}, which {path} has: the file was made from "
+            "another model, or from the module of this exported program. Give the one that it was made from"
+        )
+    _refuse_folded(proto, parts, modules)
+    runner = load(path, runtime)
+    reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
+    subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, modules)
+    example = as_taken(runner, bound(model, inputs))
+    result, expected, _ = subject.compare(example)
+    changed = change_of_input(reference, example, expected)
+    changes = [] if changed is None else [changed]
+    for inputs_of_change, _ in (changes + other_masks(reference, example, expected)) if result else []:
+        with told_of_changed_inputs():
+            other, _, is_stable = subject.compare(inputs_of_change)
+        if is_stable and not all(output.passed for output in other.outputs):
+            note = f"nothing differs on the given inputs; all this was found {ON_CHANGED_INPUTS}"
+            result = replace(other, outputs=on_changed_inputs(other.outputs), notes=[*other.notes, note])
+            break
+    depends = dependence(expected, None if changed is None else changed[1])
+    result = replace(result, outputs=require_dependence(result.outputs, depends))
+    return (
+        result
+        if result
+        else replace(result, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
+    )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is compared: ``parts`` of the file and ``modules`` of the model, whose name is ``name``."""
+
+    path: Path
+    name: str
+    runner: Runner
+    runtime: str | None
+    reference: PyTorchModel
+    proto: onnx.ModelProto
+    parts: Sequence[Part]
+    modules: Mapping[str, nn.Module]
+
+    def compare(self, example: Mapping[str, Any]) -> tuple[Bisection, list[Array], bool]:
+        """Returns the comparison on ``example``, PyTorch's outputs, and whether these are stable."""
+        runner, reference = self.runner, self.reference
+        feed = [to_numpy(tensor) for tensor in tensors_in(example)]
+        paths = {part.path for part in self.parts}
+        expected, seen = reference.run_with_taps(example, paths)
+        sampled = reference.samples_with_taps(example, expected, paths)
+        truth, exact = reference.run_with_taps_in_float64(example, paths)
+        samples_of_outputs = [outputs for outputs, _ in sampled]
+        truth = usable_truth(expected, truth, samples_of_outputs)
+        yardsticks = yardsticks_of(expected, samples_of_outputs, truth)
+        options: dict[str, Any] = {"computed_in": reference.computed_in}
+        outputs = judge_outputs(
+            str(self.path), self.name, runner.outputs, runner(*feed), expected, truth, yardsticks, **options
+        )
+        parts, notes = _matched(self.parts, seen, self.modules)
+        inside = _values(with_outputs(self.proto, [part.x for part in parts]), self.runtime, feed)
+        cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
+        own, implementations = _own(self.proto, cut, reference, self.runtime)
+        found, ranks = [], _ranks(self.proto)
+        for part in parts:
+            x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
+            true_x = _with_rank(exact[part.path][part.call - 1].x, x.ndim) if truth is not None else None
+            samples = [_with_rank(taps[part.path][part.call - 1].x, x.ndim) for _, taps in sampled]
+            true_x, yardstick = _measured(x, samples, true_x)
+            inherited = judge(part.name, inside.get(part.x, x), x, true_x, yardstick=yardstick, **options)
+            implementation = implementations.get(part.name, "")
+            found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
+        is_stable = not any(unstable_results(expected, truth, reference.computed_in))
+        return Bisection(runner.runtime, found, outputs, notes), expected, is_stable
+
+
+def _matched(
+    parts: Sequence[Part], seen: Mapping[str, Sequence[Tap]], modules: Mapping[str, nn.Module]
+) -> tuple[list[Part], list[str]]:
+    """Returns the parts, each with the number of its layer's call in PyTorch, and notes on parts without such a number.
+
+    A layer under several names is one layer: PyTorch counts its calls together.
+    """
+    if missing := [part.path for part in parts if not seen[part.path]]:
+        raise InputError(
+            f"layer {layer_name(missing[0])} is never called in PyTorch; an exported program has no "
+            "layers: give the module that it was exported from"
+        )
+    counts = Counter(id(modules[part.path]) for part in parts)
+    matched, notes = [], []
+    calls: Counter[int] = Counter()
+    for part in parts:
+        layer, called = id(modules[part.path]), len(seen[part.path])
+        calls[layer] += 1
+        if counts[layer] == called and (part.op_type != MODULE or called == 1):
+            matched.append(replace(part, call=calls[layer]))
+        else:
+            notes.append(
+                f"layer {part.path} is not compared: it is called {called} times, and not all calls are in the file"
+            )
+    return matched, list(dict.fromkeys(notes))
+
+
+def _refuse_folded(proto: onnx.ModelProto, parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> None:
+    """Raises InputError for modules that the exporter has folded with another: their nodes compute something else."""
+    decorrelated = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d)
+    whitenings = [path for path, layer in modules.items() if isinstance(layer, decorrelated)]
+    folded = [path for path in whitenings if not nodes_of(proto, path)]
+    for part in parts:
+        layer = modules[part.path]
+        if part.op_type == MODULE and isinstance(layer, _BatchNorm):
+            raise InputError(
+                f"layer {part.path} is folded into the layer before it in this file; name the layer after it"
+            )
+        if part.op_type == MODULE and folded and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+            raise InputError(
+                f"layer {part.path} may have {folded[0]} folded into it in this file; name the layer after {folded[0]}"
+            )
+
+
+def _values(proto: onnx.ModelProto, runtime: str | None, feed: list[Array]) -> dict[str, Array]:
+    """The outputs of ``proto`` by name."""
+    if not proto.graph.output:  # all parts read the model's own inputs
+        return {}
+    with opened(proto, runtime) as runner:
+        return {info.name: value for info, value in zip(runner.outputs, runner(*feed), strict=True)}
+
+
+def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
+    values = (*proto.graph.input, *proto.graph.value_info)
+    return {value.name: len(value.type.tensor_type.shape.dim) for value in values}
+
+
+def _with_rank(array: Array, rank: int | None) -> Array:
+    """Adds a batch axis if the file has one and PyTorch has not: an instance norm of an unbatched input."""
+    return array[None] if rank == array.ndim + 1 else array
+
+
+def _measured(result: Array, samples: Sequence[Array], truth: Array | None) -> tuple[Array | None, Array | None]:
+    """The truth as it is usable, and the yardstick, of one tensor."""
+    each = [[sample] for sample in samples]
+    truths = usable_truth([result], None if truth is None else [truth], each)
+    (yardstick,) = yardsticks_of([result], each, truths)
+    return None if truths is None else truths[0], yardstick
+
+
+def _own(
+    proto: onnx.ModelProto,
+    parts: Sequence[tuple[Part, Tap]],
+    reference: PyTorchModel,
+    runtime: str | None,
+) -> tuple[dict[str, OutputParity], dict[str, str]]:
+    """Runs each part alone on PyTorch's input. Returns name -> comparison, and name -> implementation."""
+    if not parts:
+        return {}, {}
+    feeds, wanted = [], []
+    ranks = _ranks(proto)
+    # All samples before the first float64 result: of a large model there is one copy at a time.
+    sampled = [reference.layer_samples(part.path, tap) for part, tap in parts]
+    for (part, tap), each in zip(parts, sampled, strict=True):
+        rank = ranks.get(part.x)
+        x, y = _with_rank(tap.x, rank), _with_rank(tap.y, rank)
+        wide = reference.layer_in_float64(part.path, tap.x)
+        truth = None if wide is None else _with_rank(wide, rank)
+        operands: list[Array] = []
+        samples = [_with_rank(sample, rank) for sample in each]
+        if part.operator is not None:
+            operands, y, truth = with_epilogue(part.operator, y, truth)
+            samples = [part.operator.apply_epilogue(sample, *operands) for sample in samples]
+        feeds.append([x, *operands])
+        wanted.append((y, *_measured(y, samples, truth)))
+    with opened(alone(proto, [part for part, _ in parts], feeds), runtime) as runner:
+        results = runner(*(array for feed in feeds for array in feed))
+        compared = zip(parts, results, wanted, strict=True)
+        own = {
+            part.name: judge(part.name, actual, y, truth, yardstick=yardstick, computed_in=reference.computed_in)
+            for (part, _), actual, (y, truth, yardstick) in compared
+        }
+        return own, runner.implementations

@@ -1,0 +1,352 @@
+"""The user's model, run in the dtype of a file and in float64, and what its layers take and return."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from nnorm_export.dtypes import Array, is_float, to_numpy
+from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.freezing import frozen_copy
+from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
+from nnorm_export.models.modules import eval_copy, without_fused_attention
+from nnorm_export.parity.reference.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids
+from nnorm_export.parity.verdict.allowed_error import distance, machine_epsilon, narrower, scale_about, yardsticks_of
+from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.float64 import usable_truth
+from nnorm_export.parity.verdict.outcome import UNSTEADY
+from nnorm_export.process import release_memory
+from nnorm_export.runtimes import Runner
+from nnorm_export.steps import counted
+
+_LARGE = 2**24  # bytes of weights
+SAMPLES, SAMPLES_OF_FEW_ROWS = 3, 7  # runs with random last bits; rows of one output share their luck
+_FEW = 4
+_MANY = 2**15  # elements, among which there are some whose samples are all small by luck: one more is taken
+HALVES = (torch.float16, torch.bfloat16)
+Passthrough = Iterable[str | type[nn.Module]]
+
+
+def bound(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any] | Tensor) -> dict[str, Any]:
+    """Returns ``inputs``, as :func:`nnorm_export.verify` takes them, by the names of ``forward``'s parameters."""
+    return bind(model, (), inputs) if isinstance(inputs, Mapping) else bind(model, inputs, None)
+
+
+def observe(
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    paths: Iterable[str],
+    passthrough: Passthrough = (),
+) -> dict[str, list[Tap]]:
+    """Returns the input and output of each layer in ``paths`` on ``inputs`` in float32, call by call.
+
+    Raises:
+        InputError: the inputs do not fit the model, or a layer takes or returns something other than one tensor.
+    """
+    reference = PyTorchModel(model, torch.float32, passthrough)
+    return reference.run_with_taps(cast(bound(model, inputs), torch.float32), paths)[1]
+
+
+def outputs_in_float32(
+    model: nn.Module, batches: Iterable[Sequence[Array]], passthrough: Passthrough = ()
+) -> list[list[Array]]:
+    """Returns the outputs of ``model`` in float32 on each batch of inputs, by position."""
+    reference = PyTorchModel(model, torch.float32, passthrough)
+    return [reference.run(bound(model, [torch.from_numpy(array) for array in batch])) for batch in batches]
+
+
+class Tap(NamedTuple):
+    """The input and output of a layer in one call."""
+
+    x: Array
+    y: Array
+
+
+class PyTorchModel:
+    """The user's model, which can be run in the file's dtype and in float64.
+
+    In half precision the frozen model runs in its place, because training-time code promotes half inputs to float32.
+    :meth:`defect_of_freezing` then checks in float32 that the frozen model computes what the user's model computes.
+
+    Args:
+        model: the user's model, which is copied.
+        dtype: the file's floating-point dtype; None if it has none.
+        passthrough: as for :func:`nnorm_export.freeze`.
+        outputs: the names of the file's outputs. A model that returns a dict of these names is compared by them.
+
+    Attributes:
+        computed_in: the narrowest floating-point dtype that the samples were computed in, ``dtype`` or that of an
+            autocast region in the model; empty for no dtype.
+    """
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough, outputs: Sequence[str] = ()
+    ) -> None:
+        self.dtype = dtype
+        self.computed_in = "" if dtype is None else str(dtype).removeprefix("torch.")
+        self._outputs = tuple(outputs)
+        self._model = model
+        self._passthrough = tuple(passthrough)
+        self._copies: dict[str, nn.Module] = {}
+        self._is_large = sum(t.nbytes for t in (*model.parameters(), *model.buffers())) > _LARGE
+
+    @property
+    def _original(self) -> nn.Module:
+        return self._copy("original", lambda: eval_copy(self._model))
+
+    @property
+    def _frozen(self) -> nn.Module | None:
+        if self.dtype not in HALVES:
+            return None
+        return self._copy("frozen", lambda: frozen_copy(self._model, self._passthrough)[0])
+
+    @property
+    def _in_dtype(self) -> nn.Module:
+        def make() -> nn.Module:
+            is_half = self.dtype in HALVES
+            module = frozen_copy(self._model, self._passthrough)[0] if is_half else eval_copy(self._model)
+            # A model of several dtypes is unchanged if the file's dtype is one of them.
+            if self.dtype is not None and self.dtype not in {p.dtype for p in module.parameters()}:
+                module.to(self.dtype)
+            return module
+
+        return self._copy("in_dtype", make)
+
+    @property
+    def _double(self) -> nn.Module | None:
+        """None for a float64 file: PyTorch computes nothing more exactly, so it has no budget."""
+        if self.dtype == torch.float64:
+            return None
+        return self._copy("double", lambda: eval_copy(self._model).to(torch.float64))
+
+    def _copy(self, name: str, make: Callable[[], nn.Module]) -> nn.Module:
+        """The copy ``name``, made when it is needed; of a large model there is one copy at a time."""
+        if name not in self._copies:
+            if self._is_large:
+                copies = [weakref.ref(copy) for copy in self._copies.values()]
+                self._copies.clear()
+                release_memory(collect=any(copy() is not None for copy in copies))
+            self._copies[name] = make()
+        return self._copies[name]
+
+    def run(self, example: Mapping[str, Any]) -> list[Array]:
+        """Returns the outputs in the file's dtype; those in float64 are cast to float32 unless it is float64.
+
+        Raises:
+            InputError: the model does not run on the example.
+        """
+        model = self._in_dtype
+        try:
+            outputs = self._run(model, example)
+        except (NnormExportError, OSError):  # an OSError says itself which file is missing
+            raise
+        except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
+            name = type(self._model).__name__
+            raise InputError(
+                f"{name} does not run on these inputs; give others, as its forward takes them: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if self.dtype == torch.float64:
+            return outputs
+        # A model that computes in a narrower dtype does not become exact when it casts its result to float64.
+        return [array.astype(np.float32) if array.dtype == np.float64 else array for array in outputs]
+
+    def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
+        """Returns the outputs in float64; None for a float64 file, or if the model does not run in float64."""
+        model = self._double
+        try:
+            return None if model is None else self._run(model, cast(example, torch.float64))
+        except NnormExportError:
+            raise
+        except Exception:  # the user's code may raise anything in float64: it casts to float32, or asserts a dtype
+            return None
+
+    def run_with_taps(
+        self, example: Mapping[str, Any], paths: Iterable[str]
+    ) -> tuple[list[Array], dict[str, list[Tap]]]:
+        """Returns the outputs, as :meth:`run`, and the input and output of each layer in ``paths``, call by call.
+
+        Raises:
+            InputError: a layer takes or returns something other than one tensor.
+        """
+        with _taps(self._in_dtype, paths) as taps:
+            return self.run(example), taps
+
+    def run_with_taps_in_float64(
+        self, example: Mapping[str, Any], paths: Iterable[str]
+    ) -> tuple[list[Array] | None, dict[str, list[Tap]]]:
+        model = self._double
+        if model is None:
+            return None, {}
+        with _taps(model, paths) as taps:
+            return self.run_in_float64(example), taps
+
+    def layer_in_float64(self, path: str, x: Array) -> Array | None:
+        """Returns what the layer computes from ``x`` in float64; None for a float64 file."""
+        model = self._double
+        if model is None:
+            return None
+        wide = torch.from_numpy(x.astype(np.float64))
+        with torch.no_grad(), without_fused_attention():
+            return to_numpy(model.get_submodule(path)(wide))
+
+    def samples(self, example: Mapping[str, Any], result: Sequence[Array]) -> list[list[Array]]:
+        """Returns the outputs for inputs and weights with random last bits, a few times.
+
+        Args:
+            example, result: inputs, and what :meth:`run` returned for them.
+        """
+        return [outputs for outputs, _ in self.samples_with_taps(example, result, ())]
+
+    def samples_with_taps(
+        self, example: Mapping[str, Any], result: Sequence[Array], paths: Iterable[str]
+    ) -> list[tuple[list[Array], dict[str, list[Tap]]]]:
+        """As :meth:`samples`, with the input and output of each layer in ``paths``."""
+        shapes = [array.shape for array in result]
+        found = []
+        for seed in counted("PyTorch with random last bits", seeds_for(result)):
+            moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+            flip_last_bits(tensors_in(moved), seed)
+            with random_last_bits(self._in_dtype, seed):
+                try:
+                    (outputs, taps), dtypes = with_absolute_sigmoids(seed, self.run_with_taps, moved, paths)
+                except InputError:  # the model refuses such inputs, above 1 for example
+                    continue
+            self.computed_in = reduce(narrower, dtypes, self.computed_in or "float64")
+            if [array.shape for array in outputs] == shapes:
+                found.append((outputs, taps))
+        return found
+
+    def layer_samples(self, path: str, tap: Tap) -> list[Array]:
+        """Returns what the layer computes from the input in ``tap`` with random last bits, a few times."""
+        layer, found = self._in_dtype.get_submodule(path), []
+        for seed in seeds_for([tap.y]):
+            x = to_tensor(tap.x)
+            flip_last_bits([x], seed)
+            with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed):
+                found.append(to_numpy(with_absolute_sigmoids(seed, layer, x)[0]))
+        return found
+
+    def unsteadiness(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
+        """Returns that PyTorch does not return ``result`` again, if so; empty otherwise."""
+        again = self.run(example)
+        is_same = len(again) == len(result) and all(map(_is_same, result, again))
+        return "" if is_same else UNSTEADY
+
+    def defect_of_freezing(self, example: Mapping[str, Any], truth: Sequence[Array] | None) -> str:
+        """Returns where the frozen model, which runs for half precision, computes something else in float32.
+
+        Args:
+            example, truth: inputs, and what :meth:`run_in_float64` returned for them.
+        """
+        frozen_model = self._frozen
+        if frozen_model is None:
+            return ""
+        single = cast(example, torch.float32)
+        frozen = self._run(frozen_model.float(), single)
+        del frozen_model  # before the next copy is made
+        model = self._original.float()
+        original = self._run(model, single)
+        samples = [self._moved(model, single, seed) for seed in seeds_for(original)]
+        truth = usable_truth(original, truth, samples)
+        yardsticks = yardsticks_of(original, samples, truth)
+        truths: Sequence[Array | None] = truth or [None] * len(frozen)
+        for number, (f, o, t, y) in enumerate(zip(frozen, original, truths, yardsticks, strict=True)):
+            parity = judge(str(number), f, o, t, yardstick=y)
+            if not parity.passed:
+                return f"in float32 the frozen model does not compute what the model computes: output {parity}"
+        return ""
+
+    def _moved(self, model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
+        """Returns the outputs for inputs and weights with random last bits."""
+        moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+        flip_last_bits(tensors_in(moved), seed)
+        with random_last_bits(model, seed):
+            return with_absolute_sigmoids(seed, self._run, model, moved)[0]
+
+    def _run(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
+        """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them."""
+        copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+        args, kwargs = unbind(model, copies)
+        with torch.no_grad(), without_fused_attention():
+            returned = model(*args, **kwargs)
+        arrays, names = [to_numpy(tensor) for tensor in tensors_in(returned)], tensor_names(returned)
+        if sorted(names) != sorted(self._outputs):
+            return arrays
+        return [arrays[names.index(name)] for name in self._outputs]
+
+
+@contextmanager
+def _taps(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Tap]]]:
+    taps: dict[str, list[Tap]] = {path: [] for path in paths}
+
+    def keep(path: str, given: tuple[Any, ...], output: Any) -> None:
+        if not (given and isinstance(given[0], Tensor) and isinstance(output, Tensor)):
+            raise InputError(
+                f"layer {path} takes or returns something other than one tensor; name the layers inside it"
+            )
+        taps[path].append(Tap(to_numpy(given[0].clone()), to_numpy(output.clone())))
+
+    def hook(path: str) -> Callable[..., None]:
+        return lambda _, args, kwargs, output: keep(path, (*args, *kwargs.values()), output)
+
+    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in taps]
+    try:
+        yield taps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def dtype_of(runner: Runner, model: nn.Module) -> torch.dtype | None:
+    """The dtype of the file's first floating-point input or output; None if there is none.
+
+    float64 counts only if it is the dtype of all, or the model has weights of it: other models cast to or from it.
+    """
+    names = [info.dtype.name for info in (*runner.inputs, *runner.outputs) if is_float(info.dtype)]
+    is_double = any(tensor.dtype == torch.float64 for tensor in (*model.parameters(), *model.buffers()))
+    narrow = [] if is_double else [name for name in names if name != "float64"]
+    return getattr(torch, (narrow or names)[0]) if names else None
+
+
+def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns bound inputs in the file's order, their floating-point tensors cast to the dtypes that the file takes."""
+    example = in_order(dict(example), [info.name for info in runner.inputs])
+    dtypes = iter(info.dtype for info in runner.inputs)
+
+    def converted(value: Any) -> Any:
+        dtype = next(dtypes, None) if isinstance(value, Tensor) else None
+        if dtype is None or not (is_float(dtype) and value.is_floating_point()):
+            return value
+        return value.to(getattr(torch, dtype.name))
+
+    taken: dict[str, Any] = pytree.tree_map(converted, dict(example))
+    return taken
+
+
+def seeds_for(result: Sequence[Array]) -> range:
+    """The seeds of the samples of ``result``."""
+    has_rows = all(array.ndim > 0 and len(array) >= _FEW for array in result)
+    has_many = any(array.size >= _MANY for array in result)
+    return range(1, 1 + (SAMPLES + has_many if has_rows else SAMPLES_OF_FEW_ROWS))
+
+
+_STEADY = 16  # roundings: threads may add in another order
+
+
+def _is_same(result: Array, again: Array) -> bool:
+    """Whether two results on the same inputs differ by no more than sums in another order may differ."""
+    if result.shape != again.shape or not is_float(result.dtype):
+        return bool(np.array_equal(result, again))
+    a, b = result.astype(np.float64), again.astype(np.float64)
+    sizes = np.where(np.isfinite(a), np.abs(a), 0.0)
+    allowed = min(_STEADY * machine_epsilon(result.dtype.name), 1e-2) * np.maximum(sizes, scale_about(sizes))
+    return bool((distance(a, b) <= allowed).all())

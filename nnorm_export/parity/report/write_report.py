@@ -1,0 +1,171 @@
+"""write_report(): a comparison as one self-contained HTML page. The extra ``report`` has jinja2, which writes it, and
+matplotlib, which draws its figures.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor, nn
+
+from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileError
+from nnorm_export.files.inspection import ModelDescription, describe
+from nnorm_export.files.staging import check_target, staged, writing
+from nnorm_export.models.ambient import neutral
+from nnorm_export.models.arguments import tensors_in
+from nnorm_export.names import layer_name, listed, without_user
+from nnorm_export.parity.certificates.certificate import file_sha256, versions
+from nnorm_export.parity.layer_by_layer.bisect import Bisection, bisect
+from nnorm_export.parity.layer_by_layer.float16_risks import HalfRisk, float16_risks, normalizations
+from nnorm_export.parity.layer_by_layer.probe import ProbeReport
+from nnorm_export.parity.reference.pytorch_model import Passthrough
+from nnorm_export.parity.report.lambdas import lambdas
+from nnorm_export.parity.report.plots import bisection_figure, import_matplotlib, lambdas_figure, to_svg
+from nnorm_export.parity.verdict.outcome import ParityReport, share_text
+from nnorm_export.runtimes.kserve import is_url
+from nnorm_export.runtimes.tensorrt import is_engine
+from nnorm_export.steps import step
+
+if TYPE_CHECKING:
+    import jinja2
+
+ENDINGS = (".html", ".htm")
+_TEMPLATE = "report.html.j2"
+_T = TypeVar("_T")
+
+
+@neutral()
+def write_report(
+    page: str | Path,
+    path: str | Path,
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
+    report: ParityReport,
+    *,
+    probes: ProbeReport | None = None,
+    runtime: str | None = None,
+    passthrough: Passthrough = (),
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Writes ``page``, whole or not at all: ``report``, and a description of the file beside its model.
+
+    The description has the error of each layer and what ran it (:func:`nnorm_export.bisect`), the distribution of λ in
+    each layer, the layers that float16 would put at risk, and the environment; if one of them cannot be determined, the
+    page says why. The page loads no other files.
+
+    Args:
+        page: an ``.html`` file.
+        path, model, inputs, runtime, passthrough: the arguments with which :func:`nnorm_export.verify` made ``report``.
+        probes: shown too, if given.
+        about: where the model comes from, by names (``checkpoint``, ``command``, …); shown with the environment.
+
+    Raises:
+        RuntimeMissingError: matplotlib is not installed.
+        ExportError: ``page`` has another suffix, or cannot be written.
+    """
+    check_page(page)
+    passthrough = listed(passthrough, "passthrough", FreezeError)
+    step("compare layer by layer")
+    layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough))
+    step("estimate λ")
+    values, no_lambdas = _or_reason(lambda: lambdas(model, inputs, passthrough=passthrough))
+    risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
+    step("write the report")
+    described = None if is_url(path) or is_engine(path) else describe(path)
+    text = _template().render(
+        file=without_user(str(path)) if is_url(path) else Path(path).name,
+        facts=_facts(report, described),
+        passed=bool(report) and (probes is None or bool(probes)),
+        verdict=_verdict(report, layers, probes),
+        report=report,
+        layers=layers,
+        no_layers=no_layers,
+        errors_svg="" if layers is None else to_svg(bisection_figure(layers)),
+        lambdas_svg=to_svg(lambdas_figure(values)) if values else "",
+        no_lambdas=no_lambdas,
+        probes=probes,
+        risks=risks,
+        no_risks=no_risks,
+        environment=_environment(path, inputs, described) | dict(about or {}),
+    )
+    with staged(Path(page)) as target, writing(Path(page)):
+        target.write_text(text, encoding="utf-8")
+
+
+def _environment(path: str | Path, inputs: Any, described: ModelDescription | None) -> dict[str, str]:
+    shapes = [f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors_in(inputs)]
+    facts = {**versions(), "inputs": ", ".join(shapes)}
+    if not is_url(path):
+        facts["SHA-256 of the file"] = file_sha256(Path(path))
+    if described is not None and described.weights_sha256:
+        facts["SHA-256 of the weights"] = described.weights_sha256
+    return facts
+
+
+def check_page(page: str | Path) -> None:
+    """Raises the errors of :func:`write_report` that can be known before the comparison."""
+    page = Path(page)
+    if page.suffix.lower() not in ENDINGS:
+        raise ExportError(f"{page}: a report is an HTML page; give it the suffix {ENDINGS[0]}")
+    check_target(page)
+    import_matplotlib("report")
+
+
+def _template() -> jinja2.Template:
+    import jinja2  # noqa: PLC0415 - an extra, and commands that write no report import this module
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"share": share_text, "layer_name": layer_name}
+    return environment.get_template(_TEMPLATE)
+
+
+def _or_reason(look: Callable[[], _T]) -> tuple[_T | None, str]:
+    """Returns the result of ``look``, or None and the reason why there is no result."""
+    try:
+        return look(), ""
+    except (ModelFileError, InputError) as error:
+        return None, str(error)
+
+
+def _layers(
+    path: str | Path, model: nn.Module, inputs: Any, runtime: str | None, passthrough: Passthrough
+) -> Bisection:
+    if is_url(path):
+        raise InputError("a server returns only its outputs; write the report of a file to see its layers")
+    return bisect(path, model, inputs, runtime=runtime, passthrough=passthrough)
+
+
+def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[HalfRisk]:
+    if not normalizations(model):
+        raise InputError("the model has no layers to look into; give the module, not an exported program of it")
+    return float16_risks(model, inputs, passthrough=passthrough)
+
+
+def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport | None) -> str:
+    """Returns one sentence: the reason for the verdict."""
+    if not report:
+        return (
+            layers.verdict
+            if layers is not None and not layers
+            else "; ".join(map(str, (*report.outputs, *(report.by_bodies or ()))))
+        )
+    if probes is not None and not probes:
+        different = ", ".join(layer.name for layer in probes.layers if not layer.parity.passed)
+        return f"On these inputs it is equal, but on probes of its branches {different} differs from its formula"
+    return report.criterion
+
+
+def _facts(report: ParityReport, described: ModelDescription | None) -> list[str]:
+    rows = max((output.rows for output in report.outputs), default=0)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    form = [] if described is None else [f"{described.format}, form {described.form}"]
+    return [*form, f"run by {report.runtime}", f"{rows} rows", f"{now:%Y-%m-%d %H:%M} UTC"]

@@ -1,0 +1,326 @@
+"""Metrics of a comparison, and whether it passes: by an error budget, or by tolerances that the user gives.
+
+The truth is the user's own model run in float64. How far roundings move each element of PyTorch's result from it, in
+the file's dtype, is the yardstick of what that dtype can do on this model and these inputs
+(:mod:`nnorm_export.parity.verdict.allowed_error`): a file passes if its error is at most :data:`BUDGET` times that,
+in every element. If PyTorch's own error is a large part of the result, it measures nothing, and the comparison fails
+with that reason. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
+
+Equal results show something only if there is something to compare. Whatever the criterion, an output fails that has no
+elements, no finite element, or NaN in PyTorch's own result. Infinite elements, of a mask for example, must be the same
+in both, and the note counts them. Outputs that do not depend on the input are noted, and if no floating-point output
+depends on it, all of them fail (:func:`require_dependence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nnorm_export.dtypes import Array, is_float
+from nnorm_export.errors import NnormExportError
+from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.parity.verdict.allowed_error import (
+    FLOAT_TYPES,
+    distance,
+    machine_epsilon,
+    narrower,
+    scale_about,
+    unstable_result,
+    yardstick_of,
+)
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.outcome import OutputParity
+
+BUDGET = 10.0
+
+
+def judge_outputs(
+    file: str,
+    reference: str,
+    infos: Sequence[TensorInfo],
+    actual: Sequence[Array],
+    expected: Sequence[Array],
+    truth: Sequence[Array] | None = None,
+    yardsticks: Sequence[Array | None] | None = None,
+    criteria: Criterion | Sequence[Criterion] | None = None,
+    computed_in: str | None = None,
+) -> list[OutputParity]:
+    """:func:`judge` for every output of a file.
+
+    Args:
+        file, reference: what is compared with what, for the error's text.
+        infos: the outputs of the file.
+        actual, expected, truth, yardsticks: as for :func:`judge`, for each output.
+        criteria: one criterion for all outputs, or one for each; None for the error budget.
+        computed_in: as for :func:`judge`.
+
+    Raises:
+        NnormExportError: the results differ in number or shape.
+    """
+    shapes, expected_shapes = ([list(array.shape) for array in arrays] for arrays in (actual, expected))
+    if shapes != expected_shapes:
+        raise NnormExportError(
+            f"{file} returns {len(shapes)} outputs of shapes {shapes}, {reference} returns {len(expected_shapes)} of "
+            f"shapes {expected_shapes}: the file was made from another model. Compare it with its own model, or export "
+            "this model again"
+        )
+    none: list[None] = [None] * len(expected)
+    each = criteria if isinstance(criteria, Sequence) else [criteria] * len(expected)
+    rows = zip(infos, actual, expected, truth or none, yardsticks or none, each, strict=True)
+    return [
+        judge(
+            info.name,
+            result,
+            wanted,
+            true,
+            criterion,
+            yardstick=yard,
+            reference=reference,
+            computed_in=computed_in,
+        )
+        for info, result, wanted, true, yard, criterion in rows
+    ]
+
+
+def judge(
+    name: str,
+    actual: Array,
+    expected: Array,
+    truth: Array | None,
+    criterion: Criterion | None = None,
+    *,
+    yardstick: Array | None = None,
+    reference: str = "PyTorch",
+    computed_in: str | None = None,
+) -> OutputParity:
+    """Compares ``actual`` of the file with PyTorch's ``expected`` and the ``truth`` in float64.
+
+    An output that is wider than ``expected`` is held to what the dtype of ``expected`` can do. An output without
+    elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
+
+    Args:
+        truth: None if there is none; ``expected`` takes its place.
+        yardstick: of each element, see :mod:`nnorm_export.parity.verdict.allowed_error`; None takes that of
+            ``expected`` alone.
+        reference: what computed ``expected``, for the reasons.
+        computed_in: the narrowest dtype that it was computed in; None for that of ``expected``.
+    """
+    if actual.shape != expected.shape:
+        raise NnormExportError(
+            f"{name} has shape {list(actual.shape)} in the file and {list(expected.shape)} in PyTorch: the file was "
+            "made from another model. Compare it with its own model, or export this model again"
+        )
+    rows = actual.shape[0] if actual.ndim else 1
+    dtype = actual.dtype.name
+    if reason := _nothing_to_compare(expected, reference):
+        return OutputParity(name, True, 0.0, 0.0, None, None, rows, dtype).not_compared(reason)
+    if is_float(actual.dtype) != is_float(expected.dtype):
+        parity = OutputParity(name, False, 0.0, 0.0, None, None, rows, dtype)
+        return parity.failed(f"the file returns {dtype}, and {reference} {expected.dtype.name}; export the model again")
+    criterion = criterion or Criterion()
+    if not is_float(actual.dtype):
+        return _judge_integers(name, actual, expected, yardstick, criterion, reference)
+    dtype = narrower(dtype, expected.dtype.name)
+    wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
+    difference = distance(wide, expected_wide)
+    nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
+    if yardstick is None and truth is not None:
+        yardstick = yardstick_of([expected], truth, dtype)
+    shares = None if yardstick is None else _budget_shares(wide, expected_wide if truth is None else truth, yardstick)
+    parity = OutputParity(
+        name,
+        passed=True,
+        max_abs_diff=float(difference.max(initial=0.0)),
+        max_rel_diff=float((difference[nonzero] / np.abs(expected_wide[nonzero])).max(initial=0.0)),
+        budget_share=None if shares is None else criterion.of_elements(shares),
+        top1_agreement=_top1_agreement(wide, expected_wide),
+        rows=rows,
+        dtype=dtype,
+        note=_infinite_entries(expected_wide),
+        greatest=float(_finite(expected_wide).max()),
+    )
+    if criterion.kind == "allclose" or shares is None:
+        rtol, atol = criterion.tolerances(dtype)
+        allowed: float | Array = atol
+        if criterion.kind != "allclose":  # torch's atol is for results of scale 1
+            sizes = _finite(expected_wide)
+            rounding = min(machine_epsilon(dtype) * float(sizes.max()), atol)  # a row may be exactly 0 in PyTorch
+            rtol, allowed = BUDGET * rtol, BUDGET * np.maximum(atol * np.minimum(scale_about(sizes), 1.0), rounding)
+        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, allowed)) <= 1.0)
+    if truth is not None and (unstable := unstable_result(expected_wide, truth, narrower(dtype, computed_in or dtype))):
+        return parity.failed(unstable)
+    return replace(parity, passed=criterion.of_elements(shares) <= 1.0)
+
+
+def _judge_integers(
+    name: str, actual: Array, expected: Array, yardstick: Array | None, criterion: Criterion, reference: str
+) -> OutputParity:
+    """Integers and booleans must be equal; where random last bits change PyTorch's, they may differ by as much.
+
+    A statistic, and tolerances for all outputs, are meant for floating-point outputs: only those that name this output
+    count.
+    """
+    differs = actual != expected
+    difference = np.where(differs, np.maximum(distance(actual.astype(np.float64), expected.astype(np.float64)), 1), 0)
+    allowed = np.broadcast_to(0.5, difference.shape) if yardstick is None else yardstick
+    if not criterion.is_named:
+        criterion = Criterion()
+    if criterion.rtol is not None and criterion.atol is not None:
+        allowed = np.maximum(allowed, criterion.atol + criterion.rtol * np.abs(expected.astype(np.float64)))
+    of_zero = np.maximum(np.abs(expected.astype(np.float64)), 1)
+    parity = OutputParity(
+        name,
+        passed=criterion.of_elements(difference / allowed) <= 1,
+        max_abs_diff=float(difference.max()),
+        max_rel_diff=float((difference / of_zero).max()),
+        budget_share=None,
+        top1_agreement=None,
+        rows=actual.shape[0] if actual.ndim else 1,
+        dtype=actual.dtype.name,
+        greatest=float(np.abs(expected.astype(np.float64)).max()),
+    )
+    count = int(differs.sum())
+    if not count:
+        return parity
+    where = f", where those of {reference} depend on the last bits" if parity.passed and yardstick is not None else ""
+    return parity.noted(f"{count} of {differs.size} elements differ{where}")
+
+
+def rows_differ(result: Array) -> bool | None:
+    """Whether the rows of a result differ; None if there are not two."""
+    if result.ndim == 0 or len(result) < 2:
+        return None
+    return bool((result != result[:1]).any())
+
+
+def dependence(expected: Sequence[Array], changed: Sequence[Array] | None) -> list[bool | None]:
+    """For each output, whether it depends on the input.
+
+    Args:
+        expected, changed: the results on two inputs. If there are no others, rows that differ show a dependence, and
+            one row shows nothing: None.
+    """
+    if changed is None:
+        return [rows_differ(array) for array in expected]
+    return [a.shape != b.shape or bool((a != b).any()) for a, b in zip(expected, changed, strict=True)]
+
+
+def constant_over_rows(expected: Sequence[Array]) -> bool:
+    """Whether no row of a decisive output differs from the others: then these results alone show no dependence."""
+    decides = decisive(expected)
+    return not any(rows_differ(array) for array, is_decisive in zip(expected, decides, strict=True) if is_decisive)
+
+
+def decisive(results: Sequence[Array]) -> list[bool]:
+    """For each result, whether its dependence on the input counts: floating-point ones if there are any, else all."""
+    return _deciding([is_float(result.dtype) for result in results])
+
+
+def _deciding(floats: list[bool]) -> list[bool]:
+    return floats if any(floats) else [True] * len(floats)
+
+
+def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool | None]) -> list[OutputParity]:
+    """Returns ``outputs`` with a note on each that does not depend on the input.
+
+    Of a model, some outputs may be constant: a shape, a grid of anchors, a temperature. If no floating-point output
+    depends on the input (of a model without any, no output), the comparison shows nothing about its layers: they fail.
+
+    Args:
+        depends: for each output, whether it depends on the input; None if that is not known.
+    """
+    deciding = _deciding([output.dtype in FLOAT_TYPES for output in outputs])
+    shows_nothing = all(depend is False for depend, decides in zip(depends, deciding, strict=True) if decides)
+    found = []
+    for output, depend, decides in zip(outputs, depends, deciding, strict=True):
+        if depend is None and decides:
+            found.append(output.noted(_UNDECIDED))
+        elif depend is not False:
+            found.append(output)
+        elif shows_nothing and decides and output.passed:
+            found.append(output.not_compared(_CONSTANT))
+        else:
+            found.append(output.noted("it does not depend on the input"))
+    return found
+
+
+def criterion_text(
+    outputs: Sequence[OutputParity], criteria: Sequence[Criterion], *, is_double: bool, has_truth: bool
+) -> str:
+    """Describes what decided over ``outputs``, whose criteria are ``criteria``."""
+    reason = "the file is in float64" if is_double else "the model does not run in float64"
+    has_budget = has_truth or any(output.budget_share is not None for output in outputs)
+
+    def text(criterion: Criterion) -> str:
+        if criterion.kind == "allclose":
+            return str(criterion)
+        if not has_budget:
+            return f"allclose at {BUDGET:g} times torch.testing's tolerances{criterion.of_what}, because {reason}"
+        budget = f"budget: at most {BUDGET:g} times the error that roundings cause in PyTorch, in each element"
+        against = "against float64" if has_truth else f"against PyTorch in the same dtype, because {reason}"
+        return f"{budget}{criterion.of_what}, {against}"
+
+    if len(set(criteria)) == 1:
+        return text(criteria[0])
+    pairs = zip(outputs, criteria, strict=True)
+    return "; ".join(f"{output.name}: {text(criterion)}" for output, criterion in pairs)
+
+
+_CONSTANT = (
+    "it does not depend on the input, and no other output does, so that the comparison shows nothing about the layers "
+    "before it. Give other inputs, or train the model: a head whose weights are 0 returns its bias"
+)
+
+_UNDECIDED = "of one row, without other inputs that the model takes: it may be constant; give more rows"
+
+
+def _nothing_to_compare(expected: Array, reference: str) -> str:
+    """Returns why a comparison with ``expected`` shows nothing; empty if it shows something."""
+    if expected.size == 0:
+        return "it is empty; give at least one row, or inputs for which it has elements"
+    if not is_float(expected.dtype):
+        return ""
+    wide = expected.astype(np.float64)
+    if nan := int(np.isnan(wide).sum()):
+        return (
+            f"{reference} itself gives NaN in {nan} of {wide.size} elements; look for NaN or infinity in the inputs "
+            "and in the weights of the checkpoint"
+        )
+    if not np.isfinite(wide).any():
+        return f"{reference} itself gives no finite element; give other inputs, or a checkpoint that has not diverged"
+    return ""
+
+
+def _infinite_entries(expected: Array) -> str:
+    count = int(np.isinf(expected).sum())
+    return f"{count} of {expected.size} elements are infinite, and must be so in both" if count else ""
+
+
+def _finite(values: Array) -> Array:
+    """|values|, and 0 in the place of infinity."""
+    return np.where(np.isfinite(values), np.abs(values), 0.0)
+
+
+def _budget_shares(actual: Array, truth: Array, yardstick: Array) -> Array:
+    """Of each element, the file's error / (BUDGET · yardstick)."""
+    shares: Array = distance(actual, truth) / (BUDGET * yardstick)
+    return shares
+
+
+def _shares(difference: Array, expected: Array, rtol: float, atol: float | Array) -> Array:
+    """Of each element, |file − PyTorch| / (atol + rtol·|PyTorch|); at most 1 where that is allowed."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # 0 · infinity and 0 / 0 are NaN: the difference decides there
+        allowed = atol + rtol * np.abs(expected)
+        allowed = np.where(np.isfinite(allowed), allowed, atol)
+        shares = difference / allowed
+    result: Array = np.where(difference <= allowed, np.fmin(shares, 1.0), np.fmax(shares, np.nextafter(1.0, 2.0)))
+    return np.where(difference == 0, 0.0, result)
+
+
+def _top1_agreement(actual: Array, expected: Array) -> float | None:
+    if actual.ndim != 2 or actual.shape[1] < 2 or actual.shape[0] == 0:
+        return None
+    return float((actual.argmax(1) == expected.argmax(1)).mean())

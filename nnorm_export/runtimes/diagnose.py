@@ -1,0 +1,165 @@
+"""diagnose(): what is installed, and what would run each normalization of a file in each runtime."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nnorm_export._version import __version__
+from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.files.inspection import describe
+from nnorm_export.library import SAME_BITS
+from nnorm_export.reading import size_of
+from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
+from nnorm_export.runtimes.kserve import is_url
+from nnorm_export.runtimes.runtime import installed_version
+from nnorm_export.runtimes.self_test import self_test
+
+# Packages that no runtime declares, with what they are for.
+_OTHER_PACKAGES = {
+    "openvino": "pip install openvino, for files of the form primitives",
+    "matplotlib": "pip install 'nnorm_export[report]', for plots and reports",
+}
+
+
+@dataclass(frozen=True)
+class RuntimeDiagnosis:
+    """A runtime, for one file or in general.
+
+    Attributes:
+        runtime: its name, as :func:`nnorm_export.load` takes it.
+        problem: why it cannot run, with the remedy; empty if it can.
+        exit_code: that of the problem's error; 0 without a problem.
+        implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if the file has no such
+            nodes. With a problem or a note, what would run them.
+        known_faults: those of the runtime that would hit the file; see :attr:`.Runner.known_faults`.
+        note: what must happen before the runtime can run the file; see :attr:`Runtime.before_onnx`.
+    """
+
+    runtime: str
+    problem: str = ""
+    exit_code: int = 0
+    implementations: dict[str, str] = field(default_factory=dict)
+    known_faults: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found.
+
+    Attributes:
+        components: what is installed and what is missing: packages, the kernels, the plugins.
+        runtimes: every runtime that opens files of this format; without a file, every runtime.
+        needed: the runtime that must work.
+        changes: what other programs changed in the file, and what to do about it (:mod:`nnorm_export.files.changes`).
+    """
+
+    components: list[Component]
+    runtimes: list[RuntimeDiagnosis]
+    needed: str
+    changes: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> RuntimeDiagnosis | None:
+        """The needed runtime, if it cannot run."""
+        return next((found for found in self.runtimes if found.runtime == self.needed and found.problem), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"exit_code": self.missing.exit_code if self.missing else 0, **asdict(self)}
+
+
+def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trust_pickle: bool = False) -> Diagnosis:
+    """Looks at the installation and, with a file, at what runs its normalizations in each runtime.
+
+    Args:
+        path: a file of any format that a runtime opens; None looks at the installation alone.
+        runtime: the runtime that must work. None is the one that :func:`nnorm_export.load` takes for the file.
+        trust_pickle: as for :func:`nnorm_export.load`.
+
+    Raises:
+        ModelFileError: the file is missing or is not a model.
+        NnormExportError: the runtime is unknown, or does not open files of this format.
+    """
+    if path is not None and not is_url(path):
+        size_of(path, ModelFileError)
+    candidates = list(RUNTIMES.values()) if path is None else runtimes_for(path)
+    names = [candidate.name for candidate in candidates]
+    needed = runtime or names[0]
+    if needed not in names:
+        what = "nnorm_export" if path is None else str(path)
+        raise NnormExportError(f"{what} has no runtime {needed}; it has {', '.join(names)}")
+    diagnoses = [_diagnose(each, path, trust_pickle) for each in candidates]
+    components = [*_components(), *([_self_tested()] if path is None else ())]
+    return Diagnosis(components, diagnoses, needed, [] if path is None else _changes(path))
+
+
+def _self_tested() -> Component:
+    """The bits of the kernels on this machine, as one number that two machines can compare."""
+    try:
+        return Component("bits of the kernels", self_test()[:16])
+    except NnormExportError as error:
+        return Component("bits of the kernels", "not tried", str(error))
+
+
+def _same_bits(value: str) -> Component:
+    meanings = {
+        "0": "GPUs compute float16 and bfloat16 with the hardware's logarithm and power",
+        "1": "GPUs compute float16 and bfloat16 with the bits of processors",
+    }
+    if value in meanings:
+        return Component(SAME_BITS, f"{value}: {meanings[value]}")
+    return Component(SAME_BITS, value, "the kernels for GPUs refuse it: it must be 0 or 1")
+
+
+def _changes(path: str | Path) -> list[str]:
+    try:
+        return [] if is_url(path) else describe(path).changes
+    except ModelFileError:  # an engine, or a file that no runtime opens, as each of them says
+        return []
+
+
+def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> RuntimeDiagnosis:
+    try:
+        if path is None:
+            runtime.require()
+            return RuntimeDiagnosis(runtime.name)
+        if runtime.before_onnx and not runtime.is_own(path):
+            return _diagnose_unopened(runtime, path)
+        runner = runtime(path, trust_pickle=trust_pickle)
+        return RuntimeDiagnosis(runtime.name, implementations=runner.implementations, known_faults=runner.known_faults)
+    except NnormExportError as error:
+        return RuntimeDiagnosis(runtime.name, str(error), error.exit_code)
+
+
+def _diagnose_unopened(runtime: Runtime, path: str | Path) -> RuntimeDiagnosis:
+    """Of a runtime that must build something of an ONNX file first; that may be possible where it cannot run."""
+    planned: dict[str, str] = {}
+    try:
+        planned = runtime.planned(path) if runtime.planned is not None else {}
+        runtime.require()
+    except NnormExportError as error:
+        return RuntimeDiagnosis(runtime.name, str(error), error.exit_code, implementations=planned)
+    return RuntimeDiagnosis(runtime.name, implementations=planned, note=runtime.before_onnx)
+
+
+def _components() -> Iterator[Component]:
+    yield Component("nnorm_export", __version__)
+    yield Component("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
+    listed: set[str] = set()
+    # Runtimes may share a package; one that describes it goes before one that only names it.
+    for runtime in sorted(RUNTIMES.values(), key=lambda runtime: runtime.components is None):
+        for component in runtime.list_components():
+            if component.name not in listed:
+                listed.add(component.name)
+                yield component
+    if os.environ.get(SAME_BITS):
+        yield _same_bits(os.environ[SAME_BITS])
+    for package, remedy in _OTHER_PACKAGES.items():
+        if package not in listed:
+            yield Component.optional(package, installed_version(package), remedy)

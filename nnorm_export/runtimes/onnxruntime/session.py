@@ -1,0 +1,382 @@
+"""ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tempfile
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from nnorm_export import library
+from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS, Operator
+from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
+from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.files import onnx_file
+from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
+from nnorm_export.files.changes import changes_of, unused_by_kernels
+from nnorm_export.files.optimized_for import CPU, machine_of
+from nnorm_export.files.tensors import TensorInfo, info_of
+from nnorm_export.names import DOMAIN
+from nnorm_export.runtimes.every_operator import every_operator
+from nnorm_export.runtimes.onnxruntime.known_faults import CONFIG_KEY, avoid, faults_of
+from nnorm_export.runtimes.onnxruntime.optimized_files import refuse_elsewhere, refuse_without_kernels
+from nnorm_export.runtimes.onnxruntime.overflow import WITHOUT_OVERFLOW, overflow_of
+from nnorm_export.runtimes.onnxruntime.providers import (
+    CUDA,
+    Provider,
+    checked,
+    have_kernels,
+    names_of,
+    on_cpu_alone,
+    require_provider,
+)
+from nnorm_export.runtimes.onnxruntime.session_options import changed, loading, refuse_beside_options
+from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
+
+_REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu")
+_OLDEST = (1, 18)  # the API version that the kernels need
+_FOLLOWS_OVERLOADS = (1, 27)  # the first version in which a node of the graph chooses among the bodies of its operator
+_DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
+
+_EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+
+
+def import_onnxruntime() -> Any:
+    try:
+        import onnxruntime  # noqa: PLC0415 - an extra: this package works without it
+    except ImportError:
+        raise RuntimeMissingError(
+            f"ONNX Runtime is not installed: {_REMEDY}, or choose the runtime reference"
+        ) from None
+    return onnxruntime
+
+
+def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
+    """Node name -> ``kernel`` if the node is left in the graph that ONNX Runtime runs, else ``body``."""
+    kept = {onnx_file.name_of(node) for node in onnx_file.with_nested(optimized.graph.node) if node.domain == DOMAIN}
+    return {name: "kernel" if name in kept else "body" for name in names}
+
+
+class OnnxRuntimeRunner(Runner):
+    """A model in an ONNX Runtime session.
+
+    Args:
+        path: the model file.
+        providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
+        session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
+            the kernels to it; :attr:`known_faults` says what else it needs). But an optimised file is always opened
+            without graph optimisations: its graph is final.
+        intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
+        session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them.
+        kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
+            if they are installed for all of the providers: kernels for one provider alone would move activations
+            between devices. An optimised file always needs them.
+
+    ``session_options`` have threads, configuration and kernels of their own, so the last three are refused beside them.
+
+    Raises:
+        NnormExportError: an option is wrong, or is refused beside ``session_options``.
+        ModelFileError: ONNX Runtime refuses the file, it is optimised for another machine, a node of the domain
+            ``nnorm`` is invalid, or kernels would run a node whose body is unknown
+            (:mod:`nnorm_export.files.bodies`).
+        RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed, or a
+            provider cannot start here. ONNX Runtime itself would then run the file on the CPU, with a line in its log.
+    """
+
+    runtime = "onnxruntime"
+    default_providers: ClassVar[tuple[Provider, ...]] = (CPU,)
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        providers: Sequence[Provider] | None = None,
+        session_options: Any = None,
+        intra_op_num_threads: int = 0,
+        session_config: Mapping[str, str] | None = None,
+        kernels: bool | None = None,
+    ) -> None:
+        if session_options is not None:
+            refuse_beside_options(intra_op_num_threads, session_config, kernels)
+        self._config = dict(session_config or {})
+        if wrong := [f"{key!r}: {value!r}" for key, value in self._config.items() if not isinstance(value, str)]:
+            raise NnormExportError(f'session_config: {wrong[0]} is not text; ONNX Runtime takes "1" for yes')
+        if not isinstance(intra_op_num_threads, (int, np.integer)):
+            raise NnormExportError(
+                f"intra_op_num_threads is {intra_op_num_threads!r}; give a whole number, 0 to let ONNX Runtime decide"
+            )
+        self._ort = import_onnxruntime()
+        self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
+        refuse_invalid(self._file)
+        self._providers = checked(self.default_providers if providers is None else providers)
+        self._require_providers()
+        self._is_on_cpu = on_cpu_alone(names_of(self._providers))
+        self._target = machine_of(self._file)
+        if self._target is not None:
+            refuse_elsewhere(self._file, self._target, self._ort)
+            refuse_without_kernels(self._file, names_of(self._providers), kernels, session_options)
+            kernels = True
+        if session_options is not None:  # they may have kernels
+            refuse_unknown_bodies(self._file)
+        self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._is_on_cpu)
+        self._callers_options = session_options
+        self._options = session_options or self._own_options(intra_op_num_threads, kernels)
+        # Its optimised graph is read without the weights; it needs none that are packed for kernels.
+        self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
+        if session_options is None:
+            self._graph_options.add_session_config_entry(_EXTERNAL_WEIGHTS, "weights")
+            self._graph_options.add_session_config_entry("session.disable_prepacking", "1")
+        self._session = self._open(self._options)
+        self._refuse_other_providers()
+        self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
+        self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
+        self._output_names = [info.name for info in self.outputs]
+        self._has_bfloat16 = any(info.dtype == ml_dtypes.bfloat16 for info in (*self.inputs, *self.outputs))
+
+    @cached_property
+    def known_faults(self) -> list[str]:
+        in_int8 = self._is_on_cpu and not any(map(self._is_on, WITHOUT_OVERFLOW))
+        overflow = overflow_of(self._file) if in_int8 else ""
+        return [
+            *(f"{fault}. load() switches it off; a session of your own needs {fault.remedy}" for fault in self._faults),
+            *([overflow] if overflow else []),
+        ]
+
+    @cached_property
+    def implementations(self) -> dict[str, str]:
+        """Read off the graph that ONNX Runtime optimised: a node that is left in it is run by a kernel."""
+        names = [onnx_file.name_of(node) for node in self._file.normalizations]
+        if not names:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "optimized.onnx")
+            self._open(self._graph_options, optimized_model_filepath=path, enable_profiling=False)
+            optimized = onnx.load(path, load_external_data=False)
+        return ran_by(names, optimized)
+
+    def _is_on(self, key: str) -> bool:
+        """Whether an entry of the session's configuration is 1."""
+        try:
+            return str(self._options.get_session_config_entry(key)) == "1"
+        except RuntimeError:  # ONNX Runtime raises it for an entry that nobody set, which is off
+            return False
+
+    def _require_providers(self) -> None:
+        for name in names_of(self._providers):
+            require_provider(self._ort, name)
+
+    def _new_session(self, options: Any) -> Any:
+        return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
+
+    def _refuse_other_providers(self) -> None:
+        started = self._session.get_providers()
+        missing = [name for name in names_of(self._providers) if name not in started]
+        if missing:
+            raise RuntimeMissingError(
+                f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run "
+                f"{self._file.path} on {', '.join(started)} instead. Its message on stderr names what is missing: a "
+                "library of CUDA, cuDNN or TensorRT in the version that it was built for, a driver, or a GPU. Install "
+                "that, or choose the runtime onnxruntime"
+            )
+
+    def _own_options(self, threads: int, kernels: bool | None) -> Any:
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        # Weights outside of the arena, which grows in powers of two, and keeps the room of weights that were packed.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        for key, value in self._config.items():
+            options.add_session_config_entry(key, value)
+        avoid(options, self._faults, self._config.get(CONFIG_KEY, ""))
+        if kernels is None:
+            kernels = have_kernels(names_of(self._providers))
+            if not kernels and self._file.normalizations:
+                library.warn_of_unused_kernels()
+        if kernels:
+            refuse_unknown_bodies(self._file)
+            library.register(options)
+            if unused := unused_by_kernels(self._file):
+                warnings.warn(f"{self._file.path}: {unused}", stacklevel=1)
+        return options
+
+    def _open(self, options: Any, **changes: Any) -> Any:
+        """A session with ``options``, of which ``changes`` are set for as long as it is opened."""
+        if self._target is not None:
+            changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        with (
+            loading(self._file.path, self._ort.__version__, lambda error: self._reason(str(error).strip())),
+            changed(options, changes) if changes or options is self._callers_options else nullcontext(),
+        ):
+            return self._new_session(options)
+
+    def _bodies_of_which_one_runs(self) -> Iterator[str]:
+        version = [int(part) for part in self._ort.__version__.split(".")[:2]]
+        if version < [*_FOLLOWS_OVERLOADS] and any(function.overload for function in self._file.proto.functions):
+            yield (
+                "this version runs one body for all nodes of an operator, and the file has several, as for "
+                "LayerNormalNorms over one axis and over two; use the kernels, the form 'primitives' "
+                "(convert --form primitives), or ONNX Runtime "
+                f"{'.'.join(map(str, _FOLLOWS_OVERLOADS))} or newer"
+            )
+
+    def _reason(self, reason: str) -> str:
+        if lost := [name for name in self._file.external_data if not (self._file.path.parent / name).exists()]:
+            return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({reason})"
+        if self._target is not None:
+            return (
+                f"the file was optimised by ONNX Runtime {self._target.onnxruntime}. If you gave session_options, call "
+                "nnorm_export.register(session_options) first; else optimise the portable file again with this ONNX "
+                f"Runtime. ({reason})"
+            )
+        if changes := [*changes_of(self._file), *self._bodies_of_which_one_runs()]:
+            return f"{'; '.join(changes)}. ({reason})"
+        if not self._file.has_bodies:
+            return (
+                f"the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and no kernels "
+                f"are registered for them or they refuse it; export the form 'portable' instead. ({reason})"
+            )
+        if "NOT_IMPLEMENTED" in reason:
+            return (
+                "it has no kernel here for an operator of the file's dtype. The runtime reference runs the file, "
+                f"slowly: load(path, 'reference'), --runtime reference. ({reason})"
+            )
+        return reason
+
+    def _run(self, feed: dict[str, Array]) -> list[Array]:
+        # run() takes NumPy's arrays, which cannot be bfloat16; a call with OrtValues takes 40 µs longer.
+        if not self._has_bfloat16:
+            results: list[Array] = self._session.run(self._output_names, feed)
+            return results
+        values = {name: self._to_ort(array) for name, array in feed.items()}
+        found = self._session.run_with_ort_values(self._output_names, values)
+        return [self._to_numpy(info, value) for info, value in zip(self.outputs, found, strict=True)]
+
+    def _to_ort(self, array: Array) -> Any:
+        if array.dtype == ml_dtypes.bfloat16:
+            return self._ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits(array), onnx.TensorProto.BFLOAT16)
+        return self._ort.OrtValue.ortvalue_from_numpy(bits(array))
+
+    def _to_numpy(self, info: TensorInfo, value: Any) -> Array:
+        if info.dtype != ml_dtypes.bfloat16:
+            array: Array = value.numpy()
+            return array
+        result = np.empty(value.shape(), info.dtype)
+        ctypes.memmove(result.ctypes.data, value.data_ptr(), result.nbytes)
+        return result
+
+    def _info(self, arg: Any) -> TensorInfo:
+        if arg.type not in _DTYPES:
+            raise ModelFileError(
+                f"{self._file.path}: {arg.name} is {arg.type}, for which nnorm_export has no NumPy dtype; run the file "
+                "with an onnxruntime.InferenceSession"
+            )
+        # ONNX Runtime describes a tensor without a shape as a scalar.
+        graph = self._file.proto.graph
+        described = next((value for value in (*graph.input, *graph.output) if value.name == arg.name), None)
+        has_rank = bool(arg.shape) or described is None or info_of(described).has_rank
+        return TensorInfo(arg.name, _DTYPES[arg.type], tuple(arg.shape), has_rank)
+
+
+class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
+    """A model in an ONNX Runtime session on a GPU; operators that the CUDA provider lacks run on the CPU.
+
+    The normalizations are run by the kernels for GPUs if those are installed, else by their bodies, on the GPU too.
+    Convolutions and matrix products of float32 are computed in float32. ONNX Runtime's own default is TF32, which loses
+    half of the digits; ``providers=["CUDAExecutionProvider"]`` selects it.
+    """
+
+    runtime = "onnxruntime-cuda"
+    default_providers = ((CUDA, {"use_tf32": "0"}), CPU)
+
+
+def _components() -> Iterator[Component]:
+    yield _onnxruntime()
+    yield (kernels := _kernels())
+    if kernels.found and not kernels.remedy:
+        quantized = (DTYPES["uint8"], DTYPES["int8"])
+        for name, dtypes, operators in (
+            ("kernels' dtypes", FLOATS, OPERATORS),
+            ("kernels' quantized dtypes", quantized, QUANTIZED_OPERATORS),
+        ):
+            yield Component(name, ", ".join(_kernel_dtypes(dtypes, operators.values())) or "none")
+    try:
+        cuda = library.find_cuda_library()
+    except RuntimeMissingError:  # NNORM_EXPORT_LIBRARY is wrong, which _kernels() reports
+        cuda = None
+    remedy = "install nnorm_export from source where nvcc and a GPU are, or with NNORM_CUDA=ON"
+    yield Component.optional("kernels for GPUs", cuda, remedy)
+
+
+def _onnxruntime() -> Component:
+    try:
+        onnxruntime = import_onnxruntime()
+    except RuntimeMissingError:
+        return Component("ONNX Runtime", "", _REMEDY)
+    both = [package for package in _PACKAGES if installed_version(package)]
+    version = tuple(int(part) for part in re.findall(r"\d+", onnxruntime.__version__)[:2])
+    api = f", API {version[1]}" if version[0] == 1 else ""  # the C interface is numbered as the minor versions are
+    found = f"{onnxruntime.__version__}{api}, with {', '.join(onnxruntime.get_available_providers())}"
+    if len(both) > 1:
+        return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
+    if version < _OLDEST:
+        return Component("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
+    return Component("ONNX Runtime", found)
+
+
+def _kernels() -> Component:
+    """The library of kernels, and whether the installed ONNX Runtime can load it."""
+    try:
+        path = library.get_library_path()
+    except RuntimeMissingError as error:
+        return Component("kernels", "", str(error))
+    try:
+        library.register(import_onnxruntime().SessionOptions())
+    except RuntimeMissingError as error:
+        return Component("kernels", path, str(error))
+    return Component("kernels", path)
+
+
+def _kernel_dtypes(dtypes: Iterable[Dtype], operators: Collection[Operator]) -> Iterator[str]:
+    """Those of ``dtypes`` for which ONNX Runtime opens a file that only kernels can run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "operators.onnx"
+        for dtype in dtypes:
+            onnx.save_model(every_operator(dtype, operators), file)
+            try:
+                OnnxRuntimeRunner(file, kernels=True)
+            except ModelFileError:
+                continue
+            yield dtype.name
+
+
+RUNTIMES = (
+    Runtime(
+        name=OnnxRuntimeRunner.runtime,
+        runner=OnnxRuntimeRunner,
+        packages=_PACKAGES,
+        extra="onnxruntime",
+        opens_onnx=True,
+        check=import_onnxruntime,
+        components=_components,
+    ),
+    Runtime(
+        name=OnnxRuntimeCudaRunner.runtime,
+        runner=OnnxRuntimeCudaRunner,
+        packages=("onnxruntime-gpu",),
+        extra="onnxruntime-gpu",
+        opens_onnx=True,
+        check=lambda: require_provider(import_onnxruntime(), CUDA),
+        components=lambda: (),  # ONNX Runtime is listed above
+    ),
+)
