@@ -31,7 +31,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from nnorm_export.parity.certificates import certificate as certificate_files
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
@@ -44,6 +43,7 @@ from nnorm_export.files.durable import read_whole
 from nnorm_export.files.pytorch_archive import read_archive
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
+from nnorm_export.parity.certificates import certificate as certificate_files
 from nnorm_export.parity.report import write_report
 from nnorm_export.parity.verdict.criteria import Criterion
 from nnorm_export.parity.verdict.outcome import ParityReport
