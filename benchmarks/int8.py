@@ -1,4 +1,4 @@
-"""Networks in int8: our files beside the twins with plain norms, both quantised by nnorm_export.quantize().
+"""Networks in int8: our files beside the twins with plain norms, both quantized by nnorm_export.quantize().
 
 python -m benchmarks.int8 [--threads 1 2] [--batch N …] [--repeats N] [--sessions N] [--quick] [--no-digits] [--write]
                           [--models resnet18 wideresnet28-2 vit]
@@ -50,8 +50,8 @@ Machine: {machine}.
 
 Medians of {sessions} times {repeats} runs, the files opened anew each time and all rows of a table taking turns, in
 another order each time; in brackets the median of the ratios to the int8 twin, turn by turn. `twin` is the same network
-with BatchNorm2d or LayerNorm. Both are quantised by the same call of `quantize`, on random images. The counts are those
-of ONNX Runtime's optimised graph. LayerNormalNorm stays float.
+with BatchNorm2d or LayerNorm. Both are quantized by the same call of `quantize`, on random images. The counts are those
+of ONNX Runtime's optimized graph. LayerNormalNorm stays float.
 """
 SAMPLES = Path(__file__).parents[1] / "samples"
 COUNTED = ("Transpose", "QuantizeLinear", "DequantizeLinear", "BatchNormalization")

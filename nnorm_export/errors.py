@@ -66,12 +66,12 @@ def root_cause(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error of another library, whose messages may have dozens; its class if it has no message.
 
-    A line may quote a whole file: only its beginning is returned. torch colours the messages of its exporter: the
-    colours are left out.
+    A line may quote a whole file: only its beginning is returned. torch colors the messages of its exporter: the
+    colors are left out.
     """
-    line = (_COLOUR.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
+    line = (_COLOR.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
 
 
 _LONGEST_LINE = 1000  # characters
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")

@@ -137,7 +137,7 @@ class Gated(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A network, how many reorders its optimised file has, and why any of its norms are left as they are."""
+    """A network, how many reorders its optimized file has, and why any of its norms are left as they are."""
 
     build: Callable[[], nn.Module]
     reorders: int

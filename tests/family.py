@@ -109,8 +109,8 @@ def pre_layer_norm(state: State, x: Array, training: bool) -> tuple[Array, dict[
 
 def pre_layer_norm_conv(state: State, x: Array, training: bool) -> tuple[Array, dict[str, Array]]:
     kernel = state["linear.weight"]
-    centred = np.pad(x - x.mean(axis=sample_axes(x), keepdims=True), ((0, 0), (0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(centred, kernel.shape[2:], axis=(2, 3))
+    centered = np.pad(x - x.mean(axis=sample_axes(x), keepdims=True), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(centered, kernel.shape[2:], axis=(2, 3))
     z = np.einsum("nchwij,ocij->nohw", windows, kernel)
     return affine(state, z / sample_deviation(z, sample_axes(z))), {}
 
@@ -150,9 +150,9 @@ def switchable(state: State, x: Array, training: bool) -> tuple[Array, dict[str,
     spatial = tuple(range(2, x.ndim))
     means = [x.mean(axis=axes, keepdims=True) for axes in (spatial, sample_axes(x))] + [per_channel(mean, x)]
     variances = [x.var(axis=axes, keepdims=True) for axes in (spatial, sample_axes(x))] + [per_channel(variance, x)]
-    centre = sum(w * value for w, value in zip(softmax(state["mean_logits"]), means, strict=True))
+    center = sum(w * value for w, value in zip(softmax(state["mean_logits"]), means, strict=True))
     spread = sum(w * value for w, value in zip(softmax(state["var_logits"]), variances, strict=True))
-    return affine(state, (x - centre) / np.sqrt(spread + EPS)), kept
+    return affine(state, (x - center) / np.sqrt(spread + EPS)), kept
 
 
 def decorrelated(state: State, x: Array, training: bool) -> tuple[Array, dict[str, Array]]:

@@ -80,8 +80,8 @@ class Files:
     def custom(self) -> Runs:
         return _only_input(open_with(self.onnx("custom"), "kernel"))
 
-    def optimised(self) -> Runs:
-        path = self.folder / "optimised.onnx"
+    def optimized(self) -> Runs:
+        path = self.folder / "optimized.onnx"
         optimize(self.onnx("portable"), path, verify=False)
         return _only_input(load(path))
 
@@ -114,7 +114,7 @@ def _only_input(runner: Callable[..., list[Array]]) -> Runs:
     return runner
 
 
-WAYS = ("kernel", "body", "reference", "primitives", "custom", "optimised", "openvino", "torchscript", "pt2")
+WAYS = ("kernel", "body", "reference", "primitives", "custom", "optimized", "openvino", "torchscript", "pt2")
 # Compiling takes minutes for each file, so that one stands for the others.
 COMPILED = ("layer_zoo group",)
 
@@ -213,7 +213,7 @@ def _short(error: BaseException) -> str:
 # What an error says -> the reason that the table gives
 _REASONS = {
     "NOT_IMPLEMENTED": "ONNX Runtime's CPU provider has no operator for this dtype",
-    "has no nnorm nodes to make faster": "no node that a kernel runs: there is nothing to optimise",
+    "has no nnorm nodes to make faster": "no node that a kernel runs: there is nothing to optimize",
 }
 
 

@@ -33,7 +33,7 @@ def _half(magnitude: Array, exponent: Array, delta: float) -> Array:
 def estimate_lmbda(h: npt.ArrayLike, axes: Sequence[int], delta: float, order: int = 2, alpha: float = 1.0) -> Array:
     """λ̂ (NN eq. 5–15): one step from λ = 1 on the likelihood L = ½·log v − (λ − 1)·mean(s·t), v the variance of ψ.
 
-    At λ = 1 the mean of ψ is 0 and v is 1, which is what the equations assume of standardised values.
+    At λ = 1 the mean of ψ is 0 and v is 1, which is what the equations assume of standardized values.
     """
     h = np.asarray(h, np.float64)
 

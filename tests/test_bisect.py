@@ -286,7 +286,7 @@ def test_optimized_files_are_refused(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     export(model, x, tmp_path / "m.onnx")
     optimize(tmp_path / "m.onnx", tmp_path / "o.onnx")
-    with pytest.raises(ModelFileError, match="optimised, its layers are merged; bisect the portable file"):
+    with pytest.raises(ModelFileError, match="optimized, its layers are merged; bisect the portable file"):
         bisect(tmp_path / "o.onnx", model, x)
 
 

@@ -58,7 +58,7 @@ def test_in_a_pipe_no_line_is_broken(folder: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_verdicts_have_colours_where_a_terminal_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_have_colors_where_a_terminal_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -274,7 +274,7 @@ def test_a_message_that_quotes_a_whole_file_is_cut_off() -> None:
     assert shown(quoted).endswith("… (29980000 more characters)")
 
 
-def test_the_colours_of_a_message_are_left_out() -> None:
+def test_the_colors_of_a_message_are_left_out() -> None:
     """torch's exporter has them in its errors, and they stood in a table of results."""
     assert first_line(RuntimeError("\x1b[96mstep 2/3\x1b[0m of\nit")) == "step 2/3 of"
     assert first_line(RuntimeError("\x1b[0m")) == "RuntimeError"

@@ -44,7 +44,7 @@ def test_a_first_optimize_and_inspect(tmp_path: Path) -> None:
         assert expected in shown
     assert all(len(line.rstrip()) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
     inspected = run("inspect", target).stdout
-    for expected in ("optimized", "blocks of", "optimised by ONNX", "NchwcBatchNormalNormAddRelu", "kernel"):
+    for expected in ("optimized", "blocks of", "optimized by ONNX", "NchwcBatchNormalNormAddRelu", "kernel"):
         assert expected in inspected
 
 

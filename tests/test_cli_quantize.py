@@ -42,7 +42,7 @@ def test_a_first_quantize_and_what_reads_the_file(tmp_path: Path) -> None:
     assert "activations uint8, weights int8 of 7 bits per-channel, minmax on 6 samples" in " ".join(inspected.split())
     assert "QuantizedBatchNormalNorm" in inspected
     assert "by " in run("doctor", target).stdout
-    assert "It is quantised (activations uint8" in run("verify", target, *MODEL, *INPUT, code=1).stderr
+    assert "It is quantized (activations uint8" in run("verify", target, *MODEL, *INPUT, code=1).stderr
 
 
 def test_json_and_the_default_name(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""convert_normal_norm and convert_norm: settings that are kept, and layers whose behaviour would change."""
+"""convert_normal_norm and convert_norm: settings that are kept, and layers whose behavior would change."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_random_networks_compute_the_same_in_every_way(first: int) -> None:
     ran = [outcome for outcome in outcomes if not outcome.skipped]
     assert len(ran) >= TOGETHER - 3
     # Most networks run in most ways: refusals and networks that are left out must not hide the test.
-    for way in ("eager", "frozen", "kernel", "body", "primitives", "optimised", "reference", "openvino", "torchscript"):
+    for way in ("eager", "frozen", "kernel", "body", "primitives", "optimized", "reference", "openvino", "torchscript"):
         assert sum(way in outcome.uses for outcome in ran) >= TOGETHER // 2, way
 
 

@@ -20,7 +20,7 @@ from nnorm_export.parity.reference.perturbation import flip_last_bits
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Subtracts the mean over the batch, so that a row depends on the others."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pytest.param(nn.Identity(), 2, [2, 2], id="rows, and changed ones"),
         pytest.param(nn.Identity(), 1, [1, 1], id="a single row, and a changed one"),
         pytest.param(nn.Identity(), 8, [8, 1, 3, 8], id="eight rows have fewer samples than one or three need"),
-        pytest.param(Centred(), 2, [2, 1, 3, 2], id="a row depends on the others"),
+        pytest.param(Centered(), 2, [2, 1, 3, 2], id="a row depends on the others"),
         pytest.param(RowsButOne(), 2, [2, 1, 3, 2], id="a row depends on the batch"),
     ],
 )

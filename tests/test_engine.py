@@ -320,7 +320,7 @@ def test_what_no_engine_is_built_of(
     for path, plugins, message in (
         (custom, False, r"LayerNormalNorm have no bodies in it \(its form is 'custom'\)"),
         (primitives, True, r"has no nnorm nodes for plugins to run \(its form is 'primitives'\)"),
-        (tmp_path / "o.onnx", None, "optimised for processors; give the portable file"),
+        (tmp_path / "o.onnx", None, "optimized for processors; give the portable file"),
     ):
         with pytest.raises(ModelFileError, match=message):
             build_engine(path, tmp_path / "net.plan", plugins=plugins)

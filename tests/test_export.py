@@ -243,7 +243,7 @@ def test_float16_files_open_in_onnxruntime(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_dynamic_batch_is_the_default_and_serves_any_batch(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
-    path = export(network, image[:1], tmp_path / "model.onnx").path  # a batch of one, which torch.export specialises
+    path = export(network, image[:1], tmp_path / "model.onnx").path  # a batch of one, which torch.export specializes
     runner = load(path)
     assert [str(info) for info in runner.inputs] == ["image: float32[batch, 3, 8, 6]"]
     assert [info.name for info in runner.outputs] == ["logits", "features_0", "features_1"]

@@ -17,7 +17,7 @@ X = torch.randn(4, 6)
 
 
 class Inner(nn.Module):
-    """Centres its input in another dtype."""
+    """Centers its input in another dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

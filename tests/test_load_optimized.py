@@ -1,4 +1,4 @@
-"""load_optimized(): the speed of an optimised file from the portable one, made once for each file and machine."""
+"""load_optimized(): the speed of an optimized file from the portable one, made once for each file and machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were optimised."""
+    """The files that were optimized."""
     paths: list[Path] = []
     optimize = load_optimized_module.optimize
 
@@ -47,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_the_file_is_optimised_once_and_computes_the_same(portable: Path, tmp_path: Path, made: list[Path]) -> None:
+def test_the_file_is_optimized_once_and_computes_the_same(portable: Path, tmp_path: Path, made: list[Path]) -> None:
     expected = load(portable)(IMAGES)[0]
     for _ in range(2):
         runner = load_optimized(portable, cache=tmp_path / "a" / "cache")

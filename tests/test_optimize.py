@@ -260,7 +260,7 @@ def test_a_graph_that_onnxruntime_cannot_load_is_not_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimizer, "use_blocks", unloadable)
-    with pytest.raises(ModelFileError, match=r"cannot load the graph that it optimised itself; serve .* as it is"):
+    with pytest.raises(ModelFileError, match=r"cannot load the graph that it optimized itself; serve .* as it is"):
         optimize(source, tmp_path / "net.cpu.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -268,7 +268,7 @@ def test_a_graph_that_onnxruntime_cannot_load_is_not_written(
 @pytest.mark.slow
 def test_files_that_are_not_for_it(source: Path, optimized: Path, network: nn.Module, tmp_path: Path) -> None:
     target = tmp_path / "net.cpu.onnx"
-    with pytest.raises(ModelFileError, match="optimised already; give the portable file"):
+    with pytest.raises(ModelFileError, match="optimized already; give the portable file"):
         optimize(optimized, target)
     primitives = portable(network, tmp_path / "net.onnx", form="primitives")
     with pytest.raises(ModelFileError, match=r"no nnorm nodes.*bodies are inlined.*form 'portable'"):
@@ -314,9 +314,9 @@ def test_session_options_of_the_users_own(optimized: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architecture": "riscv64"}, f"optimised for riscv64 .*, this machine is {HERE.architecture}"),
+        ({"architecture": "riscv64"}, f"optimized for riscv64 .*, this machine is {HERE.architecture}"),
         ({"block": 4}, f"blocks of 4 channels, this machine is .* with blocks of {HERE.block} channels"),
-        ({"colour": "red"}, "does not say for which machine"),
+        ({"color": "red"}, "does not say for which machine"),
         (None, "does not say for which machine"),
     ],
 )

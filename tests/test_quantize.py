@@ -94,7 +94,7 @@ def nodes(path: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(path, load_external_data=False).graph.node)
 
 
-def test_every_frozen_norm_between_quantised_tensors_is_a_table(made: nnorm_export.QuantizeReport) -> None:
+def test_every_frozen_norm_between_quantized_tensors_is_a_table(made: nnorm_export.QuantizeReport) -> None:
     found = nodes(made.path)
     assert {name: found[name] for name in TABLES} == TABLES
     assert found["GroupNormalNorm"] == 1
@@ -144,7 +144,7 @@ def test_the_file_says_what_it_is(made: nnorm_export.QuantizeReport, source: Pat
     assert [layer.path for layer in described.layers] == [layer.path for layer in original.layers]
     assert Counter(layer.op_type for layer in described.layers) == {**TABLES, "GroupNormalNorm": 1}
     assert described.weights_sha256 == original.weights_sha256
-    with pytest.raises(ModelFileError, match="quantised already"):
+    with pytest.raises(ModelFileError, match="quantized already"):
         quantize(made.path, torch.zeros(2, 3, 7, 6), made.path.with_name("again.onnx"))
 
 

@@ -29,7 +29,7 @@ PLAIN = """<ir_version: 9, opset_import: ["": 20]> agraph (TYPE[N, 3] x) => (TYP
     ("kind", "op", "problem"),
     [
         ("float", "MatMul (h, w)", ""),
-        ("float16", "MatMul (h, w)", "it computes in float16, and float32 is quantised"),
+        ("float16", "MatMul (h, w)", "it computes in float16, and float32 is quantized"),
         ("float", "Softmax (h)", "it has no convolution, product or frozen norm"),
     ],
 )

@@ -131,10 +131,10 @@ def test_infinite_padding_stays_float(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino"])
 def test_keep_that_leaves_no_product(target: str, tmp_path: Path) -> None:
     model = nn.Sequential(layers.BatchNormalNorm2d(3), nn.Conv2d(3, 8, 3))
-    with pytest.raises(ModelFileError, match="nothing can be quantised: keep leaves none of its layers"):
+    with pytest.raises(ModelFileError, match="nothing can be quantized: keep leaves none of its layers"):
         in_int8(model, IMAGES, tmp_path, keep=["0", "1"], target=target)
     if target != "onnxruntime":
-        with pytest.raises(ModelFileError, match="nothing can be quantised"):
+        with pytest.raises(ModelFileError, match="nothing can be quantized"):
             in_int8(model, IMAGES, tmp_path, keep=["1"], target=target)
     assert not (tmp_path / "int8.onnx").exists()
 
@@ -264,7 +264,7 @@ def test_transposed_convolutions_are_in_float_for_onnxruntime(tmp_path: Path) ->
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 3))
     report = in_int8(model, IMAGES, tmp_path)
     assert [layer.kept for layer in report.layers] == ["", "ONNX Runtime has no int8 kernel for ConvTranspose"]
-    with pytest.raises(ModelFileError, match="nothing can be quantised: ONNX Runtime has no int8 kernel"):
+    with pytest.raises(ModelFileError, match="nothing can be quantized: ONNX Runtime has no int8 kernel"):
         in_int8(model[1], (64, 8, 6, 6), tmp_path)
     assert [layer.kept for layer in in_int8(model, IMAGES, tmp_path, target="tensorrt").layers] == ["", ""]
 

@@ -168,7 +168,7 @@ def test_weights_in_nodes_and_branches_are_named(of_8_bits: Path, tmp_path: Path
             del branch.node[: len(moved)]
         either = helper.make_node("If", ["yes"], [value.name for value in proto.graph.output])
         either.attribute.extend(helper.make_attribute(f"{name}_branch", branch) for name in ("then", "else"))
-        if place == "inside":  # a branch with safe weights, whose dequantised values have the same names
+        if place == "inside":  # a branch with safe weights, whose dequantized values have the same names
             for node in either.attribute[1].g.node:
                 if node.op_type == "Constant" and node.output[0] in {tensor.name for tensor in moved}:
                     safe = numpy_helper.to_array(node.attribute[0].t) // 2

@@ -46,9 +46,9 @@ def test_only_what_products_read_is_in_8_bits(target: str, made: dict[str, Quant
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, set()).add(node.op_type)
-    quantised = [node for node in graph.node if node.op_type == "DequantizeLinear"]
-    assert len(quantised) > 10
-    for node in quantised:
+    quantized = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    assert len(quantized) > 10
+    for node in quantized:
         zero_point = weights[node.input[2]]
         assert zero_point.dtype == np.int8
         assert not zero_point.any()

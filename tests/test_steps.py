@@ -78,7 +78,7 @@ def test_the_steps_of_exports(watcher: Watcher, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*TorchScript")
 def test_the_steps_of_torchscript(watcher: Watcher, tmp_path: Path) -> None:
     nnorm_export.export_torchscript(nn.Sequential(nn.Linear(3, 3)).eval(), torch.randn(2, 3), tmp_path / "m.pt")
-    steps = ["freeze", "trace", "trace as TorchScript", "optimise", "write", "open in torchscript"]
+    steps = ["freeze", "trace", "trace as TorchScript", "optimize", "write", "open in torchscript"]
     assert watcher.steps == [*steps, "compare with PyTorch"]
 
 

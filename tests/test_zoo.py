@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
-from benchmarks.zoo.catalogue import TWELVE, catalogue, without_operators_of_torchvision
+from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
 from benchmarks.zoo.one import measure
 from nnorm_export import ExportError, export, load
 from nnorm_export.layers import convert_normal_norm
@@ -56,7 +56,7 @@ def test_a_network_is_converted_trained_exported_and_run_by_kernel(name: str, tm
 @pytest.mark.parametrize("name", TWELVE)
 def test_a_converted_network_computes_what_it_did_where_lmbda_is_1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnorm_export.layers._base.gaussianize", lambda h, dim, delta: (h, torch.ones(())))
-    architecture = catalogue()[name]
+    architecture = catalog()[name]
     torch.manual_seed(0)
     twin = architecture.build().double().eval()
     inputs = architecture.inputs(twin)
@@ -134,7 +134,7 @@ def test_the_cache_of_a_decoder_goes_in_and_out_as_tensors(decoder: nn.Module, t
 
 @pytest.mark.slow
 def test_the_caches_of_an_encoder_and_decoder_are_outputs(tmp_path: Path) -> None:
-    model = catalogue()["transformers/whisper"].build()
+    model = catalog()["transformers/whisper"].build()
     model.config.use_cache = True
     report = export(
         convert_normal_norm(model),

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.measure import describe_machine, markdown_table
-from benchmarks.zoo.catalogue import catalogue
+from benchmarks.zoo.catalog import catalog
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 KEPT = Path("build/zoo")
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write RESULTS.md beside this file from what is kept")
     parser.add_argument("--note", default="", help="a sentence about the run, for RESULTS.md")
     options = parser.parse_args(argv)
-    names = [name for name in catalogue() if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
+    names = [name for name in catalog() if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
     if not names:
-        parser.error(f"no architecture fits {' '.join(options.only)}; there are {', '.join(catalogue())}")
+        parser.error(f"no architecture fits {' '.join(options.only)}; there are {', '.join(catalog())}")
     missing = [name for name in names if options.kept and not _path(name).exists()]
     names = [name for name in names if name not in missing]
     stderr = Console(stderr=True)

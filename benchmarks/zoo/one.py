@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 import nnorm_export
 from benchmarks.measure import open_session, session_options, time_in_turns
-from benchmarks.zoo.catalogue import catalogue
+from benchmarks.zoo.catalog import catalog
 from nnorm_export.errors import first_line
 from nnorm_export.layers import convert_normal_norm
 
@@ -34,7 +34,7 @@ _CLOSE = 1e-3  # of the greatest value: what a file of plain torch.onnx.export m
 
 def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     """What became of the architecture ``name``; ``failure`` says why it stopped early. ``timed``: with the times."""
-    architecture = catalogue()[name]
+    architecture = catalog()[name]
     torch.manual_seed(0)
     twin = architecture.build()
     inputs = architecture.inputs(twin)

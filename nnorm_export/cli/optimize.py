@@ -47,7 +47,7 @@ def optimize(
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
     output.notices(notices)
-    with output.working(f"Optimising into {target}: ONNX Runtime's graph, layout, verify"):
+    with output.working(f"Optimizing into {target}: ONNX Runtime's graph, layout, verify"):
         report = write(
             path, target, inputs=inputs or None, verify=not options.no_verify, external_data=options.external_data
         )

@@ -157,17 +157,17 @@ def echo(text: str = "", *, err: bool = False, label: str = "") -> None:
     lines = [shown(line) for line in text.split("\n")]
     if label:
         rest = [line if line.startswith(" ") else f"  {line}" for line in lines[1:]]
-        lines = [f"{_coloured(label, err)}: {lines[0]}", *rest]
+        lines = [f"{_colored(label, err)}: {lines[0]}", *rest]
     typer.echo("\n".join(lines), err=err)
 
 
-def _coloured(label: str, err: bool) -> str:
-    """``label`` in its colour, where the stream shows colours and NO_COLOR does not forbid them."""
+def _colored(label: str, err: bool) -> str:
+    """``label`` in its color, where the stream shows colors and NO_COLOR does not forbid them."""
     console = _Console(stderr=err)
-    return typer.style(label, _COLOURS.get(label)) if console.color_system and not console.no_color else label
+    return typer.style(label, _COLORS.get(label)) if console.color_system and not console.no_color else label
 
 
-_COLOURS = {"error": "red", "warning": "yellow", "DIFFERENT": "red", "NOT COMPARED": "red", "equal": "green"}
+_COLORS = {"error": "red", "warning": "yellow", "DIFFERENT": "red", "NOT COMPARED": "red", "equal": "green"}
 
 
 def _show_warning(
@@ -278,7 +278,7 @@ def print_table(
 def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
     for row in rows:
         # As Text: brackets in values are not markup.
-        table.add_row(*(Text(shown(cell), _COLOURS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(shown(cell), _COLORS.get(cell, "")) for cell in row))
     console = _Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _ENDLESS  # grep finds names, paths and hashes whole

@@ -65,7 +65,7 @@ def quantize(
         source = _source(model) if model.model else None
     notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
     output.notices(notices)
-    with output.progressing(f"Quantising {path}") as progress:
+    with output.progressing(f"Quantizing {path}") as progress:
         report = write(
             path,
             calibration,

@@ -127,7 +127,7 @@ def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
     description = describe(path)
     if description.quantization is not None:
         return (
-            f". It is quantised ({description.quantization}), and roundings to 8 bits are greater than the error "
+            f". It is quantized ({description.quantization}), and roundings to 8 bits are greater than the error "
             "budget: give --rtol and --atol, or see what nnorm-export quantize reports with the model"
         )
     if description.format != "onnx" or DOMAIN not in description.nodes or description.optimized_for is not None:

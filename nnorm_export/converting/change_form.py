@@ -79,7 +79,7 @@ def change_form(
 
     Raises:
         ModelFileError: ``path`` has no ``nnorm`` nodes, an opset older than 18, a node or a body that this package did
-            not write, is damaged, is optimised for one machine, or cannot be run here, so that nothing can be compared.
+            not write, is damaged, is optimized for one machine, or cannot be run here, so that nothing can be compared.
         RuntimeMissingError: ONNX Runtime is not installed, which compares the files.
         InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, all NaN, or does not
             depend on the inputs, and no other does.
@@ -130,7 +130,7 @@ def _restored(source: ModelFile) -> ModelFile:
     """
     if source.form == OPTIMIZED:
         raise ModelFileError(
-            f"{source.path}: the file is optimised for one kind of machine; give the portable file that it was made "
+            f"{source.path}: the file is optimized for one kind of machine; give the portable file that it was made "
             "from"
         )
     if not any(node.domain == DOMAIN for node in all_nodes(source.proto)):

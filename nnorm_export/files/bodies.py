@@ -27,7 +27,7 @@ _STANDARD = ("", "ai.onnx")
 _WITH_KERNEL = {**ALL_OPERATORS, **BLOCKED_TWINS}
 _ARITHMETIC: dict[int, str] = {onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double"}
 _KINDS = {"int": onnx.AttributeProto.INT, "float": onnx.AttributeProto.FLOAT, "string": onnx.AttributeProto.STRING}
-# Attributes by which TensorRT chooses a plugin, and the size of the blocks of an optimised file.
+# Attributes by which TensorRT chooses a plugin, and the size of the blocks of an optimized file.
 _OTHER_ATTRIBUTES = {"plugin_namespace": "string", "plugin_version": "string", "block": "int"}
 _LEAST = {"num_groups": 1, "block": 1, "epsilon": 0.0, "delta": 0.0}
 

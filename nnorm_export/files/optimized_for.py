@@ -1,4 +1,4 @@
-"""The machine that a file optimised for ONNX Runtime's CPU kernels is for, as the file says.
+"""The machine that a file optimized for ONNX Runtime's CPU kernels is for, as the file says.
 
 Such a file holds ONNX Runtime's internal operators, and weights in blocks of as many channels as suit the processor
 that it was made on. On another processor it may not load, or may compute something else.
@@ -21,13 +21,13 @@ METADATA_KEY = "optimized_for"
 
 @dataclass(frozen=True)
 class Machine:
-    """What an optimised file depends on.
+    """What an optimized file depends on.
 
     Attributes:
         architecture: ``x86_64`` or ``aarch64``, for example.
         block: channels in a block of ONNX Runtime's layout for convolutions: 16 with AVX-512, 8 with other x86; None
             if ONNX Runtime has no such layout for the processor, or the file does not use it.
-        onnxruntime: the version that optimised the file. Other versions may load it: the meaning of the file does not
+        onnxruntime: the version that optimized the file. Other versions may load it: the meaning of the file does not
             depend on the version, and a version that lacks one of its operators refuses it.
         provider: the execution provider.
     """
@@ -56,10 +56,10 @@ def blocks(block: int | None) -> str:
 
 
 def machine_of(file: ModelFile) -> Machine | None:
-    """The machine that ``file`` is optimised for; None for a file that is not optimised.
+    """The machine that ``file`` is optimized for; None for a file that is not optimized.
 
     Raises:
-        ModelFileError: the file is optimised, but its description of the machine is missing or damaged.
+        ModelFileError: the file is optimized, but its description of the machine is missing or damaged.
     """
     if file.form != OPTIMIZED:
         return None

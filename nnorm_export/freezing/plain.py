@@ -88,7 +88,7 @@ def freeze_standardize(layer: nn.Module, path: str) -> nn.Module:
         name: state.vector(layer, path, name, tuple(value.shape)) for name, value in (("mean", mean), ("std", std))
     }
     if bool((checked["std"] == 0).any()):
-        raise refuse(path, layer, "std is 0", "a constant input channel cannot be standardised; drop the channel")
+        raise refuse(path, layer, "std is 0", "a constant input channel cannot be standardized; drop the channel")
     return FrozenStandardize(mean.detach().clone(), std.detach().clone())
 
 

@@ -1,7 +1,7 @@
 """The table of layers: from a training-time layer to its eval-mode form.
 
 The authors tell their users to copy ``layers.py`` into their own code, so import paths say nothing: a layer is
-recognised when a class in its method resolution order has the name, and the layer the attributes, of a row. Whether its
+recognized when a class in its method resolution order has the name, and the layer the attributes, of a row. Whether its
 code is what the row takes it for is another question (:mod:`~nnorm_export.freezing.understood` and
 :mod:`~nnorm_export.freezing.verify_layer`). This
 package's normality layers have the authors' names and attributes, hence the same rows. A layer that derives from

@@ -1,4 +1,4 @@
-"""The base of all normality-normalization layers: standardise → estimate λ → power transform → noise → affine.
+"""The base of all normality-normalization layers: standardize → estimate λ → power transform → noise → affine.
 
 The formulas are in :mod:`nnorm_export.mathematics`.
 """
@@ -21,7 +21,7 @@ Form = Literal["reference", "paper"]
 class NormalNorm(Normalization):
     r"""y = (ψ(h; λ) + z·ξ·s̄)·weight + bias: the base of the normality-normalization layers (NN Algorithm 1).
 
-    h is the standardised input, ψ the power transform (NN eq. 3), and the middle term the noise of training only:
+    h is the standardized input, ψ the power transform (NN eq. 3), and the middle term the noise of training only:
     z ~ N(0, 1), ξ = ``noise_train`` and s̄ the mean absolute deviation of ψ(h), through which no gradient flows.
     Subclasses define the axes in :meth:`_normalize` and the accepted inputs in :meth:`_check_input`.
 
@@ -55,7 +55,7 @@ class NormalNorm(Normalization):
         return power_transform(h, *resolve_exponents(lmbda, self.delta))
 
     def _gaussianize_samples(self, x: Tensor, dim: Sequence[int]) -> Tensor:
-        """Standardise, transform and add noise, with the statistics of ``x`` over ``dim``."""
+        """Standardize, transform and add noise, with the statistics of ``x`` over ``dim``."""
         x, _ = gaussianize(standardize_over(x, list(dim), self.eps), list(dim), self.delta)
         if self._adds_noise:
             x = self._add_noise(x, mean_absolute_deviation(x, dim))

@@ -39,7 +39,7 @@ class Normalization(nn.Module, ABC):
         self.eps = eps
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, callers may use it as a keyword
-        """Normalise ``input``; shape and dtype of the output are those of the input."""
+        """Normalize ``input``; shape and dtype of the output are those of the input."""
         if isinstance(input, fx.Proxy):
             return call_in_graph(self, input)
         if input.is_nested:

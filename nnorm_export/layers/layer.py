@@ -19,7 +19,7 @@ class LayerNormalNorm(NormalNorm):
     α = 1). Training adds noise.
 
     Args:
-        normalized_shape: the trailing axes to normalise over; an int for the last one.
+        normalized_shape: the trailing axes to normalize over; an int for the last one.
         elementwise_affine: whether there are ``weight`` and ``bias``, both of shape ``normalized_shape``.
         eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
 

@@ -166,7 +166,7 @@ def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """(arguments, dynamic_shapes) with the batch axis of every input dynamic.
 
     The batch is the first axis of the first tensor that has axes, and of every tensor whose first axis has the same
-    length. A batch of one is repeated, because ``torch.export`` specialises an axis of length one.
+    length. A batch of one is repeated, because ``torch.export`` specializes an axis of length one.
     """
     length = _batch_length(arguments)
     if length is None:

@@ -1,4 +1,4 @@
-"""load_optimized(): a portable file at the speed of its optimised one, which is made where it is needed, and kept."""
+"""load_optimized(): a portable file at the speed of its optimized one, which is made where it is needed, and kept."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def load_optimized(
 ) -> Runner:
     """Opens a portable file as :func:`nnorm_export.optimize` makes it: ``runner = load_optimized("model.onnx")``.
 
-    The first call on a machine optimises the file, compares the two, and keeps what it made in ``cache``; later calls
+    The first call on a machine optimizes the file, compares the two, and keeps what it made in ``cache``; later calls
     open that. Another content of the file or of its external data, another library of kernels, version of this package
     or of ONNX Runtime, or kind of processor makes another one. Nothing is removed from the folder; it may be deleted at
     any time.
 
     A file that gains nothing is opened as :func:`nnorm_export.load` does: one without normalizations as nodes or
     without convolutions, or where ONNX Runtime has no blocked layout for the processor or the kernels are missing. That
-    too is remembered. A file that is optimised already is opened as it is.
+    too is remembered. A file that is optimized already is opened as it is.
 
     Args:
         path: an ONNX file; it runs on the CPU.
@@ -83,7 +83,7 @@ def load_optimized(
         gains_nothing.touch()
     except OSError as error:
         raise ExportError(
-            f"{folder}: the optimised file cannot be kept there ({error.strerror}); name another folder with cache="
+            f"{folder}: the optimized file cannot be kept there ({error.strerror}); name another folder with cache="
         ) from error
     made.unlink(missing_ok=True)  # another thread or process may have removed it
     return load(source, **options)

@@ -1,4 +1,4 @@
-"""Makes the frozen norms of a graph that ONNX Runtime has optimised work on its convolutions' blocked layout.
+"""Makes the frozen norms of a graph that ONNX Runtime has optimized work on its convolutions' blocked layout.
 
 ONNX Runtime inserts reorders around nodes that it does not know. A reorder costs about as much as a cheap node:
 
@@ -30,7 +30,7 @@ from nnorm_export.optimizing.reorders import (
 
 
 def use_blocks(model: ir.Model, block: int | None) -> dict[ir.Node, str]:
-    """Edits ``model``, which ONNX Runtime optimised on this machine.
+    """Edits ``model``, which ONNX Runtime optimized on this machine.
 
     A norm becomes the twin of its operator that works in blocks, with the same name and metadata, if that removes
     reorders (:mod:`nnorm_export.optimizing.choice`). Activations and sums between such norms and the convolutions work

@@ -1,4 +1,4 @@
-"""The graph that ONNX Runtime optimises a file to on this machine, with the metadata of the file."""
+"""The graph that ONNX Runtime optimizes a file to on this machine, with the metadata of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INLINE_BYTES = 1024  # larger weights are written to a separate file: together 
 
 
 def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
-    """Returns ``file`` as ONNX Runtime optimises it on the CPU of this machine with the kernels, in memory.
+    """Returns ``file`` as ONNX Runtime optimizes it on the CPU of this machine with the kernels, in memory.
 
     Raises:
         ModelFileError: ONNX Runtime cannot load the file.
@@ -54,7 +54,7 @@ def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
 
 
 def carry_over(file: ModelFile, model: ir.Model, machine: Machine) -> None:
-    """Writes the metadata of ``file`` into ``model``, which was optimised from it for ``machine``."""
+    """Writes the metadata of ``file`` into ``model``, which was optimized from it for ``machine``."""
     model.producer_name, model.producer_version = "nnorm_export", __version__
     model.graph.name = file.proto.graph.name
     model.metadata_props.update({prop.key: prop.value for prop in file.proto.metadata_props})

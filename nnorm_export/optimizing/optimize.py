@@ -29,11 +29,11 @@ from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
 
 @dataclass(frozen=True)
 class OptimizedLayer:
-    """A normalization of an optimised file.
+    """A normalization of an optimized file.
 
     Attributes:
         path: the layer's path in the exported model; the node's name if the file does not have the path.
-        op_type: the operator's name in the optimised file.
+        op_type: the operator's name in the optimized file.
         left: why it does not work in blocks; empty if it does.
     """
 
@@ -44,7 +44,7 @@ class OptimizedLayer:
 
 @dataclass(frozen=True)
 class OptimizeReport:
-    """An optimised file.
+    """An optimized file.
 
     Attributes:
         path: the file; its external data, if any, lies beside it; see :mod:`nnorm_export.files.external_data`.
@@ -110,14 +110,14 @@ def optimize(
 ) -> OptimizeReport:
     """Writes a faster version of a portable file, which runs only on processors such as this machine's.
 
-    The file holds the graph that ONNX Runtime optimises ``path`` to on this machine. Its convolutions work on blocks of
+    The file holds the graph that ONNX Runtime optimizes ``path`` to on this machine. Its convolutions work on blocks of
     channels, and it changes the layout before and after each normalization. BatchNormalNorms, with and without an
     epilogue, have kernels for blocks, which make most of these reorders unnecessary
     (:mod:`nnorm_export.optimizing.nchwc`). A model without convolutions gains nothing; its file is written
     nevertheless, and the report says so.
 
     :func:`nnorm_export.load` opens the file on processors with blocks of the same size, and refuses it on others. To
-    open the file without it, register the kernels and disable the graph optimisations of ONNX Runtime.
+    open the file without it, register the kernels and disable the graph optimizations of ONNX Runtime.
 
     Args:
         path: a file in the form ``portable`` or ``custom``. Keep it: other machines need a version of their own.
@@ -128,7 +128,7 @@ def optimize(
         external_data: as for :func:`nnorm_export.export`.
 
     Raises:
-        ModelFileError: ``path`` has no ``nnorm`` nodes, or another tool has renamed their operators; it is optimised
+        ModelFileError: ``path`` has no ``nnorm`` nodes, or another tool has renamed their operators; it is optimized
             already; or ONNX Runtime cannot load it.
         RuntimeMissingError: ONNX Runtime or the library of kernels is not installed.
         InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, all NaN, or does not
@@ -155,12 +155,12 @@ def optimize(
             runner = load(staging)
         except ModelFileError as error:
             raise ModelFileError(
-                f"{path}: ONNX Runtime {ort.__version__} cannot load the graph that it optimised itself; serve {path} "
+                f"{path}: ONNX Runtime {ort.__version__} cannot load the graph that it optimized itself; serve {path} "
                 f"as it is. ({root_cause(error)})"
             ) from error
         parity = None
         if verify:
-            name = "the optimised file"
+            name = "the optimized file"
             parity = compare(runner, load(source.path), inputs, name=name, other_roundings=False)
         if parity is not None and not parity:
             raise ParityError(
@@ -176,17 +176,17 @@ def optimize(
 def _refuse(source: ModelFile, target: Path) -> None:
     if source.form == OPTIMIZED:
         raise ModelFileError(
-            f"{source.path}: the file is optimised already; give the portable file that it was made from"
+            f"{source.path}: the file is optimized already; give the portable file that it was made from"
         )
     if not source.normalizations:
         inlined = ", where the bodies are inlined" if source.form == "primitives" else ""
         raise ModelFileError(
             f"{source.path}: the file has no nnorm nodes to make faster (its form is {source.form!r}{inlined}); export "
-            "the form 'portable'. ONNX Runtime optimises other nodes whenever it loads a file"
+            "the form 'portable'. ONNX Runtime optimizes other nodes whenever it loads a file"
         )
     if names := renamed(source):
         raise ModelFileError(f"{source.path}: {names}")
-    why = "the optimised file would replace the portable one, which other machines need"
+    why = "the optimized file would replace the portable one, which other machines need"
     refuse_needed(target, source.path, [source.path.name, *source.external_data], why, ".cpu.onnx")
 
 

@@ -2,7 +2,7 @@
 
 Both run in the same runtime, so that no error budget against float64 is needed. Where the same operators and kernels
 run in another layout, the results agree to the last bits on any inputs. Where a body takes the place of a kernel, or is
-folded into its neighbours, roundings differ; how far they move the outputs is seen by moving the inputs by one unit in
+folded into its neighbors, roundings differ; how far they move the outputs is seen by moving the inputs by one unit in
 the last place.
 """
 
@@ -43,7 +43,7 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
 
     Args:
         inputs: by position or by name; None for random ones.
-        name: what ``made`` is, in messages: ``the optimised file``.
+        name: what ``made`` is, in messages: ``the optimized file``.
         other_roundings: whether its operators are others than those of ``original``, so that roundings differ.
 
     Raises:

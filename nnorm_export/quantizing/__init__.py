@@ -1,1 +1,1 @@
-"""quantize(): a file in int8, in which the frozen norms between quantised tensors are tables."""
+"""quantize(): a file in int8, in which the frozen norms between quantized tensors are tables."""

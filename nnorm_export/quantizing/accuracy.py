@@ -1,4 +1,4 @@
-"""How far a quantised file is from what it was made of: signal-to-noise ratios, and equal greatest entries."""
+"""How far a quantized file is from what it was made of: signal-to-noise ratios, and equal greatest entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnorm_export.files.tensors import TensorInfo
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """An output of a quantised file compared with the reference on some samples.
+    """An output of a quantized file compared with the reference on some samples.
 
     Attributes:
         name: of the output.

@@ -1,4 +1,4 @@
-"""Joins a norm and the activation behind it while a graph is quantised: a table has both, and one rounding is saved.
+"""Joins a norm and the activation behind it while a graph is quantized: a table has both, and one rounding is saved.
 
     BatchNormalNorm → HardSwish             becomes    BatchNormalNormHardSwish
     BatchNormalNorm → y·Sigmoid(y)          becomes    BatchNormalNormSwish

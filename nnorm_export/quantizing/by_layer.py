@@ -1,4 +1,4 @@
-"""How far each layer of a quantised file is from the same layer of the float32 file."""
+"""How far each layer of a quantized file is from the same layer of the float32 file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _RUNTIME = "onnxruntime"
 
 
 def sqnr_by_layer(
-    reference: Path, quantised: Path, tensors: Mapping[str, str], feed: Feed, config: Mapping[str, str]
+    reference: Path, quantized: Path, tensors: Mapping[str, str], feed: Feed, config: Mapping[str, str]
 ) -> dict[str, float]:
     """Path of a layer -> the SQNR of its output on ``feed``, with the errors of all layers before it.
 
     Args:
         tensors: path -> the name of the layer's output in the file ``reference``. A layer whose output is in neither of
             the files as a tensor of its own is left out.
-        config: of the session of ``quantised``.
+        config: of the session of ``quantized``.
     """
-    proto = read_with_weights(quantised)
+    proto = read_with_weights(quantized)
     made = {name for node in proto.graph.node for name in node.output}
     found = {name: _found(name, made) for name in tensors.values()}
     actual = _values(proto, {name for name in found.values() if name}, feed, config)
@@ -47,7 +47,7 @@ def sqnr_by_layer(
 
 
 def _found(name: str, made: set[str]) -> str:
-    """The tensor of the quantised graph that stands for ``name``, by the names that ONNX Runtime's quantizer gives."""
+    """The tensor of the quantized graph that stands for ``name``, by the names that ONNX Runtime's quantizer gives."""
     candidates = (f"{name}_DequantizeLinear_Output", f"{name}_QuantizeLinear_Output", name)
     return next((candidate for candidate in candidates if candidate in made), "")
 

@@ -1,4 +1,4 @@
-"""The range of every tensor that is to be quantised, by the calibrators of ONNX Runtime."""
+"""The range of every tensor that is to be quantized, by the calibrators of ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The float32 graph that is calibrated and quantised: without bodies, and as a portable file."""
+"""The float32 graph that is calibrated and quantized: without bodies, and as a portable file."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class FloatGraph:
 
     @property
     def layers(self) -> dict[str, list[str]]:
-        """Path of a layer -> the names of its nodes that may be quantised."""
+        """Path of a layer -> the names of its nodes that may be quantized."""
         return layers_of(self.proto, nodes_to_quantize(self.proto))
 
     def names(self, settings: Settings, floats: Mapping[str, str]) -> list[str]:
-        """The names of the nodes that are quantised.
+        """The names of the nodes that are quantized.
 
         Args:
             floats: name of a node that stays float -> why.
@@ -77,7 +77,7 @@ class FloatGraph:
                     if is_asked
                     else "it has norms alone, which this target has in float"
                 )
-            raise ModelFileError(f"{self._source}: nothing can be quantised: {reasons[0] if reasons else why}")
+            raise ModelFileError(f"{self._source}: nothing can be quantized: {reasons[0] if reasons else why}")
         return names
 
     def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:

@@ -1,4 +1,4 @@
-"""The layers of a graph that may be quantised, by the paths that a user knows."""
+"""The layers of a graph that may be quantized, by the paths that a user knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes tables of the norms between quantised tensors: one node in the place of three.
+"""Makes tables of the norms between quantized tensors: one node in the place of three.
 
     DequantizeLinear → BatchNormalNormRelu → QuantizeLinear    becomes    QuantizedBatchNormalNormRelu
 
@@ -53,14 +53,14 @@ def use_tables(model: ir.Model, ranks: dict[str, int], names: Collection[str]) -
 
 
 def _replace(norm: ir.Node, graph: ir.Graph, *, channels_last: bool) -> bool:
-    """Replaces ``norm`` if its data are dequantised and its output is quantised, and nothing else reads that."""
+    """Replaces ``norm`` if its data are dequantized and its output is quantized, and nothing else reads that."""
     operator = FLOAT_NORMS[norm.op_type]
     given = dict(zip(operator.inputs, norm.inputs, strict=True))
-    sources = {name: _dequantised(given[name]) for name in ("X", *operator.operands)}
+    sources = {name: _dequantized(given[name]) for name in ("X", *operator.operands)}
     y = norm.outputs[0]
     quantize = next((use.node for use in y.uses() if use.node.op_type == "QuantizeLinear"), None)
-    is_output_quantised = quantize is not None and len(y.uses()) == 1 and not y.is_graph_output()
-    if quantize is None or not is_output_quantised or None in sources.values():
+    is_output_quantized = quantize is not None and len(y.uses()) == 1 and not y.is_graph_output()
+    if quantize is None or not is_output_quantized or None in sources.values():
         return False
     twin = ALL_OPERATORS[NORMS[norm.op_type]]
     values: dict[str, ir.Value | None] = {name: given[name] for name in operator.parameters}
@@ -71,7 +71,7 @@ def _replace(norm: ir.Node, graph: ir.Graph, *, channels_last: bool) -> bool:
         if channels_last and data is not None:
             values[name] = _transposed(data, f"{norm.name}/{name}", _TO_CHANNELS_LAST, norm, graph)
     _, values["y_scale"], values["y_zero_point"] = quantize.inputs
-    quantised = quantize.outputs[0]
+    quantized = quantize.outputs[0]
     kept = [attribute for name, attribute in norm.attributes.items() if name not in twin.attributes]
     table = ir.Node(
         DOMAIN,
@@ -82,18 +82,18 @@ def _replace(norm: ir.Node, graph: ir.Graph, *, channels_last: bool) -> bool:
         metadata_props=dict(norm.metadata_props),
     )
     result = table.outputs[0]
-    result.name = f"{quantised.name}/channels_last" if channels_last else f"{quantised.name}/table"
+    result.name = f"{quantized.name}/channels_last" if channels_last else f"{quantized.name}/table"
     graph.insert_before(norm, table)
     if channels_last:
         result = _transposed(result, f"{norm.name}/Y", _FROM_CHANNELS_LAST, norm, graph)
-    final = quantised.name
-    quantised.replace_all_uses_with(result, replace_graph_outputs=True)
+    final = quantized.name
+    quantized.replace_all_uses_with(result, replace_graph_outputs=True)
     graph.remove([norm, quantize], safe=True)
     result.name = final
     return True
 
 
-def _dequantised(value: ir.Value | None) -> ir.Node | None:
+def _dequantized(value: ir.Value | None) -> ir.Node | None:
     """The DequantizeLinear that computes ``value`` with one scale and zero point for all; None if there is none."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or len(node.inputs) != 3 or None in node.inputs:
@@ -120,10 +120,10 @@ def _reaches(norm: ir.Node, *, forwards: bool) -> bool:
     while waiting:
         node = waiting.pop()
         if forwards:
-            neighbours = {use.node for value in node.outputs for use in value.uses()}
+            neighbors = {use.node for value in node.outputs for use in value.uses()}
         else:
-            neighbours = {maker for value in node.inputs if value is not None and (maker := value.producer())}
-        for other in neighbours - seen:
+            neighbors = {maker for value in node.inputs if value is not None and (maker := value.producer())}
+        for other in neighbors - seen:
             seen.add(other)
             if other.op_type in _CONVOLUTIONS:
                 return True

@@ -1,7 +1,7 @@
 """A graph with QuantizeLinear and DequantizeLinear around what computes in int8, by ONNX Runtime's quantizer.
 
 The quantizer knows the operators of ONNX. A norm is shown to it as a node of its data inputs alone, so that it
-quantises these and the output, as it does for any elementwise operator, and leaves the parameters as they are.
+quantizes these and the output, as it does for any elementwise operator, and leaves the parameters as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nnorm_export.names import DOMAIN
 from nnorm_export.process import silent_loggers
 from nnorm_export.quantizing.activations import JOINED
 
-# Products have int8 kernels. What only moves numbers is quantised where its input is, with the same scale. Elementwise
-# operators and sums are quantised between maps of a convolutional network: a residual sum of a transformer is not,
+# Products have int8 kernels. What only moves numbers is quantized where its input is, with the same scale. Elementwise
+# operators and sums are quantized between maps of a convolutional network: a residual sum of a transformer is not,
 # because its numbers need more than 8 bits.
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MOVING = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Relu", "Clip")
@@ -36,7 +36,7 @@ ON_MAPS = (
     "Pad",
     "Split",
 )
-# Norm -> the same between quantised tensors.
+# Norm -> the same between quantized tensors.
 FLOAT_NORMS = {**OPERATORS, **JOINED}
 NORMS = {op_type: twin for op_type in FLOAT_NORMS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
 WEIGHTS = ("per-channel", "per-tensor")
@@ -52,7 +52,7 @@ _FOR_PRODUCTS_ALONE = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How a file is quantised: see :func:`nnorm_export.quantize`."""
+    """How a file is quantized: see :func:`nnorm_export.quantize`."""
 
     activation: str
     weights: str
@@ -66,12 +66,12 @@ class Settings:
 
     @property
     def op_types(self) -> tuple[str, ...]:
-        """The operators that are quantised."""
+        """The operators that are quantized."""
         return PRODUCTS if self.products_alone else (*PRODUCTS, *MOVING, *ON_MAPS, *NORMS)
 
 
 def nodes_to_quantize(proto: onnx.ModelProto) -> list[str]:
-    """The names of the nodes of ``proto`` that are quantised by default, if their operators are."""
+    """The names of the nodes of ``proto`` that are quantized by default, if their operators are."""
     ranks = ranks_of(proto)
     return [
         node.name
@@ -177,12 +177,12 @@ def _show_parameters(proto: onnx.ModelProto, inputs: Mapping[str, list[str]]) ->
 
 
 def _read_in_float(proto: onnx.ModelProto) -> None:
-    """Lets products alone read what is quantised: a residual sum, for example, reads the tensor itself."""
-    quantised = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+    """Lets products alone read what is quantized: a residual sum, for example, reads the tensor itself."""
+    quantized = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "QuantizeLinear"}
     floats = {
-        node.output[0]: quantised[node.input[0]]
+        node.output[0]: quantized[node.input[0]]
         for node in proto.graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] in quantised
+        if node.op_type == "DequantizeLinear" and node.input[0] in quantized
     }
     for node in proto.graph.node:
         if node.op_type not in PRODUCTS:

@@ -75,18 +75,18 @@ def quantize(
 
     A tensor x is stored as q = round(x / scale) + zero_point, with a scale and a zero point that ONNX Runtime's
     calibrators choose from the values on ``calibration``. ONNX Runtime's quantizer writes QuantizeLinear and
-    DequantizeLinear around convolutions, products and what lies between them. A BatchNormalNorm between two quantised
+    DequantizeLinear around convolutions, products and what lies between them. A BatchNormalNorm between two quantized
     tensors, with its ReLU, ReLU6, hard swish or SiLU, then becomes one node ``QuantizedBatchNormalNorm…``: the kernel
     is a table of 256 entries for each channel. A residual sum of maps follows it as ONNX Runtime's own. Norms that
     compute statistics (LayerNormalNorm, GroupNormalNorm) stay float.
 
-    For TensorRT and OpenVINO (``target``) only what products read is quantised, with zero points of 0. They compute
+    For TensorRT and OpenVINO (``target``) only what products read is quantized, with zero points of 0. They compute
     norms in float, TensorRT in the kernel of the product before the norm.
 
     The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
 
     Args:
-        path: a float32 file in the form ``portable`` or ``custom``. An ONNX file of another writer is quantised too.
+        path: a float32 file in the form ``portable`` or ``custom``. An ONNX file of another writer is quantized too.
         calibration: inputs as the network meets them in service, a few hundred samples: the inputs of the file, by
             position or by name, with the samples in the first axis; or an iterable of such batches.
         f: the file to write.
@@ -122,8 +122,8 @@ def quantize(
         progress: called with what is done at present, and the part of it that is done.
 
     Raises:
-        ModelFileError: ``path`` is not an ONNX file, is not float32, is quantised already or optimised for one machine,
-            or has nothing that can be quantised.
+        ModelFileError: ``path`` is not an ONNX file, is not float32, is quantized already or optimized for one machine,
+            or has nothing that can be quantized.
         InputError: the data do not fit the file, or a name in ``keep`` is unknown.
         ParityError: an output is below ``min_agreement`` or ``min_sqnr``.
         RuntimeMissingError: ONNX Runtime is not installed.
@@ -281,8 +281,8 @@ def _gains(
     """Path of a layer with a product -> by how much the least SQNR rises if it alone stays float.
 
     Args:
-        quantized: opens a file in which the given nodes are quantised.
-        names: the nodes that are quantised in the file of ``runner``.
+        quantized: opens a file in which the given nodes are quantized.
+        names: the nodes that are quantized in the file of ``runner``.
         tests: the inputs and the outputs of the reference, batch by batch.
     """
     feeds, expected = zip(*tests[:_RANKED_BATCHES], strict=True)
@@ -326,14 +326,14 @@ def _why_float(target: Target, form: str) -> str:
     """Why a frozen norm computes in float, unless the user asked for it."""
     if target.products_alone:
         return f"{target.title} computes norms in float"
-    return "the form primitives has no tables" if form == "primitives" else "its input or output is not quantised"
+    return "the form primitives has no tables" if form == "primitives" else "its input or output is not quantized"
 
 
 def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) -> list[str]:
     notices = []
     if source.form == "primitives" and source.layers:
         notices.append(
-            f"the {len(source.layers)} normalizations of {source.path} are inlined, and stay float: quantise the "
+            f"the {len(source.layers)} normalizations of {source.path} are inlined, and stay float: quantize the "
             "portable file, where each becomes one int8 node"
         )
     if samples < _FEW_SAMPLES:

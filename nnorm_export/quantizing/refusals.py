@@ -1,4 +1,4 @@
-"""What :func:`.quantize` does not take, in words: unknown options, files that it cannot quantise."""
+"""What :func:`.quantize` does not take, in words: unknown options, files that it cannot quantize."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def check_options(weights: str, method: str, percentile: float, batch_size: int,
 def refuse(source: ModelFile, target: Path, weights: str) -> None:
     if source.has_normalizations_in_branches:
         raise ModelFileError(
-            f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantised; export the "
+            f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantized; export the "
             "branches as models of their own"
         )
-    why = "the quantised file would replace the float32 one, which it is compared with"
+    why = "the quantized file would replace the float32 one, which it is compared with"
     refuse_needed(target, source.path, [source.path.name, *source.external_data], why, ".int8.onnx")
     refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
-        raise ModelFileError(f"{source.path}: it is quantised already; give the float32 file that it was made from")
+        raise ModelFileError(f"{source.path}: it is quantized already; give the float32 file that it was made from")
     opset = next((each.version for each in source.proto.opset_import if each.domain in ("", "ai.onnx")), 0)
     least = 13 if weights == "per-channel" else 10
     if opset < least:
@@ -64,7 +64,7 @@ def refuse(source: ModelFile, target: Path, weights: str) -> None:
     other = sorted(kind.name for kind in types if kind.name in ("float16", "bfloat16", "float64"))
     if other:
         raise ModelFileError(
-            f"{source.path}: it computes in {other[0]}, and float32 is quantised; export with --dtype fp32"
+            f"{source.path}: it computes in {other[0]}, and float32 is quantized; export with --dtype fp32"
         )
 
 

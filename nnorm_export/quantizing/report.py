@@ -19,7 +19,7 @@ from nnorm_export.quantizing.qdq import NORMS
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A convolution, product or norm of a quantised file.
+    """A convolution, product or norm of a quantized file.
 
     Attributes:
         path: the layer's path in the model; the node's name if the file does not have the path. ``keep`` takes it.
@@ -41,7 +41,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """A quantised file.
+    """A quantized file.
 
     Attributes:
         path: the file; its external data, if any, lies beside it; see :mod:`nnorm_export.files.external_data`.
@@ -123,7 +123,7 @@ def layers_found(
 
 
 def _op_type(op_type: str, *, is_table: bool) -> str:
-    """The operator in the file of a node that has ``op_type`` while the graph is quantised."""
+    """The operator in the file of a node that has ``op_type`` while the graph is quantized."""
     if is_table:
         return NORMS[op_type]
     return JOINED[op_type].norm if op_type in JOINED else op_type

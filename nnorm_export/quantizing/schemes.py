@@ -32,7 +32,7 @@ class Target:
         activations: the types that tensors may have; the first is the default.
         reduce_range: whether the second factors of products have 7 bits by default, because processors exist on which
             the runtime's sums of products of 8 bits overflow.
-        products_alone: whether only what products read is quantised, with the zero point 0.
+        products_alone: whether only what products read is quantized, with the zero point 0.
     """
 
     name: str

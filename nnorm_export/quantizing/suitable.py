@@ -16,7 +16,7 @@ _REMOVED = ("Relu", "Clip")  # the quantizer removes them: the range of what the
 
 
 def unsuitable(proto: onnx.ModelProto, settings: Settings) -> dict[str, str]:
-    """Name of a node that must not be quantised -> why."""
+    """Name of a node that must not be quantized -> why."""
     graph = proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     inner = [within for node in graph.node for within in list(with_nested([node]))[1:]]

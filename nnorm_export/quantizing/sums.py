@@ -1,6 +1,6 @@
 """Takes the residual sums of maps out of the norms, before calibration.
 
-Between quantised tensors a norm is a table, and a sum of two tensors is none: ONNX Runtime's QLinearAdd behind the
+Between quantized tensors a norm is a table, and a sum of two tensors is none: ONNX Runtime's QLinearAdd behind the
 table is three times as fast as one node for both (0.28 ns an element and 0.85 ns, with AVX-512).
 
     BatchNormalNormAddRelu    becomes    BatchNormalNorm → Add → Relu

@@ -82,7 +82,7 @@ def open_model(path: Path) -> Model:
     refuse_invalid(file)
     refuse_unknown_bodies(file)
     if file.form == "optimized":
-        raise ExportError(f"{path}: it is optimised for one kind of machine; serve the portable file it was made from")
+        raise ExportError(f"{path}: it is optimized for one kind of machine; serve the portable file it was made from")
     values = (*file.proto.graph.input, *file.proto.graph.output)
     strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}
     return Model(path, file, inputs_of(file.proto), outputs_of(file.proto), frozenset(strings))
@@ -219,7 +219,7 @@ def notes_on(model: Model, backend: str, device: str) -> list[str]:
     if count := unsafe_weights(model.file):
         found += [
             f"{count} weights have 8 bits: on x86 servers without VNNI ONNX Runtime's sums overflow, and outputs "
-            "may be far off; quantise with weights of 7 bits (--reduce-range)"
+            "may be far off; quantize with weights of 7 bits (--reduce-range)"
         ]
     if backend == "python":
         package = "onnxruntime-gpu" if device == "gpu" else "onnxruntime"

@@ -104,7 +104,7 @@ def build_engine(
         profiles: input name -> its least, best and greatest shape, for each input with dynamic axes. None takes 1, 8
             and 64 for the batch, if no other axis is dynamic.
         plugins: True runs every normalization with this package's plugin, False every one with its body, which TensorRT
-            fuses with its neighbours. None, the default, takes bodies for TensorRT-RTX. For TensorRT it takes plugins,
+            fuses with its neighbors. None, the default, takes bodies for TensorRT-RTX. For TensorRT it takes plugins,
             if they are installed, for LayerNormalNorm and GroupNormalNorm, and bodies for BatchNormalNorm;
             :mod:`nnorm_export.tensorrt.plugins` says why.
         timing_cache: a file for TensorRT's measurements, which make a later build quicker. TensorRT-RTX has none.
@@ -115,7 +115,7 @@ def build_engine(
         progress: called during the build with the phase that it is in and the part that is done, of 1.
 
     Raises:
-        ModelFileError: ``path`` is not ONNX, is optimised for processors, or lacks bodies or normalizations that
+        ModelFileError: ``path`` is not ONNX, is optimized for processors, or lacks bodies or normalizations that
             ``plugins`` needs; or TensorRT cannot build it; or the engine is not what ``plugins`` says.
         InputError: ``profiles`` does not fit the file, or an option is not one of the TensorRT that was chosen.
         RuntimeMissingError: TensorRT, Polygraphy or plugins that are needed are not installed.

@@ -51,13 +51,13 @@ def write_for_parser(file: ModelFile, op_types: frozenset[str], folder: Path) ->
 def _refuse_zero_points(file: ModelFile) -> None:
     """Raises a ModelFileError if a tensor of 8 bits has a zero point other than 0, which TensorRT does not take."""
     graph = file.proto.graph
-    quantised = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    zero_points = {node.input[2] for node in quantised if len(node.input) > 2}
+    quantized = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    zero_points = {node.input[2] for node in quantized if len(node.input) > 2}
     for tensor in graph.initializer:
         is_here = tensor.data_location != onnx.TensorProto.EXTERNAL
         if tensor.name in zero_points and is_here and numpy_helper.to_array(tensor).any():
             raise ModelFileError(
-                f"{file.path}: the zero point {tensor.name} is not 0, as TensorRT requires; quantise the float32 file "
+                f"{file.path}: the zero point {tensor.name} is not 0, as TensorRT requires; quantize the float32 file "
                 "with target='tensorrt' (--target tensorrt)"
             )
 

@@ -1,7 +1,7 @@
 """The plugins for TensorRT: loading them, and which normalizations of a file they run.
 
 A plugin is one kernel, and nothing fuses with it. A body is standard operators, which TensorRT's compiler fuses with
-each other and with their neighbours.
+each other and with their neighbors.
 
 For TensorRT-RTX, bodies are the default. Counted in the engines that its builder writes, they make at most as many
 kernels as plugins for every operator: one for the whole body of LayerNormalNorm, none for a BatchNormalNorm behind a
@@ -87,13 +87,13 @@ def choose_plugins(
         unavailable: why there are no plugins; empty if there are plugins.
 
     Raises:
-        ModelFileError: the file is optimised for processors, has no normalizations for ``plugins=True``, or no bodies
+        ModelFileError: the file is optimized for processors, has no normalizations for ``plugins=True``, or no bodies
             for ``plugins=False``.
         RuntimeMissingError: plugins are needed, and there are none.
     """
     if file.form == OPTIMIZED:
         raise ModelFileError(
-            f"{file.path}: the file is optimised for processors; give the portable file that it was made from"
+            f"{file.path}: the file is optimized for processors; give the portable file that it was made from"
         )
     # Those between quantized tensors have no plugins: their bodies run.
     op_types = frozenset(node.op_type for node in file.normalizations) - QUANTIZED_OPERATORS.keys()

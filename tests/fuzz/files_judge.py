@@ -174,7 +174,7 @@ def _check_truth(case: dict[str, Any]) -> tuple[str, str]:
             (result,) = runner(x.astype(runner.inputs[0].dtype))
         except NnormExportError as error:
             if way.get("kernels") is False:
-                continue  # a file without bodies, or optimised
+                continue  # a file without bodies, or optimized
             return "wrong", f"{words}: equal, and yet {way}: {error}"
         off = float(np.max(np.abs(result.astype(np.float64) - y), initial=0.0))
         if result.shape != y.shape or not off <= _FAR * max(1.0, float(np.abs(y).max())):

@@ -113,7 +113,7 @@ def main() -> None:
         build.start()
         build.join()
         for name in target.seeds:
-            if (seeds / name).exists():  # without kernels there is no optimised file
+            if (seeds / name).exists():  # without kernels there is no optimized file
                 (corpus / name).write_bytes((seeds / name).read_bytes())
         if not any(corpus.iterdir()):
             raise SystemExit("the seeds cannot be built")

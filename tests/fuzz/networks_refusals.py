@@ -10,12 +10,12 @@ import onnx
 # Refusals: (way, what the error says, reason). Every other exception is a failure.
 REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
-        "kernel|body|primitives|optimised",
+        "kernel|body|primitives|optimized",
         r"cannot load it: .*NOT_IMPLEMENTED : Could not find an implementation for",
         "ONNX Runtime has no operator for this dtype or opset",
     ),
     (
-        "kernel|body|primitives|optimised|reference|openvino",
+        "kernel|body|primitives|optimized|reference|openvino",
         r"cannot translate the model: .*No ONNX function found for",
         "torch.onnx does not translate an operator",
     ),
@@ -41,7 +41,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "OpenVINO's fusion fails on a linear map",
     ),
     (
-        "kernel|body|primitives|optimised|reference|openvino|torchscript|pt2",
+        "kernel|body|primitives|optimized|reference|openvino|torchscript|pt2",
         r"does not run on these inputs; .*: Expected more than 1 value per channel",
         "PyTorch refuses a batch of one, and export() compares one",
     ),
@@ -53,7 +53,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     ),
     ("reference", r"^Unfit: pooling", "onnx's evaluator gives a pooling with ceil_mode another shape"),
     (
-        "kernel|body|primitives|optimised|reference|openvino",
+        "kernel|body|primitives|optimized|reference|openvino",
         r"node_(max|avg)_pool\dd\): \[ShapeInferenceError\] Inferred shape and existing shape differ",
         "ONNX's shape inference and PyTorch differ on a pooling with ceil_mode",
     ),
@@ -63,7 +63,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "a program cannot change its input, and export_program() says so",
     ),
     (
-        "kernel|body|primitives|optimised|reference|openvino|torchscript|pt2",
+        "kernel|body|primitives|optimized|reference|openvino|torchscript|pt2",
         r"nothing was compared: \w+: it does not depend on the input",
         "the result does not depend on the input, which export() refuses",
     ),

@@ -2,7 +2,7 @@
 
 The yardstick of an element is the greatest distance from the float64 result over several runs in which the inputs, the
 weights and the result of every operator are moved by at most one rounding of the dtype under test, at random
-(stochastic arithmetic). An element that cancellation makes uncertain gets a long yardstick; its neighbours keep theirs.
+(stochastic arithmetic). An element that cancellation makes uncertain gets a long yardstick; its neighbors keep theirs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ except ImportError:  # the tests say that it is missing
 Array = np.ndarray[Any, Any]
 Feeds = list[list[Array]]
 
-WAYS = ("eager", "frozen", "kernel", "body", "primitives", "optimised", "reference", "openvino", "torchscript", "pt2")
+WAYS = ("eager", "frozen", "kernel", "body", "primitives", "optimized", "reference", "openvino", "torchscript", "pt2")
 SELDOM = {"pt2": 10}  # way -> it runs for every n-th seed: a pt2 file costs as much as all others together
 PLAINLY_EVERY = 25  # seeds whose files are each written by an export of its own, which compares the file as users do
 
@@ -176,11 +176,11 @@ class _Run:
     def primitives(self) -> Feeds:
         return self._load(self._onnx("primitives"), "none", kernels=False)
 
-    def optimised(self) -> Feeds | None:
+    def optimized(self) -> Feeds | None:
         source = self._onnx("portable")
         if not self.calls:
             return None
-        target = self.folder / "optimised.onnx"
+        target = self.folder / "optimized.onnx"
         if not target.exists():
             nnorm_export.optimize(source, target, verify=self.plainly, inputs=self.arrays[0])
         return self._load(target, "kernel")

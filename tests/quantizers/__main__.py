@@ -1,4 +1,4 @@
-"""``python -m quantizers``: quantises the networks with every tool, and writes results.json and TABLE.md."""
+"""``python -m quantizers``: quantizes the networks with every tool, and writes results.json and TABLE.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HEADING = """\
 
 Written by `make test-quantizers`; not to be edited. The authors' networks on 128 digits, calibrated and compared on
 them: the signal-to-noise ratio of the scores against the float32 file, and the share of equal predictions, both run by
-`nnorm_export.load` (an `.xml` by OpenVINO); `equal` where the tool found nothing to quantise. Normalizations: how many
+`nnorm_export.load` (an `.xml` by OpenVINO); `equal` where the tool found nothing to quantize. Normalizations: how many
 of the float file's nodes are nodes still, and how many of those a kernel runs. `norms kept`: the tool is told to leave
 the nodes whose names match `.*NormalNorm[^/]*/.*` as they are, by its option for that. ONNX Runtime's quantizers write
 weights of 7 bits here (`reduce_range=True`), so that no processor's sums overflow; the int8 files of the other tools

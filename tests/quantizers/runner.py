@@ -1,4 +1,4 @@
-"""Quantises files with one tool: ``python runner.py TOOL FOLDER OUT``, names of files on stdin.
+"""Quantizes files with one tool: ``python runner.py TOOL FOLDER OUT``, names of files on stdin.
 
 It speaks the protocol of ``everywhere/runners/python.py``. Of ``NAME`` it reads ``FOLDER/NAME.onnx`` and, to calibrate,
 ``FOLDER/NAME.npy``, and writes ``OUT/NAME.onnx`` (or ``.xml``). In ``FOLDER/NAME.keep``, if there is one, is a regular
@@ -149,7 +149,7 @@ def neural_compressor(path: Path, out: Path, data: Array, keep: str) -> None:
     tool.quantize(str(path), str(out), settings)
 
 
-# name -> what quantises a file, and the package whose version is reported
+# name -> what quantizes a file, and the package whose version is reported
 TOOLS: dict[str, tuple[Quantize, str]] = {
     "onnxruntime-qdq": (onnxruntime_qdq, "onnxruntime"),
     "onnxruntime-qoperator": (onnxruntime_qoperator, "onnxruntime"),

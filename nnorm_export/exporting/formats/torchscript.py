@@ -100,7 +100,7 @@ def export_torchscript(
     module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
     if optimize:
-        step("optimise")
+        step("optimize")
         with exporting_state():
             module = _optimized(module)
     note = metadata.note(

@@ -141,16 +141,16 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
         groups = x.transpose(0, 1).reshape(self.num_groups, self.num_features // self.num_groups, -1)
         if self.training and x.numel():
             mean = groups.mean(2, keepdim=True)
-            centred = groups - mean
-            covariance = centred @ centred.mT / groups.shape[2]
+            centered = groups - mean
+            covariance = centered @ centered.mT / groups.shape[2]
             whitening = whitening_matrix(covariance, self.eps, self.iterations)
             if self.track_running_stats:
                 self._update(mean, covariance * (groups.shape[2] / (groups.shape[2] - 1)), whitening)
         else:
-            centred = groups - self.running_mean.to(x.dtype).reshape(*groups.shape[:2], 1)
+            centered = groups - self.running_mean.to(x.dtype).reshape(*groups.shape[:2], 1)
             # A copy: the gradient of x needs it, and a later batch changes the buffer in place.
             whitening = self.running_whitening_matrix(x.dtype).clone()
-        y = (whitening @ centred).reshape(x.transpose(0, 1).shape).transpose(0, 1)
+        y = (whitening @ centered).reshape(x.transpose(0, 1).shape).transpose(0, 1)
         return self._apply_affine(y, x.dim() - 2)
 
     @torch.no_grad()

@@ -144,5 +144,5 @@ class FrozenLMBV(FrozenModule):
 
     def forward(self, x: Tensor) -> Tensor:
         values = in_dtype(x, self.weight.dtype)
-        centred = values - values.mean(sample_axes(x), keepdim=True)
-        return in_dtype(affine_per_channel(centred, self.weight, self.bias), x.dtype)
+        centered = values - values.mean(sample_axes(x), keepdim=True)
+        return in_dtype(affine_per_channel(centered, self.weight, self.bias), x.dtype)

@@ -167,7 +167,7 @@ class PreLayerNorm(Normalization, Freezable):
 
     def _normalize(self, x: Tensor) -> Tensor:
         parameter = next(self.linear.parameters(), x)  # a quantized map has none
-        z = self.linear(centred(x, self._by_last_axis).to(parameter.dtype)).to(x.dtype)
+        z = self.linear(centered(x, self._by_last_axis).to(parameter.dtype)).to(x.dtype)
         z = self._with_regularizer(scaled(z, self._by_last_axis, self.eps))
         return self._apply_affine(z, 0 if self._by_last_axis else z.dim() - 2)
 
@@ -194,7 +194,7 @@ class PreRegNorm(_Regularized, PreLayerNorm):
         return super().frozen()
 
 
-def centred(x: Tensor, by_last_axis: bool) -> Tensor:
+def centered(x: Tensor, by_last_axis: bool) -> Tensor:
     return x - x.mean([-1] if by_last_axis else sample_axes(x), keepdim=True)
 
 
@@ -224,7 +224,7 @@ class FrozenPreLayerNorm(FrozenModule):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.linear(in_dtype(centred(in_dtype(x, self.arithmetic.dtype), self.by_last_axis), x.dtype))
+        z = self.linear(in_dtype(centered(in_dtype(x, self.arithmetic.dtype), self.by_last_axis), x.dtype))
         z = scaled(in_dtype(z, self.arithmetic.dtype), self.by_last_axis, self.epsilon)
         if not self.by_last_axis:
             z = affine_per_channel(z, self.weight, self.bias)

@@ -101,7 +101,7 @@ class ProxyNorm(Freezable):
         return mean, variance
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise, activate and proxy-normalise ``x``."""
+        """Normalize, activate and proxy-normalize ``x``."""
         if isinstance(x, fx.Proxy):
             return call_in_graph(self, x)
         x = self.activation(self.norm(x))

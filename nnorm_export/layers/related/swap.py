@@ -46,7 +46,7 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
 
     What is replaced depends on ``to``: most layers replace a normalization; EvoNormS0, FilterResponseNorm and ProxyNorm
     replace a normalization and the activation after it, PreLayerNorm a linear map and the normalization after it, and
-    WeightStandardization the weight of every linear map and convolution. Two layers must be neighbours in an
+    WeightStandardization the weight of every linear map and convolution. Two layers must be neighbors in an
     nn.Sequential, because the order of calls in a user's forward is unknown. The new layer keeps dtype, device, mode,
     and the parameters and running statistics that both layers have, with ε and momentum. FilterResponseNorm and
     ProxyNorm keep their own ε, because theirs is added to another quantity.

@@ -27,9 +27,9 @@ def switchable(
     layer = instance.mean([1], keepdim=True)
     # The variance over channels and space, from that within channels and that of their means.
     total = within.mean([1], keepdim=True) + torch.square(instance - layer).mean([1], keepdim=True)
-    centre = mean_weight[0] * instance + mean_weight[1] * layer + mean_weight[2] * mean
+    center = mean_weight[0] * instance + mean_weight[1] * layer + mean_weight[2] * mean
     spread = var_weight[0] * within + var_weight[1] * total + var_weight[2] * variance
-    return (x - centre) / torch.sqrt(spread + epsilon)
+    return (x - center) / torch.sqrt(spread + epsilon)
 
 
 class SwitchableNorm(RunningStatistics, ChannelNorm):

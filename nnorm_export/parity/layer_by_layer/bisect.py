@@ -144,7 +144,7 @@ def bisect(
         layers: paths of modules to compare besides the normalizations. Each must return one tensor.
 
     Raises:
-        ModelFileError: not an ONNX file, an optimised one, or one without such nodes if ``layers`` is empty.
+        ModelFileError: not an ONNX file, an optimized one, or one without such nodes if ``layers`` is empty.
         InputError: a path in ``layers`` is not a module of the model, or none of its nodes is left in the file.
     """
     require_module("bisect", model)
@@ -152,7 +152,7 @@ def bisect(
     file = onnx_file.read(path)
     if file.form == "optimized":
         raise ModelFileError(
-            f"{path}: it is optimised, its layers are merged; bisect the portable file that it was made from"
+            f"{path}: it is optimized, its layers are merged; bisect the portable file that it was made from"
         )
     refuse_quantized(file)
     others = listed(layers, "layers", InputError)

@@ -108,8 +108,8 @@ def _sums(layer: nn.Module, x: Array) -> list[str]:
     if sets is None or not sets.size:
         return []
     reasons = []
-    centred = sets - sets.mean(axis=1, keepdims=True)
-    squares, variance = (centred**2).sum(axis=1).max(), (centred**2).mean(axis=1)
+    centered = sets - sets.mean(axis=1, keepdims=True)
+    squares, variance = (centered**2).sum(axis=1).max(), (centered**2).mean(axis=1)
     if squares > GREATEST:
         reasons.append(f"the sum of {sets.shape[1]} squares reaches {squares:.3g}, an overflow in float16")
     positive = variance[variance > 0]

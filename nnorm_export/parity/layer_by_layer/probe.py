@@ -87,7 +87,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
         runtime: see :func:`nnorm_export.load`.
 
     Raises:
-        ModelFileError: not an ONNX file, or one without such nodes, or an optimised one; or a node is in a branch or a
+        ModelFileError: not an ONNX file, or one without such nodes, or an optimized one; or a node is in a branch or a
             loop.
     """
     step("run probes")

@@ -149,7 +149,7 @@ def _lambdas_figure(rows: Sequence[tuple[str, Box | str]]) -> Any:
 
 
 def _ink() -> Any:
-    """The colour of a box and its whiskers."""
+    """The color of a box and its whiskers."""
     return import_matplotlib().rcParams["boxplot.boxprops.color"]
 
 
@@ -200,7 +200,7 @@ def check_plot(path: Path) -> None:
 
 
 def to_svg(figure: Any) -> str:
-    """Returns ``figure`` as an ``<svg>`` element, whose text is text in the font of the page, and black its colour."""
+    """Returns ``figure`` as an ``<svg>`` element, whose text is text in the font of the page, and black its color."""
     buffer = io.StringIO()
     with import_matplotlib().rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

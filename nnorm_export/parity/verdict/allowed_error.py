@@ -91,19 +91,19 @@ def yardsticks_of(
             differences = [distance(other.astype(np.float64), result.astype(np.float64)) for other in others]
             yardsticks.append(np.maximum.reduce([np.full(result.shape, _LESS_THAN_ONE), *differences]))
             continue
-        centre = result.astype(np.float64) if truth is None else truth[number]
+        center = result.astype(np.float64) if truth is None else truth[number]
         others = [sample[number] for sample in samples]
-        stable = [other for other in others if not _thrown_away(other.astype(np.float64), centre, dtype)]
-        yardsticks.append(yardstick_of([result, *stable], centre, dtype))
+        stable = [other for other in others if not _thrown_away(other.astype(np.float64), center, dtype)]
+        yardsticks.append(yardstick_of([result, *stable], center, dtype))
     return yardsticks
 
 
 _LESS_THAN_ONE = 0.5  # integers that do not depend on the last bits are equal
 
 
-def _thrown_away(sample: Array, centre: Array, dtype: str) -> bool:
+def _thrown_away(sample: Array, center: Array, dtype: str) -> bool:
     """Whether a branch of the model threw ``sample`` far away; an error of its sigmoids is no such throw."""
-    return unstable_result(sample, centre, dtype) != "" and float(distance(sample, centre).max()) > _OF_SIGMOIDS
+    return unstable_result(sample, center, dtype) != "" and float(distance(sample, center).max()) > _OF_SIGMOIDS
 
 
 _OF_SIGMOIDS = 2.0**-19  # 32 times the error that AbsoluteSigmoids makes, for what comes after the sigmoid

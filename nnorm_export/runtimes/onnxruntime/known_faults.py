@@ -91,7 +91,7 @@ def avoid(options: Any, faults: list[Fault], others: str = "") -> None:
 
 @dataclass(frozen=True)
 class Graph:
-    """What the faults are recognised by: a file, its standard nodes, and their types."""
+    """What the faults are recognized by: a file, its standard nodes, and their types."""
 
     file: ModelFile
     nodes: list[onnx.NodeProto]

@@ -1,4 +1,4 @@
-"""Whether a file that is optimised for ONNX Runtime's CPU kernels may run on this machine."""
+"""Whether a file that is optimized for ONNX Runtime's CPU kernels may run on this machine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def this_machine(ort: Any) -> Machine:
 
 
 def refuse_elsewhere(file: ModelFile, target: Machine, ort: Any) -> None:
-    """Raises ModelFileError if ``file``, optimised for ``target``, may not run on this machine."""
+    """Raises ModelFileError if ``file``, optimized for ``target``, may not run on this machine."""
     here = this_machine(ort)
     if here.architecture == target.architecture and target.block in (None, here.block):
         return
     layout = f" with {blocks(here.block)}" if here.architecture == target.architecture else ""
     raise ModelFileError(
-        f"{file.path}: the file is optimised for {target}, this machine is {here.architecture}{layout}. "
-        "Optimise the portable file on this machine (nnorm-export optimize model.onnx), or serve the portable file: "
+        f"{file.path}: the file is optimized for {target}, this machine is {here.architecture}{layout}. "
+        "Optimize the portable file on this machine (nnorm-export optimize model.onnx), or serve the portable file: "
         "it runs everywhere"
     )
 
@@ -42,7 +42,7 @@ def refuse_elsewhere(file: ModelFile, target: Machine, ort: Any) -> None:
 def refuse_without_kernels(
     file: ModelFile, providers: Sequence[str], kernels: bool | None, session_options: Any
 ) -> None:
-    """Refuses to run an optimised file with anything but the kernels on the CPU.
+    """Refuses to run an optimized file with anything but the kernels on the CPU.
 
     Raises:
         ModelFileError: ``providers`` are others than the CPU's, or ``kernels`` is False.
@@ -51,14 +51,14 @@ def refuse_without_kernels(
     if kernels is False or not on_cpu_alone(providers):
         asked = "kernels=False" if kernels is False else f"the providers {', '.join(providers)}"
         raise ModelFileError(
-            f"{file.path}: the file is optimised for the kernels on the CPU; for {asked}, load the portable file"
+            f"{file.path}: the file is optimized for the kernels on the CPU; for {asked}, load the portable file"
         )
     try:
         if session_options is None:
             library.get_library_path()
     except RuntimeMissingError as error:
         raise RuntimeMissingError(
-            f"{file.path}: the file is optimised for the kernels, and {error}. The portable file runs without them"
+            f"{file.path}: the file is optimized for the kernels, and {error}. The portable file runs without them"
         ) from error
 
 

@@ -38,8 +38,8 @@ def overflow_of(file: ModelFile) -> str:
     count = unsafe_weights(file) if lacks_vnni() else 0
     if not count:
         return ""
-    remedy = "Quantise again with weights of 7 bits (nnorm-export quantize --reduce-range, reduce_range of other tools)"
-    if file.form != OPTIMIZED:  # ONNX Runtime optimises its graph no more
+    remedy = "Quantize again with weights of 7 bits (nnorm-export quantize --reduce-range, reduce_range of other tools)"
+    if file.form != OPTIMIZED:  # ONNX Runtime optimizes its graph no more
         remedy += (
             f', or let the session add in 32 bits, which is slower: session_config={{"{IN_32_BITS}": "1"}} of load(), '
             f'options.add_session_config_entry("{IN_32_BITS}", "1") for a session of your own'

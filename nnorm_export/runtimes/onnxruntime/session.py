@@ -75,19 +75,19 @@ class OnnxRuntimeRunner(Runner):
         path: the model file.
         providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
         session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
-            the kernels to it; :attr:`known_faults` says what else it needs). But an optimised file is always opened
-            without graph optimisations: its graph is final.
+            the kernels to it; :attr:`known_faults` says what else it needs). But an optimized file is always opened
+            without graph optimizations: its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them.
         kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
             if they are installed for all of the providers: kernels for one provider alone would move activations
-            between devices. An optimised file always needs them.
+            between devices. An optimized file always needs them.
 
     ``session_options`` have threads, configuration and kernels of their own, so the last three are refused beside them.
 
     Raises:
         NnormExportError: an option is wrong, or is refused beside ``session_options``.
-        ModelFileError: ONNX Runtime refuses the file, it is optimised for another machine, a node of the domain
+        ModelFileError: ONNX Runtime refuses the file, it is optimized for another machine, a node of the domain
             ``nnorm`` is invalid, or kernels would run a node whose body is unknown
             (:mod:`nnorm_export.files.bodies`).
         RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed, or a
@@ -132,7 +132,7 @@ class OnnxRuntimeRunner(Runner):
         self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._is_on_cpu)
         self._callers_options = session_options
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
-        # Its optimised graph is read without the weights; it needs none that are packed for kernels.
+        # Its optimized graph is read without the weights; it needs none that are packed for kernels.
         self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
         if session_options is None:
             self._graph_options.add_session_config_entry(_EXTERNAL_WEIGHTS, "weights")
@@ -155,7 +155,7 @@ class OnnxRuntimeRunner(Runner):
 
     @cached_property
     def implementations(self) -> dict[str, str]:
-        """Read off the graph that ONNX Runtime optimised: a node that is left in it is run by a kernel."""
+        """Read off the graph that ONNX Runtime optimized: a node that is left in it is run by a kernel."""
         names = [onnx_file.name_of(node) for node in self._file.normalizations]
         if not names:
             return {}
@@ -235,8 +235,8 @@ class OnnxRuntimeRunner(Runner):
             return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({reason})"
         if self._target is not None:
             return (
-                f"the file was optimised by ONNX Runtime {self._target.onnxruntime}. If you gave session_options, call "
-                "nnorm_export.register(session_options) first; else optimise the portable file again with this ONNX "
+                f"the file was optimized by ONNX Runtime {self._target.onnxruntime}. If you gave session_options, call "
+                "nnorm_export.register(session_options) first; else optimize the portable file again with this ONNX "
                 f"Runtime. ({reason})"
             )
         if changes := [*changes_of(self._file), *self._bodies_of_which_one_runs()]:

@@ -31,7 +31,7 @@ _registered: set[str] = set()  # names of libraries; ONNX Runtime refuses a seco
 class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
     """A model in an ONNX Runtime session on an RTX card, by TensorRT-RTX; what that does not take runs on the CPU.
 
-    The normalizations are run by their bodies, which TensorRT-RTX fuses with their neighbours: the provider takes no
+    The normalizations are run by their bodies, which TensorRT-RTX fuses with their neighbors: the provider takes no
     plugins. The first run compiles the kernels for the card.
 
     Args:

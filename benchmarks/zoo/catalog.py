@@ -60,7 +60,7 @@ TWELVE = (
 """Of different kinds and small: what `make test-zoo` runs."""
 
 
-def catalogue() -> dict[str, Architecture]:
+def catalog() -> dict[str, Architecture]:
     """``source/name`` -> the architecture, for the libraries that are installed."""
     entries = [*(_timm(name) for name in _TIMM.split()), *(_torchvision(name) for name in _TORCHVISION.split())]
     entries += [_transformers(name, *parts) for name, parts in _TRANSFORMERS.items()]
