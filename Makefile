@@ -62,8 +62,8 @@ newest: .venv/installed
 	$(MAKE) test VENV=.venv-newest
 # What depends on other packages most: exports, runtimes, types.
 newest-short: .venv-newest/installed
-	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/test_golden.py tests/test_export*.py \
-		tests/test_runtimes.py tests/test_layers.py tests/test_optimize.py
+	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/exporting/test_golden.py tests/exporting/test_export*.py \
+		tests/runtimes/test_runtimes.py tests/layers/test_layers.py tests/optimizing/test_optimize.py
 	.venv-newest/bin/mypy --cache-dir .venv-newest/mypy_cache
 
 docs: $(VENV)/installed

@@ -111,12 +111,12 @@ zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-zoo/bin/python -m benchmarks.zoo --write
 	NNORM_ALL_OF_TIMM=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" \
-		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py -k family
+		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py -k family
 
 # Ray listens to every interface, therefore it gets a network of its own.
 bench-serving: $(VENV)/installed .venv-triton/installed .venv-ray/installed
-	PYTHONPATH="$(CURDIR)/tests" $(BIN)/python -m benchmarks.serving triton --python .venv-triton/bin/python --write
-	PYTHONPATH="$(CURDIR)/tests" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
+	PYTHONPATH="$(CURDIR)/tests/support" $(BIN)/python -m benchmarks.serving triton --python .venv-triton/bin/python --write
+	PYTHONPATH="$(CURDIR)/tests/support" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
 		$(BIN)/python -m benchmarks.serving ray --python .venv-ray/bin/python --write
 
 # The code without its tests; branches to the handling of exceptions that the compiler adds are not counted. The first

@@ -16,7 +16,7 @@ from command_line import INPUT, MODEL, fails, run
 
 import nnorm_export
 
-pytestmark = pytest.mark.usefixtures("workplace")
+pytestmark = pytest.mark.usefixtures("working_directory")
 
 
 def test_an_error_of_the_users_code_is_not_a_mismatch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``nnorm-export engine`` as a user meets it; tensorrt_standin.py says what that proves."""
+"""``nnorm-export engine`` as a user meets it; fake_tensorrt.py says what that proves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 import yaml
 from command_line import fails, run
-from tensorrt_standin import TensorRT, hide_tensorrt
+from fake_tensorrt import TensorRT, hide_tensorrt
+from implementations import needs_kernels
 from torch import nn
-from ways import needs_kernels
 
 from nnorm_export import export, layers
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _workplace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.setenv("COLUMNS", "80")
@@ -49,9 +49,9 @@ def _workplace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRT:
-    standin = TensorRT(tmp_path)
-    standin.install(monkeypatch, plugins=True)
-    return standin
+    fake = TensorRT(tmp_path)
+    fake.install(monkeypatch, plugins=True)
+    return fake
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_what_engine_refuses(arguments: tuple[str, ...], message: str, tensorrt:
 
 
 def test_the_workflow_that_builds_engines_calls_commands_that_exist() -> None:
-    workflow = yaml.safe_load((Path(__file__).parents[1] / "samples" / "ci" / "engines.yml").read_text())
+    workflow = yaml.safe_load((Path(__file__).parents[2] / "samples" / "ci" / "engines.yml").read_text())
     commands = [step["run"] for step in workflow["jobs"]["engine"]["steps"] if "run" in step]
     engine = shlex.split(commands[-1].replace("${{ matrix.dtype }}", "fp16"))
     assert engine[:2] == ["nnorm-export", "engine"]

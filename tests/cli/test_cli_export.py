@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from command_line import INPUT, MODEL, advised_bisect, fails, run
 
-pytestmark = pytest.mark.usefixtures("workplace")
+pytestmark = pytest.mark.usefixtures("working_directory")
 
 
 @pytest.mark.slow

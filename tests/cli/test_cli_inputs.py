@@ -14,7 +14,7 @@ from command_line import fails, run
 import nnorm_export
 from nnorm_export.files.arrays import read_inputs_of_file
 
-pytestmark = pytest.mark.usefixtures("workplace")
+pytestmark = pytest.mark.usefixtures("working_directory")
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import fails, run
-from conv_networks import SHAPE, Block, Case, conv_norm_relu
-from test_optimize import SKIPS, damaged
+from conv_networks import SHAPE, SKIPS, Block, Case, conv_norm_relu, damaged
 from torch import nn
 
 from nnorm_export import export, layers, library
@@ -27,7 +26,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _workplace(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _working_directory(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     monkeypatch.setenv("COLUMNS", "80")
 

@@ -11,7 +11,7 @@ import pytest
 from command_line import INPUT, MODEL, advised_bisect, fails, run
 from onnx import numpy_helper
 
-pytestmark = pytest.mark.usefixtures("workplace")
+pytestmark = pytest.mark.usefixtures("working_directory")
 
 
 def _with_other_exponents(source: Path, target: Path) -> None:

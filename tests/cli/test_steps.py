@@ -15,7 +15,7 @@ from torch import nn
 import nnorm_export
 from nnorm_export.steps import detail, step, watched
 
-pytestmark = pytest.mark.usefixtures("workplace")
+pytestmark = pytest.mark.usefixtures("working_directory")
 
 EXPORT = ("freeze", "trace", "translate to ONNX", "write", "check", "open in onnxruntime", "compare with PyTorch")
 

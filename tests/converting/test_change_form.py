@@ -13,9 +13,9 @@ import pytest
 import torch
 from command_line import fails, run
 from golden_data import GOLDEN
+from golden_networks import FAKES, trained_network
 from small_network import Network, randomized
 from test_after_tools import add_prefix, changed, float16_of_onnxruntime, nodes_of, version_converter
-from test_golden import STANDINS, trained_network
 from torch import nn
 
 from nnorm_export import (
@@ -91,7 +91,7 @@ def test_every_form_is_what_export_writes(
 
 def test_a_golden_network(tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / "wideresnet.npz")
-    network = trained_network("wideresnet", STANDINS)
+    network = trained_network("wideresnet", FAKES)
     path = export(network, torch.from_numpy(recorded["input"][:2]), tmp_path / "net.onnx", verify=False).path
     report = change_form(path, path, "primitives")  # in its own place
     (logits,) = load(path)(recorded["input"])

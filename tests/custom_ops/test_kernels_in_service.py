@@ -12,9 +12,9 @@ import onnx
 import onnxruntime
 import pytest
 from fuzz.soak import soak
+from implementations import needs_kernels
 from node_models import ATTRIBUTES, ELEMENTS, make_values
 from onnx import TensorProto, helper, numpy_helper
-from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export.domain import BLOCKED_TWINS, OPERATORS

@@ -11,7 +11,7 @@ import pytest
 
 from nnorm_export.operators import inductor
 
-SCRIPT = Path(__file__).parent.parent / "custom_ops" / "scripts" / "fit_polynomials.py"
+SCRIPT = Path(__file__).parents[2] / "custom_ops" / "scripts" / "fit_polynomials.py"
 COEFFICIENTS = {"log2_1p_of_mantissa": inductor.LOG2_1P, "exp2_m1_of_fraction": inductor.EXP2_M1}
 
 

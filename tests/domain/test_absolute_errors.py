@@ -14,7 +14,7 @@ from node_models import ATTRIBUTES, BATCH_OPERATORS, DELTA
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from test_operators import EPILOGUES
+from operator_cases import EPILOGUES
 
 from nnorm_export.domain import OPERATORS
 from nnorm_export.domain.batch_normal_norm import LEAST_EXPONENT, NEAR_ZERO

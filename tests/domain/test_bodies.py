@@ -12,11 +12,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from implementations import needs_kernels
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 from typer.testing import CliRunner
-from ways import needs_kernels
 
 from nnorm_export import ModelFileError, bisect, diagnose, export, load, optimize, probe, register, verify
 from nnorm_export.cli import app

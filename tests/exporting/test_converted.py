@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from golden_data import GOLDEN, LayerCase, layer_cases
+from golden_networks import OURS, trained_network
 from small_network import Network
-from test_golden import OURS, trained_network
 from torch import Tensor, nn
 
 from nnorm_export import ExportError, ModelFileError, RuntimeMissingError, export, freeze, layers, load, verify
@@ -70,7 +70,7 @@ def test_every_golden_layer(name: str, tmp_path: Path) -> None:
 def test_every_golden_network(name: str, network: str, tmp_path: Path) -> None:
     with np.load(GOLDEN / "checkpoints" / f"{network}.npz") as recorded:
         x = torch.from_numpy(recorded["input"][:4])
-    # Frozen, because the standardization of the input is a stand-in that only freeze() knows.
+    # Frozen, because the standardization of the input is a fake that only freeze() knows.
     report = export(freeze(trained_network(network, OURS)), x, tmp_path / f"m{TARGETS[name].ending}", target=name)
     assert report.parity
 

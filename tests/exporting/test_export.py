@@ -14,10 +14,10 @@ import onnx
 import onnx.inliner
 import pytest
 import torch
+from implementations import needs_kernels
 from pytorch_writers import GRAPHS
 from small_network import randomized
 from torch import Tensor, nn
-from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export import ExportError, export, export_program, export_torchscript, freeze, layers, load, verify

@@ -1,25 +1,21 @@
 """The authors' own results: every recorded layer and trained network, in every form, runtime and opset.
 
-The models are built of stand-ins that cannot run (tests/standins.py) or of our own layers, never of the authors' code.
+The models are built of fakes that cannot run (tests/support/fake_layers.py) or of our own layers, never of the
+authors' code.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import networks
 import numpy as np
 import onnxruntime
 import pytest
-import standins
 import torch
-from golden_data import GOLDEN, LayerCase, layer_cases
-from torch import Tensor, nn
-from ways import WAYS, newest_opset, open_with
+from golden_data import GOLDEN, LayerCase
+from golden_networks import CASES, CHECKPOINTS, EVALUATIONS, EXTRA_ABSOLUTE, FAKES, OURS, AllLayers, trained_network
+from implementations import WAYS, newest_opset, open_with
 
 import nnorm_export
 from nnorm_export import ModelFileError, export, layers
@@ -27,28 +23,7 @@ from nnorm_export import ModelFileError, export, layers
 # The opset of export's default is what `make test` runs.
 OPSETS = (18, pytest.param(20, marks=pytest.mark.core), newest_opset())
 FORMS = ("portable", "primitives")
-CASES = layer_cases()
 ONNXRUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-EVALUATIONS = [(case, index) for case in CASES for index in range(len(case.inputs))]
-
-# Two recorded layers need more than 2e-6 + 2e-5·|y|. Near small exponents the authors' float32 formula, pow(1 + |h|, η)
-# − 1, is itself off the float64 truth: by 1.2e-5 in lnn_768 and by 4e-6 in inn2d, where ours is within 2e-6.
-EXTRA_ABSOLUTE = {"lnn_768": 1.2e-5, "inn2d": 1e-6}
-
-
-class AllLayers(nn.Module):
-    """Every recorded evaluation side by side, one input and one output each, so that one export covers them all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict()
-        for case in CASES:
-            layer = getattr(standins, case.layer)(**case.kwargs)
-            layer.load_state_dict(case.state, strict=True)
-            self.layers[case.name] = layer
-
-    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        return [self.layers[case.name](x) for (case, _), x in zip(EVALUATIONS, inputs, strict=True)]
 
 
 @pytest.fixture(scope="session")
@@ -103,26 +78,13 @@ def test_our_layers_freeze_to_the_recorded_results(case: LayerCase) -> None:
         torch.testing.assert_close(frozen(x), recorded, rtol=2e-5, atol=2e-6 + extra)
 
 
-CHECKPOINTS = ("fc", "vit", "wideresnet")
-STANDINS = SimpleNamespace(**vars(standins))
-OURS = SimpleNamespace(**{**vars(layers), "Standardize": standins.Standardize})
-
-
-def trained_network(name: str, kinds: Any) -> nn.Module:
-    card = json.loads((GOLDEN / "checkpoints" / f"{name}.json").read_text())
-    checkpoint = torch.load(GOLDEN / "checkpoints" / f"{name}.pth", weights_only=True)
-    network = networks.build(card, kinds)
-    network.load_state_dict(checkpoint["model_state_dict"], strict=True)
-    return network
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_trained_networks(name: str, form: str, opset: int, tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")
-    network = trained_network(name, STANDINS)
+    network = trained_network(name, FAKES)
     path = tmp_path / "network.onnx"
     example = torch.from_numpy(recorded["input"][:2])
     report = export(network, example, path, form=form, opset_version=opset, verify=False)

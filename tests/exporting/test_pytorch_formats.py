@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fake_layers
 import numpy as np
 import pytest
-import standins
 import torch
 from compiled import compiled, skip_without_inductor
 from golden_data import GOLDEN, LayerCase, layer_cases
-from test_golden import CHECKPOINTS, EXTRA_ABSOLUTE, STANDINS, trained_network
+from golden_networks import CHECKPOINTS, EXTRA_ABSOLUTE, FAKES, trained_network
 from torch import Tensor, nn
 
 from nnorm_export import export_aoti, export_program, export_torchscript
@@ -32,7 +32,7 @@ def run_elsewhere(kind: str, path: Path, calls: list[list[np.ndarray]]) -> list[
     """The outputs of the file for each call, from a new process that never imports nnorm_export."""
     feeds = {f"{call}_{index}": array for call, arrays in enumerate(calls) for index, array in enumerate(arrays)}
     np.savez(path.with_suffix(".feeds.npz"), **feeds)
-    script = Path(__file__).parent / "run_in_pytorch.py"
+    script = Path(__file__).parents[1] / "support" / "run_in_pytorch.py"
     results = path.with_suffix(".results.npz")
     command = [sys.executable, script, kind, path, path.with_suffix(".feeds.npz"), results]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent)
@@ -72,7 +72,7 @@ class Layers(nn.Module):
         self.names = [case.name for case in cases]
         self.layers = nn.ModuleDict()
         for case in cases:
-            layer = getattr(standins, case.layer)(**case.kwargs)
+            layer = getattr(fake_layers, case.layer)(**case.kwargs)
             layer.load_state_dict(case.state, strict=True)
             self.layers[case.name] = layer
 
@@ -111,7 +111,7 @@ def test_recorded_layers(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", layer_cases(), ids=lambda case: case.name)
 def test_recorded_layers_scripted(case: LayerCase, tmp_path: Path) -> None:
-    layer = getattr(standins, case.layer)(**case.kwargs)
+    layer = getattr(fake_layers, case.layer)(**case.kwargs)
     layer.load_state_dict(case.state, strict=True)
     path = export_torchscript(layer, case.inputs[0], tmp_path / "layer.pt", method="script", verify=False).path
     module = torch.jit.load(path)
@@ -131,7 +131,7 @@ def test_trained_networks(name: str, kind: str, tmp_path: Path) -> None:
     file_name, write = FORMATS[kind]
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")
     example = torch.from_numpy(recorded["input"][:2])
-    report = write(trained_network(name, STANDINS), example, tmp_path / file_name, verify=False)
+    report = write(trained_network(name, FAKES), example, tmp_path / file_name, verify=False)
     sizes = (len(recorded["input"]), 1, 5)
     for size, (logits,) in zip(
         sizes, run_elsewhere(kind, report.path, [[recorded["input"][:size]] for size in sizes]), strict=True

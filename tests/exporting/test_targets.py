@@ -89,7 +89,7 @@ def test_openvino_computes_golden_layers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("workplace")
+@pytest.mark.usefixtures("working_directory")
 def test_the_command_line_takes_a_target(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     assert "opencv" in run("export", *MODEL, *INPUT, "-o", path, "--target", "opencv").stdout

@@ -12,7 +12,7 @@ import pytest
 
 import nnorm_export
 
-FUZZ = Path(__file__).parent / "fuzz"
+FUZZ = Path(__file__).parents[1] / "fuzz"
 NEW_CASES = 100  # draws of every family
 
 

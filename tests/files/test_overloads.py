@@ -11,10 +11,10 @@ import onnx.inliner
 import onnxruntime
 import pytest
 import torch
+from implementations import WAYS, open_with
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
-from ways import WAYS, open_with
 
 from nnorm_export import ModelFileError, bisect, export, load, optimize, probe, verify
 from nnorm_export.files.bodies import refuse_unknown_bodies

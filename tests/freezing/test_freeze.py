@@ -7,8 +7,8 @@ import subprocess
 import sys
 import warnings
 
+import fake_layers
 import pytest
-import standins
 import torch
 from torch import Tensor, nn
 
@@ -60,19 +60,19 @@ def test_a_frozen_layer_computes_what_the_layer_does(
 
 
 @pytest.mark.parametrize(
-    ("standin", "twin", "shape"),
+    ("fake", "twin", "shape"),
     [
-        (standins.BatchNorm1d(6), nn.BatchNorm1d(6), (4, 6)),
-        (standins.BatchNorm2d(6, eps=1e-3), nn.BatchNorm2d(6, eps=1e-3), (4, 6, 3, 5)),
-        (standins.LayerNorm([5, 7]), nn.LayerNorm([5, 7]), (3, 5, 7)),
-        (standins.GroupNorm(6, 3), nn.GroupNorm(3, 6), (4, 6, 3, 5)),
-        (standins.InstanceNorm2d(6), nn.InstanceNorm2d(6, affine=True), (4, 6, 3, 5)),
+        (fake_layers.BatchNorm1d(6), nn.BatchNorm1d(6), (4, 6)),
+        (fake_layers.BatchNorm2d(6, eps=1e-3), nn.BatchNorm2d(6, eps=1e-3), (4, 6, 3, 5)),
+        (fake_layers.LayerNorm([5, 7]), nn.LayerNorm([5, 7]), (3, 5, 7)),
+        (fake_layers.GroupNorm(6, 3), nn.GroupNorm(3, 6), (4, 6, 3, 5)),
+        (fake_layers.InstanceNorm2d(6), nn.InstanceNorm2d(6, affine=True), (4, 6, 3, 5)),
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_plain_norms_of_the_authors_become_torchs(standin: nn.Module, twin: nn.Module, shape: tuple[int, ...]) -> None:
-    twin.load_state_dict(randomized(standin).state_dict(), strict=False)
-    frozen = freeze(standin)
+def test_plain_norms_of_the_authors_become_torchs(fake: nn.Module, twin: nn.Module, shape: tuple[int, ...]) -> None:
+    twin.load_state_dict(randomized(fake).state_dict(), strict=False)
+    frozen = freeze(fake)
     assert type(frozen).__module__.startswith("torch.nn")
     x = torch.randn(shape)
     torch.testing.assert_close(frozen(x), twin.eval()(x))
@@ -80,7 +80,7 @@ def test_plain_norms_of_the_authors_become_torchs(standin: nn.Module, twin: nn.M
 
 def test_plain_batch_norm_that_does_not_standardize() -> None:
     x = torch.randn(4, 6)
-    layer = randomized(standins.BatchNorm1d(6, standardize=False))
+    layer = randomized(fake_layers.BatchNorm1d(6, standardize=False))
     torch.testing.assert_close(freeze(layer)(x), x * layer.weight + layer.bias)
 
 
@@ -89,8 +89,8 @@ def test_standardize(shape: tuple[int, ...]) -> None:
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 3.0])
     x = torch.randn(shape)
     expected = (x.movedim(1, -1) - mean) / std
-    torch.testing.assert_close(freeze(standins.Standardize(mean, std))(x), expected.movedim(-1, 1))
-    torch.testing.assert_close(freeze(standins.Standardize(0.5, 2.0))(x), (x - 0.5) / 2)
+    torch.testing.assert_close(freeze(fake_layers.Standardize(mean, std))(x), expected.movedim(-1, 1))
+    torch.testing.assert_close(freeze(fake_layers.Standardize(0.5, 2.0))(x), (x - 0.5) / 2)
 
 
 def test_the_model_is_left_untouched_and_the_copy_is_in_eval_mode() -> None:
@@ -112,12 +112,12 @@ def test_freezing_twice_is_freezing_once() -> None:
 class Nested(nn.Module):
     """One layer under two names, in a plain list, in a dict, and a subclass deep inside."""
 
-    class Special(standins.BatchNormalNorm2d):
+    class Special(fake_layers.BatchNormalNorm2d):
         """A user's subclass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = standins.BatchNormalNorm2d(3)
+        self.shared = fake_layers.BatchNormalNorm2d(3)
         self.stages = nn.ModuleList([nn.Sequential(self.shared), nn.ModuleDict({"inner": self.Special(3)})])
         self.order = [self.shared]
         self.by_name = {"special": self.stages[1]["inner"]}
@@ -142,7 +142,7 @@ def test_a_layer_in_a_plain_list_alone_is_refused() -> None:
     class Loose(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norms = [nn.Sequential(nn.ReLU()), standins.LayerNormalNorm(4)]
+            self.norms = [nn.Sequential(nn.ReLU()), fake_layers.LayerNormalNorm(4)]
 
     with pytest.raises(FreezeError, match=r"layer 0\.norms\[1\] \(LayerNormalNorm\): it is held in a plain list only"):
         freeze(nn.Sequential(Loose()))
@@ -214,13 +214,13 @@ def test_a_wrapper_around_a_known_normalization_is_no_unknown_one() -> None:
     class PreNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm = standins.LayerNormalNorm(4)
+            self.norm = fake_layers.LayerNormalNorm(4)
 
     assert type(freeze(PreNorm()).norm) is FrozenLayerNormalNorm
 
 
 def broken(**tensors: Tensor | float | bool) -> nn.Module:
-    layer = standins.BatchNormalNorm2d(3)
+    layer = fake_layers.BatchNormalNorm2d(3)
     for name, value in tensors.items():
         setattr(layer, name, value)
     return layer
@@ -242,9 +242,9 @@ def broken(**tensors: Tensor | float | bool) -> nn.Module:
         (broken(track_running_stats=False), "keeps no running statistics"),
         (broken(running_mean=None), "running_mean is None"),
         (broken(form="exact"), "form is 'exact'"),
-        (standins.GroupNormalNorm(6, 4), "4 groups do not divide 6 channels"),
-        (standins.Standardize([0.0], [0.0]), "std is 0"),
-        (standins.BatchNorm2d(3, track_running_stats=False), "keeps no running statistics"),
+        (fake_layers.GroupNormalNorm(6, 4), "4 groups do not divide 6 channels"),
+        (fake_layers.Standardize([0.0], [0.0]), "std is 0"),
+        (fake_layers.BatchNorm2d(3, track_running_stats=False), "keeps no running statistics"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -254,7 +254,7 @@ def test_an_impossible_state_is_refused_by_path(layer: nn.Module, reason: str) -
 
 
 def test_hooks_that_would_be_lost_are_refused() -> None:
-    layer = standins.BatchNormalNorm2d(3)
+    layer = fake_layers.BatchNormalNorm2d(3)
     layer.register_forward_hook(lambda *_: None)
     with pytest.raises(FreezeError, match=r"layer 0 .*forward hooks"):
         freeze(nn.Sequential(layer))
@@ -263,7 +263,7 @@ def test_hooks_that_would_be_lost_are_refused() -> None:
 def test_a_transformer_encoder_does_not_bypass_its_norms() -> None:
     """torch's fused inference path would run them as plain LayerNorms."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
-    encoder.layers[0].norm1, encoder.layers[0].norm2 = standins.LayerNormalNorm(8), standins.LayerNormalNorm(8)
+    encoder.layers[0].norm1, encoder.layers[0].norm2 = fake_layers.LayerNormalNorm(8), fake_layers.LayerNormalNorm(8)
     frozen, x = freeze(encoder), torch.randn(2, 3, 8)
     assert type(frozen.layers[0].norm1) is FrozenLayerNormalNorm
     with torch.no_grad():  # where the fused path would be taken

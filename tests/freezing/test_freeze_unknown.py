@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import fake_layers
 import pytest
-import standins
 import torch
 from test_freeze import randomized
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class Residual:
 class Mixed(Residual, layers.LayerNormalNorm): ...
 
 
-class Authors(standins.LayerNormalNorm):
+class Authors(fake_layers.LayerNormalNorm):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
@@ -134,7 +134,7 @@ def test_a_method_that_was_assigned_to_the_instance_is_refused(name: str, bind: 
         freeze(nn.Sequential(layer))
 
 
-class Copied(standins.BatchNorm1d):
+class Copied(fake_layers.BatchNorm1d):
     """As in a user's own copy of the authors' file: known by its name and attributes alone."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Copied(standins.BatchNorm1d):
 
 def copied(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     """The authors' BatchNorm1d, of any base class, with ``forward``."""
-    layer = randomized(standins.BatchNorm1d(6))
+    layer = randomized(fake_layers.BatchNorm1d(6))
     layer.__class__ = type("BatchNorm1d", (nn.Module,), {"forward": forward})
     return layer
 
@@ -182,7 +182,7 @@ def calling(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     return call
 
 
-NORM = standins.BatchNormalNorm2d(4)
+NORM = fake_layers.BatchNormalNorm2d(4)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_a_layer_that_is_no_submodule_is_refused_by_its_attribute(held: Any, whe
 
 
 def test_what_leads_to_registered_layers_is_allowed() -> None:
-    model = nn.Sequential(standins.LayerNormalNorm(4))
+    model = nn.Sequential(fake_layers.LayerNormalNorm(4))
     model.order = [[model[0]], {"first": model[0]}, model]
     model.call = model.forward
     assert type(freeze(model)[0]) is type(freeze(model).order[0][0])
 
 
 def test_a_layer_that_is_too_large_to_be_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = randomized(standins.LayerNormalNorm(8))
+    layer = randomized(fake_layers.LayerNormalNorm(8))
     monkeypatch.setattr("nnorm_export.freezing.trial._LARGEST", 15)
     with pytest.warns(UserWarning, match=r"layer 0 \(LayerNormalNorm\) has 16 entries, too many to be tried"):
         freeze(nn.Sequential(layer))

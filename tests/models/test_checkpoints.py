@@ -9,10 +9,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+import fake_layers
 import networks
 import numpy as np
 import pytest
-import standins
 import torch
 from golden_data import GOLDEN
 from saved_weights import Net, assert_same_weights, filled, saved
@@ -116,7 +116,7 @@ def test_counters_of_training_steps_may_be_missing_or_extra(trained: Net, tmp_pa
 def test_loads_the_authors_checkpoints(name: str) -> None:
     card = json.loads((GOLDEN / "checkpoints" / f"{name}.json").read_text())
     ours = types.SimpleNamespace(**{name: getattr(layers, name) for name in layers.__all__})
-    ours.Standardize = standins.Standardize
+    ours.Standardize = fake_layers.Standardize
     model = networks.build(card, ours)
     assert load_checkpoint(model, GOLDEN / "checkpoints" / f"{name}.pth") == []
     with np.load(GOLDEN / "checkpoints" / f"{name}.npz") as data, torch.no_grad():

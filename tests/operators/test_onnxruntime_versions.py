@@ -17,7 +17,7 @@ import onnx
 import pytest
 from node_models import ATTRIBUTES, BATCH_OPERATORS, ELEMENTS, make_values, single_node_model
 from onnx import TensorProto, helper
-from test_operators import BOUNDS, expected_output
+from operator_cases import BOUNDS, expected_output
 from test_quantized_operators import TYPES, dequantized, model_of
 from test_quantized_operators import expected as quantized_output
 from test_quantized_operators import make_values as quantized_values
@@ -28,7 +28,7 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).parent / "kernels_in_onnxruntime.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "kernels_in_onnxruntime.py"
 # Interpreters of other environments, and the sanitized build, as the Makefile makes and names them.
 ENVIRONMENTS = list(filter(None, os.environ.get("NNORM_ONNXRUNTIME_ENVIRONMENTS", "").split(os.pathsep)))
 SANITIZED = os.environ.get("NNORM_SANITIZED_LIBRARY")

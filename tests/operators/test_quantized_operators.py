@@ -12,10 +12,10 @@ import onnxruntime
 import oracle
 import pytest
 import torch
+from implementations import WAYS, needs_kernels, open_with
 from onnx import TensorProto, helper, numpy_helper
+from operator_cases import EPILOGUES
 from scipy import special
-from test_operators import EPILOGUES
-from ways import WAYS, needs_kernels, open_with
 
 from nnorm_export import load, register
 from nnorm_export.domain import QUANTIZED_OPERATORS

@@ -10,8 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conv_networks import SHAPE, Block, conv_norm_relu
-from test_optimize import SKIPS
+from conv_networks import SHAPE, SKIPS, Block, conv_norm_relu
 from torch import nn
 
 import nnorm_export

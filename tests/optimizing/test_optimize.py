@@ -17,9 +17,9 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from conv_networks import CASES, SHAPE, Block, Case, Mean, conv_norm_relu
+from conv_networks import CASES, HERE, SHAPE, SKIPS, Block, Case, Mean, conv_norm_relu, damaged
+from implementations import open_with
 from torch import nn
-from ways import needs_kernels, open_with
 
 import nnorm_export
 from nnorm_export import (
@@ -43,12 +43,7 @@ from nnorm_export.parity import agreement
 from nnorm_export.runtimes import _optimized_files
 from nnorm_export.runtimes._description import describe_run
 
-HERE = _optimized_files.this_machine(onnxruntime)
-
-SKIPS = pytestmark = [
-    needs_kernels,
-    pytest.mark.skipif(HERE.block is None, reason="ONNX Runtime has no blocked layout for this machine's processor"),
-]
+pytestmark = SKIPS
 
 
 def portable(network: nn.Module, path: Path, **options: Any) -> Path:
@@ -229,14 +224,6 @@ def test_random_inputs_that_a_model_cannot_take(tmp_path: Path) -> None:
         optimize(path, tmp_path / "net.cpu.onnx")
 
 
-def damaged(model: ir.Model, _: int | None) -> dict[ir.Node, str]:
-    """In the place of use_blocks(): an edit that is wrong."""
-    weight = next(value for name, value in model.graph.initializers.items() if name.endswith("bias"))
-    assert weight.const_value is not None
-    weight.const_value = ir.tensor(weight.const_value.numpy() + np.float32(1e-3), name=weight.name)
-    return {}
-
-
 def test_a_file_that_computes_something_else_is_not_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +337,7 @@ def test_the_version_of_onnxruntime_may_differ(optimized: Path, source: Path, tm
         pytest.skip("no environment with ONNX Runtime 1.18, which `make test-all` builds up to Python 3.12, is there")
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     np.savez(tmp_path / "feeds.npz", input=x)
-    script = Path(__file__).parent / "run_in_onnxruntime.py"
+    script = Path(__file__).parents[1] / "support" / "run_in_onnxruntime.py"
     files = [optimized, tmp_path / "feeds.npz", tmp_path / "results.npz"]
     run = subprocess.run(
         [oldest, script, *files, library.get_library_path()], capture_output=True, text=True, check=False

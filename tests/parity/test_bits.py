@@ -14,11 +14,11 @@ import pytest
 import torch
 from command_line import run
 from golden_data import GOLDEN
+from golden_networks import FAKES, trained_network
+from implementations import HAS_KERNELS, needs_kernels
 from onnx import numpy_helper
 from small_network import Network, randomized
-from test_golden import STANDINS, trained_network
 from torch import Tensor, nn
-from ways import HAS_KERNELS, needs_kernels
 
 import nnorm_export
 from nnorm_export import InputError, compare_bits, diagnose, export, export_program, layers, load, verify
@@ -111,9 +111,7 @@ def test_doctor_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_number_of_threads_and_any_batch(name: str, tmp_path: Path) -> None:
     """A normalization that reads the same bits computes the same, alone or in a batch, on any number of threads."""
     images = np.load(GOLDEN / "checkpoints" / f"{name}.npz")["input"][:64]
-    path = export(
-        trained_network(name, STANDINS), torch.from_numpy(images[:2]), tmp_path / "net.onnx", verify=False
-    ).path
+    path = export(trained_network(name, FAKES), torch.from_numpy(images[:2]), tmp_path / "net.onnx", verify=False).path
     parts = parts_of(onnx_file.read_with_weights(path), ())
     values = [value for part in parts for value in (part.x, *part.operands, part.y)]
     tapped = tmp_path / "tapped.onnx"

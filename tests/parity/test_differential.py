@@ -15,7 +15,7 @@ from fuzz import networks, networks_ways
 from fuzz.networks_build import build
 from fuzz.networks_spec import Spec, Step, random_spec, smaller
 from fuzz.networks_truth import ALLOWED, Truth
-from ways import WAYS, needs_kernels
+from implementations import WAYS, needs_kernels
 
 import nnorm_export
 from nnorm_export.domain import OPERATORS

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from honest_files import WAYS, uses
 from onnx import numpy_helper
 from planted_errors import ERRORS, LAYOUTS, Boxes, found, trained
 from torch import nn
+from unaltered_files import WAYS, uses
 
 from nnorm_export import bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm

@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from implementations import needs_kernels
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner
-from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 START = DOCS / "start.md"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]

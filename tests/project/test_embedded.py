@@ -13,15 +13,15 @@ import pytest
 import torch
 from filelock import FileLock
 from golden_data import GOLDEN
+from golden_networks import FAKES, trained_network
 from onnx import helper, numpy_helper
 from programs import compile_in, configure, refused, run, shared_folder, skip_without_tools
-from test_golden import STANDINS, trained_network
 
 from nnorm_export import export, library, load
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "samples" / "embedded"
 Case = tuple[Path, np.ndarray, np.ndarray]  # a file, images, and the authors' logits for them
 
@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     arrays = np.load(GOLDEN / "checkpoints" / f"{request.param}.npz")
     images = np.resize(arrays["input"], (131, *arrays["input"].shape[1:]))  # more than two batches
-    network = trained_network(request.param, STANDINS)
+    network = trained_network(request.param, FAKES)
     path = export(network, torch.from_numpy(images[:2]), folder / "model.onnx", form="custom", verify=False).path
     return path, images, np.resize(arrays["logits"], (131, 10))
 

@@ -15,7 +15,7 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
 LOCKED = sorted(REQUIREMENTS.glob("*.txt"))
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")

@@ -10,16 +10,16 @@ import pytest
 import torch
 from filelock import FileLock
 from golden_data import GOLDEN
+from golden_networks import FAKES, trained_network
 from programs import compile_in, configure, refused, run, shared_folder, skip_without_tools
 from small_network import Network, randomized
-from test_golden import STANDINS, trained_network
 from torch import Tensor, nn
 
 import nnorm_export
 
 pytestmark = pytest.mark.slow
 
-SOURCE = Path(__file__).parents[1] / "samples" / "libtorch"
+SOURCE = Path(__file__).parents[2] / "samples" / "libtorch"
 PROGRAMS = ("serve_torchscript", "serve_aoti")
 CHECKPOINTS = {"serve_torchscript": "vit", "serve_aoti": "fc"}
 
@@ -61,8 +61,8 @@ def model(program: Path, folder: Path) -> Path:
     with FileLock(folder / "lock"):
         if not path.exists():
             export = nnorm_export.export_torchscript if traced else nnorm_export.export_aoti
-            # Not verified: a stand-in of the authors' layers cannot run. The authors' own logits are compared with.
-            export(trained_network(name, STANDINS), recorded(name)[0][:2], path, verify=False)
+            # Not verified: a fake of the authors' layers cannot run. The authors' own logits are compared with.
+            export(trained_network(name, FAKES), recorded(name)[0][:2], path, verify=False)
     return path
 
 

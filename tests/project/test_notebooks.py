@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from test_docs import shown
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def printed(notebook: Any) -> list[str]:

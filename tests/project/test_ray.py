@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from nnorm_export import export, library, load
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("NNORM_RAY_PYTHON", "")
 ROWS = 10_000
 SIZE = 32
@@ -76,7 +76,7 @@ def on_a_cluster(what: str, files: tuple[Path, Path], folder: Path, scratch: Pat
         "RAY_worker_niceness": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     }
-    command = [*isolated(), PYTHON, ROOT / "tests" / "ray_cluster.py", what, *files, folder]
+    command = [*isolated(), PYTHON, ROOT / "tests" / "support" / "ray_cluster.py", what, *files, folder]
     with (folder / "log").open("w") as log:
         finished = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, timeout=400, check=False

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("onnxruntime")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'nnorm_export[samples]'")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(folder: Path, *command: str) -> str:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from golden_data import GOLDEN
+from golden_networks import FAKES, trained_network
 from programs import run
-from test_golden import STANDINS, trained_network
 
 from nnorm_export import export
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples" / "runtimes"
 BATCH = 2
 
@@ -41,7 +41,7 @@ def test_logits_are_the_authors(target: str, package: str, network: str, tmp_pat
     images, model, logits = (tmp_path / name for name in ("images.npy", "model.onnx", "logits.npy"))
     np.save(images, recorded["input"][: 2 * BATCH])
     example = torch.from_numpy(recorded["input"][:BATCH])
-    export(trained_network(network, STANDINS), example, model, target=target, verify=False)
+    export(trained_network(network, FAKES), example, model, target=target, verify=False)
     options = ("--input", ",".join(map(str, example.shape))) if target == "opencv" else ()
     done = run(python, SAMPLES / f"serve_{target}.py", model, images, "-o", logits, *options)
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_opencv_takes_whole_batches(tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / "fc.npz")
     np.save(tmp_path / "images.npy", recorded["input"][:3])
     example = torch.from_numpy(recorded["input"][:BATCH])
-    model = export(trained_network("fc", STANDINS), example, tmp_path / "m.onnx", target="opencv", verify=False).path
+    model = export(trained_network("fc", FAKES), example, tmp_path / "m.onnx", target="opencv", verify=False).path
     command = (python, SAMPLES / "serve_opencv.py", model, tmp_path / "images.npy")
     done = run(*command, "--input", ",".join(map(str, example.shape)))
     assert (done.returncode, done.stderr) == (1, "3 images are not a multiple of the batch, 2\n")

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "split_wheel.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "split_wheel.py"
 PART = 1000
 
 

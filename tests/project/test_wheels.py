@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not FOLDER, reason="NNORM_WHEELS names no folder of wheels; `make test-wheels` builds them"),
 ]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIBRARY = "nnorm_export/lib/libnnorm_ort.so"
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 OLDEST_GLIBC = (2, 28)  # that of the wheels of ONNX Runtime

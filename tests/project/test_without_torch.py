@@ -124,7 +124,7 @@ def test_a_broken_pytorch_is_not_called_missing(tmp_path: Path) -> None:
 def test_an_old_pytorch(tmp_path: Path) -> None:
     (outcome,) = outcomes("old", [("python", "nnorm_export.layers")], tmp_path)
     assert (outcome["is"][0], outcome["code"]) == ("PyTorchMissingError", 3)
-    least = re.search(r'"torch>=([\d.]+)"', (Path(__file__).parents[1] / "pyproject.toml").read_text())
+    least = re.search(r'"torch>=([\d.]+)"', (Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert least is not None
     needed = f"nnorm_export needs PyTorch {least[1]} or newer: {REMEDY}"
     assert outcome["message"] == f"torch {OLD} is installed; {needed}"
@@ -152,7 +152,7 @@ def test_pytest_runs_without_pytorch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("workplace")
+@pytest.mark.usefixtures("working_directory")
 def test_commands_and_calls(folder: Path, tmp_path: Path) -> None:
     run("verify", "net.onnx", *MODEL, *INPUT, "--record", tmp_path / "net.parity")
     served, calls = ([text.replace("{new}", str(tmp_path)) for text in texts] for texts in (COMMANDS, CALLS))

@@ -12,10 +12,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from implementations import needs_kernels
 from small_network import randomized
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from ways import needs_kernels
 
 import nnorm_export
 from nnorm_export import export, layers, load, quantize

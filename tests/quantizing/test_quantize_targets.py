@@ -1,4 +1,4 @@
-"""quantize(target=…): files in int8 for TensorRT and OpenVINO. Kernels of TensorRT-RTX: tests/test_tensorrt_rtx.py."""
+"""quantize(target=…): files in int8 for TensorRT and OpenVINO. Kernels of TensorRT-RTX: tests/tensorrt_engines."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from implementations import needs_kernels
 from onnxruntime import SessionOptions
 from small_network import Network, randomized
 from typer.testing import CliRunner
-from ways import needs_kernels
 
 from nnorm_export import ModelFileError, NnormExportError, diagnose, export, export_torchscript, library
 from nnorm_export.cli import app

@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from implementations import needs_kernels
 from onnx import TensorProto, helper
 from torch import nn
-from ways import needs_kernels
 
 from nnorm_export import InputError, ModelFileError, NnormExportError, export, layers, library, load, register
 from nnorm_export.runtimes._known_faults import CONFIG_KEY

@@ -13,9 +13,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from test_golden import CHECKPOINTS, STANDINS, trained_network
+from golden_networks import CHECKPOINTS, FAKES, trained_network
+from implementations import WAYS, open_with
 from torch import Tensor, nn
-from ways import WAYS, open_with
 
 from nnorm_export import (
     ExportError,
@@ -225,7 +225,7 @@ def test_a_runtime_is_declared_in_its_module_alone(portable: Path, tmp_path: Pat
 
 
 def test_the_extras_that_runtimes_name_exist() -> None:
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     extras = set(re.findall(r"^([a-z-]+) = \[", project, re.MULTILINE))
     assert {runtime.extra for runtime in runtimes.RUNTIMES.values()} - {None} <= extras
 
@@ -363,13 +363,13 @@ def _oldest_version() -> str | None:
 @pytest.mark.parametrize("form", ["portable", "primitives"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_onnxruntime_1_18_loads_and_matches(name: str, form: str, tmp_path: Path) -> None:
-    recorded = np.load(Path(__file__).parent / "golden" / "checkpoints" / f"{name}.npz")
+    recorded = np.load(Path(__file__).parents[1] / "golden" / "checkpoints" / f"{name}.npz")
     path = export(
-        trained_network(name, STANDINS), torch.from_numpy(recorded["input"][:2]), tmp_path / "m.onnx", form=form,
+        trained_network(name, FAKES), torch.from_numpy(recorded["input"][:2]), tmp_path / "m.onnx", form=form,
         input_names=["x"], output_names=["logits"], verify=False,
     ).path  # fmt: skip
     np.savez(tmp_path / "feeds.npz", x=recorded["input"])
-    script = Path(__file__).parent / "run_in_onnxruntime.py"
+    script = Path(__file__).parents[1] / "support" / "run_in_onnxruntime.py"
     run = subprocess.run(
         [OLDEST, script, path, tmp_path / "feeds.npz", tmp_path / "results.npz"],
         capture_output=True, text=True, check=False,
@@ -385,9 +385,9 @@ def test_onnxruntime_1_18_loads_and_matches(name: str, form: str, tmp_path: Path
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_openvino_runs_the_primitives_form(name: str, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    recorded = np.load(Path(__file__).parent / "golden" / "checkpoints" / f"{name}.npz")
+    recorded = np.load(Path(__file__).parents[1] / "golden" / "checkpoints" / f"{name}.npz")
     example = torch.from_numpy(recorded["input"][:2])
-    path = export(trained_network(name, STANDINS), example, tmp_path / "m.onnx", form="primitives", verify=False).path
+    path = export(trained_network(name, FAKES), example, tmp_path / "m.onnx", form="primitives", verify=False).path
     # OpenVINO computes in bfloat16 where the processor can, unless told to keep the model's precision.
     compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     logits = compiled(recorded["input"])[0]

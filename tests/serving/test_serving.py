@@ -42,7 +42,7 @@ model_config_pb2 = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="Triton's client is not installed: pip install 'nnorm_export[serve]'"
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Small(nn.Module):

@@ -10,9 +10,9 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from implementations import needs_kernels
 from torch import nn
 from typer.testing import CliRunner
-from ways import needs_kernels
 
 from nnorm_export import ExportError, ModelFileError, export, layers, library, load, write_repository
 from nnorm_export.cli import app

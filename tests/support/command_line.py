@@ -14,7 +14,7 @@ import nnorm_export
 from nnorm_export.cli import app
 
 # A user's own module; not on the path of the tests, so that the command line has to find it.
-_NETS = (Path(__file__).parent / "workplace" / "cli_nets.py").read_text()
+_NETS = (Path(__file__).parent / "user_code" / "cli_nets.py").read_text()
 
 MODEL = ("-m", "cli_nets:build", "-c", "best.pth")
 INPUT = ("-i", "2,3,8,8")

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
 import torch
+from implementations import needs_kernels
 from small_network import randomized
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, GroupNormalNorm
+from nnorm_export.runtimes import _optimized_files
 
+HERE = _optimized_files.this_machine(onnxruntime)
+SKIPS = [
+    needs_kernels,
+    pytest.mark.skipif(HERE.block is None, reason="ONNX Runtime has no blocked layout for this machine's processor"),
+]
 SHAPE = (2, 3, 9, 7)  # odd extents
 
 
@@ -175,3 +186,11 @@ CASES = {
     ),
     "series": Case(Series, 0, ("beside nothing in blocks",)),
 }
+
+
+def damaged(model: ir.Model, _: int | None) -> dict[ir.Node, str]:
+    """In the place of use_blocks(): an edit that is wrong."""
+    weight = next(value for name, value in model.graph.initializers.items() if name.endswith("bias"))
+    assert weight.const_value is not None
+    weight.const_value = ir.tensor(weight.const_value.numpy() + np.float32(1e-3), name=weight.name)
+    return {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 
-class _StandIn(nn.Module):
+class _Fake(nn.Module):
     def __init__(self, shape: tuple[int, ...], has_affine: bool, **attributes: Any) -> None:
         super().__init__()
         for name, value in attributes.items():
@@ -25,7 +25,7 @@ class _StandIn(nn.Module):
         raise AssertionError("the training-time layer ran where its eval-mode operator should have")
 
 
-class _Batch(_StandIn):
+class _Batch(_Fake):
     def __init__(self, num_features: int, *, eps: float = 1e-5, affine: bool = True, **others: Any) -> None:
         attributes = {"standardize": True, "track_running_stats": True, "momentum": 0.1, "num_batches_tracked": 0}
         shape = (num_features,)
@@ -42,7 +42,7 @@ class _BatchNormal(_Batch):
         self.register_buffer("running_norm", torch.full((num_features,), math.sqrt(2 / math.pi)))
 
 
-class _Layer(_StandIn):
+class _Layer(_Fake):
     def __init__(
         self,
         normalized_shape: int | list[int],
@@ -55,7 +55,7 @@ class _Layer(_StandIn):
         super().__init__(shape, elementwise_affine, eps=eps, **others)
 
 
-class _Group(_StandIn):
+class _Group(_Fake):
     def __init__(
         self, num_channels: int, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, **others: Any
     ) -> None:
@@ -63,7 +63,7 @@ class _Group(_StandIn):
         super().__init__((num_channels,), affine, eps=eps, **others)
 
 
-class _Instance(_StandIn):
+class _Instance(_Fake):
     def __init__(self, num_features: int, affine: bool = True, eps: float = 1e-5, **others: Any) -> None:
         super().__init__((num_features,), affine, num_features=num_features, affine=affine, eps=eps, **others)
 

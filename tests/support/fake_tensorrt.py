@@ -39,7 +39,7 @@ _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "I
 
 @dataclass
 class TensorRT:
-    """What the stand-in was asked, and how it shall behave."""
+    """What the fake was asked, and how it shall behave."""
 
     folder: Path
     built: list[SimpleNamespace] = field(default_factory=list)
@@ -64,25 +64,25 @@ class TensorRT:
         monkeypatch.setattr(library, "get_plugin_path", get_plugin_path)
 
     def _polygraphy(self) -> SimpleNamespace:
-        standin = self
+        fake = self
 
         class LoadPlugins(real.LoadPlugins):
             def call_impl(self) -> None:
-                standin.loaded += self.plugins
+                fake.loaded += self.plugins
 
         class NetworkFromOnnxPath(real.NetworkFromOnnxPath):
             def call_impl(self) -> Any:
-                return None, _Network(self, standin), None
+                return None, _Network(self, fake), None
 
         class EngineBytesFromNetwork(real.EngineBytesFromNetwork):
             def call_impl(self) -> bytes:
                 G_LOGGER.info("chatter")
                 G_LOGGER.error("what TensorRT logs")
-                return standin._build(self._network[1].loader, self._config, self.timing_cache_path)
+                return fake._build(self._network[1].loader, self._config, self.timing_cache_path)
 
         class EngineFromBytes(real.EngineFromBytes):
             def call_impl(self) -> Any:
-                return _Engine(json.loads(self._serialized_engine), standin)
+                return _Engine(json.loads(self._serialized_engine), fake)
 
         return SimpleNamespace(
             LoadPlugins=LoadPlugins, Profile=real.Profile, CreateConfig=real.CreateConfig,
@@ -115,23 +115,23 @@ class TensorRT:
 class _Network:
     """What the parser made of the file: a layer for each node."""
 
-    def __init__(self, loader: Any, standin: TensorRT) -> None:
-        self.loader, self._standin = loader, standin
+    def __init__(self, loader: Any, fake: TensorRT) -> None:
+        self.loader, self._fake = loader, fake
         self._nodes = onnx.load(loader.path).graph.node
         self.num_layers = len(self._nodes)
 
     def get_layer(self, index: int) -> SimpleNamespace:
         node = self._nodes[index]
-        is_plugin = bool(node.domain) and not self._standin.blind
+        is_plugin = bool(node.domain) and not self._fake.blind
         kind = LayerType.PLUGIN_V3 if is_plugin else LayerType.ELEMENTWISE
         return SimpleNamespace(name=node.name, type=kind, metadata=f"[ONNX Layer: {node.name}]")
 
 
 class _Engine:
-    def __init__(self, serialized: dict[str, Any], standin: TensorRT) -> None:
+    def __init__(self, serialized: dict[str, Any], fake: TensorRT) -> None:
         self._model = onnx.load_from_string(base64.b64decode(serialized["model"]))
-        self._shapes, self._standin = serialized["shapes"], standin
-        path = standin.folder / "engine.onnx"
+        self._shapes, self._fake = serialized["shapes"], fake
+        path = fake.folder / "engine.onnx"
         onnx.save(self._model, path)
         self.runner = OnnxRuntimeRunner(path, kernels=True)
         self.infos = {info.name: info for info in (*self.runner.inputs, *self.runner.outputs)}
@@ -157,12 +157,12 @@ class _Engine:
 
     def get_layer_information(self, index: int, kind: int) -> str:
         node = self._model.graph.node[index]
-        is_plugin = bool(node.domain) and not self._standin.blind
+        is_plugin = bool(node.domain) and not self._fake.blind
         layer = {
             "Name": node.name, "LayerType": "PluginV3" if is_plugin else "kgen",
             "Metadata": f"[ONNX Layer: {node.name}]\x1f[ONNX Layer: other | Local Function: f]",
         }  # fmt: skip
-        return json.dumps(node.name if self._standin.silent else layer)
+        return json.dumps(node.name if self._fake.silent else layer)
 
 
 class _Runner(real.TrtRunner):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "body": {"kernels": False},
     "reference": {"runtime": "reference"},
 }
-# Where there is no compiler, nnorm_export has no kernels; tests/test_library.py says that they are there elsewhere.
+# Without a compiler nnorm_export has no kernels; tests/custom_ops/test_library.py shows that it has them elsewhere.
 HAS_KERNELS = library.find_library() is not None
 WAYS = tuple(way for way in _OPTIONS if HAS_KERNELS or way != "kernel")
 needs_kernels = pytest.mark.skipif(

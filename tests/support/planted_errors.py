@@ -1,6 +1,6 @@
 """What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of honest files.
 
-python tests/planted_errors.py  # writes tests/PARITY.md, in an hour on two cores
+python tests/support/planted_errors.py  # writes tests/PARITY.md, in an hour on two cores
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from honest_files import COMPILED, DTYPES, Use, uses, zoo
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from unaltered_files import COMPILED, DTYPES, Use, uses, zoo
 
 from nnorm_export import export, load
 from nnorm_export.dtypes import Array
@@ -225,7 +225,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 HEAD = """# What a comparison finds
 
-Written by `python tests/planted_errors.py` with torch {torch}, ONNX Runtime {onnxruntime}, OpenVINO {openvino},
+Written by `python tests/support/planted_errors.py` with torch {torch}, ONNX Runtime {onnxruntime}, OpenVINO {openvino},
 {machine}. The numbers are shares of the error budget: above 1 the file fails. Errors in the result are {roundings}
 roundings of the scale of their channel, or of their row and channel, in float32.
 """

@@ -1,4 +1,4 @@
-"""What tests/test_ray.py runs with Ray's interpreter: samples/ray/ on a cluster of two nodes, of which one is killed.
+"""tests/project/test_ray.py runs this with Ray's interpreter: samples/ray/ on two nodes, of which one is killed.
 
 python ray_cluster.py score|serve|program MODEL.onnx IMAGES.npy FOLDER
 
@@ -29,7 +29,7 @@ import ray
 from namespaces import bring_up_loopback
 from ray.cluster_utils import Cluster
 
-SAMPLES = Path(__file__).parents[1] / "samples" / "ray"
+SAMPLES = Path(__file__).parents[2] / "samples" / "ray"
 BATCH = 50
 PORT = 8123
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import compile_in, configure, run, skip_without_tools
 
-SOURCE = Path(__file__).parents[1] / "samples" / "tensorrt"
+SOURCE = Path(__file__).parents[2] / "samples" / "tensorrt"
 
 
 def build_sample(folder: Path) -> Path:

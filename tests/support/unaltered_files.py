@@ -22,9 +22,10 @@ import onnx
 import torch
 from fuzz.networks_refusals import refusal, refuse_openvino
 from fuzz.networks_ways import _read_once as read_once
-from test_golden import CHECKPOINTS, GOLDEN, OURS, trained_network
+from golden_data import GOLDEN
+from golden_networks import CHECKPOINTS, OURS, trained_network
+from implementations import open_with
 from torch import Tensor, nn
-from ways import open_with
 
 from nnorm_export import export, export_aoti, export_program, export_torchscript, freeze, load, optimize
 from nnorm_export.dtypes import Array
@@ -138,7 +139,7 @@ def _network(case: family.Case) -> tuple[nn.Module, Tensor]:
 
 def _checkpoint(name: str) -> tuple[nn.Module, Tensor]:
     with np.load(GOLDEN / "checkpoints" / f"{name}.npz") as recorded:
-        # Frozen, because the standardization of the input is a stand-in that only freeze() knows.
+        # Frozen, because the standardization of the input is a fake that only freeze() knows.
         return freeze(trained_network(name, OURS)), torch.from_numpy(recorded["input"][:16])
 
 

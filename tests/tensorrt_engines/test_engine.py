@@ -1,6 +1,6 @@
 """TensorRT engines without TensorRT: shapes, files for its parser, and what is made of its answers.
 
-What the stand-in for TensorRT proves, and what only a GPU can, is said in tensorrt_standin.py.
+What the fake for TensorRT proves, and what only a GPU can, is said in fake_tensorrt.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from fake_tensorrt import VERSION, TensorRT, hide_tensorrt
+from implementations import needs_kernels
 from small_network import Network, randomized
-from tensorrt_standin import VERSION, TensorRT, hide_tensorrt
 from torch import nn
-from ways import needs_kernels
 
 from nnorm_export import (
     ExportError,
@@ -62,10 +62,10 @@ def nodes(portable: Path) -> dict[str, str]:
 
 @pytest.fixture
 def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRT:
-    (tmp_path / "standin").mkdir()
-    standin = TensorRT(tmp_path / "standin")
-    standin.install(monkeypatch, plugins=True)
-    return standin
+    (tmp_path / "fake").mkdir()
+    fake = TensorRT(tmp_path / "fake")
+    fake.install(monkeypatch, plugins=True)
+    return fake
 
 
 def run(path: Path, **options: Any) -> list[np.ndarray]:

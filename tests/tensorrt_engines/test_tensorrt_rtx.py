@@ -22,8 +22,8 @@ import pytest
 import torch
 from command_line import run
 from golden_data import GOLDEN
+from golden_networks import EVALUATIONS, FAKES, AllLayers, trained_network
 from small_network import Network, randomized
-from test_golden import EVALUATIONS, STANDINS, AllLayers, trained_network
 from torch import Tensor, nn
 
 from nnorm_export import InputError, ModelFileError, RuntimeMissingError, build_engine, export, layers, load, quantize
@@ -86,7 +86,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
         if not path.exists():
             recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")
             export(
-                trained_network(name, STANDINS),
+                trained_network(name, FAKES),
                 torch.from_numpy(recorded["input"][:2]),
                 path,
                 form=form,
@@ -367,7 +367,7 @@ def test_plugins_run_what_has_no_body_and_what_the_parser_is_given(
 
 
 def test_the_page_on_gpus_shows_these_counts() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "gpu.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
     for (name, dtype, dynamic), counts in KERNELS.items():
         axes = "dynamic batch" if dynamic else "fixed"
         assert f"| {name}, {dtype}, {axes} | {' | '.join(map(str, counts))} |" in page

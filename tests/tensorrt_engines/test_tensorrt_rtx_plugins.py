@@ -17,8 +17,8 @@ import onnx
 import pytest
 import torch
 from golden_data import GOLDEN
+from golden_networks import FAKES, trained_network
 from onnx import TensorProto, helper, numpy_helper
-from test_golden import STANDINS, trained_network
 
 from nnorm_export import RuntimeMissingError, export, get_plugin_path
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
@@ -114,7 +114,7 @@ def build(model: bytes, log: Log, to_serialize: str | None = None) -> bytes | No
 
 def exported(folder: Path, dtype: str) -> bytes:
     recorded = np.load(GOLDEN / "checkpoints" / "wideresnet.npz")
-    image, network = torch.from_numpy(recorded["input"][:2]), trained_network("wideresnet", STANDINS)
+    image, network = torch.from_numpy(recorded["input"][:2]), trained_network("wideresnet", FAKES)
     opset = 22 if dtype == "bf16" else 20
     return export(network, image, folder / "net.onnx", dtype=dtype, opset_version=opset, verify=False).path.read_bytes()
 

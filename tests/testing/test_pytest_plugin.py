@@ -148,7 +148,7 @@ def test_what_ran_it(tmp_path: Path) -> None:
 def test_the_workflow() -> None:
     """The commands and files that the workflow names exist."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    workflow = yaml.safe_load((Path(__file__).parents[1] / "samples" / "ci" / "parity.yml").read_text())
+    workflow = yaml.safe_load((Path(__file__).parents[2] / "samples" / "ci" / "parity.yml").read_text())
     runs = [step["run"] for step in workflow["jobs"]["parity"]["steps"] if "run" in step]
     assert "nnorm-export doctor" in runs
     source = Path(pytest_plugin.__file__).read_text()
