@@ -5,7 +5,7 @@
 # make lint       lint and types
 # make newest     `make test` with the newest version of every package
 # make docs       the site of docs/, in build/docs; every warning is an error
-# make bench      measures the networks and layers beside their twins; writes benchmarks/RESULTS.md
+# make bench      measures the networks and layers beside their twins; writes results/benchmarks.md
 # make wheel      a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make lock       pins the packages of every environment anew; LOCK=--upgrade takes the newest versions
 # make clean      removes everything that these made

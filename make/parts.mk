@@ -123,9 +123,9 @@ test-ray: $(VENV)/installed .venv-ray/installed
 # make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries, each in an environment of its own
 # make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test-all` compiles a third
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
-#              the tables in tests/everywhere and the README. EVERYWHERE='tract node' for some of them
+#              results/everywhere.md and the table in the README. EVERYWHERE='tract node' for some of them
 # make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
-#              environment; writes the table in tests/quantizers. QUANTIZERS='nncf quark' for some of them
+#              environment; writes results/quantizers.md. QUANTIZERS='nncf quark' for some of them
 .PHONY: test-converted test-aoti test-everywhere test-quantizers
 CONVERTED := executorch litert coreml
 test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)

@@ -1,4 +1,4 @@
-"""benchmarks/: what instructions.py reads of callgrind's files, and when it fails; the sections of RESULTS.md."""
+"""benchmarks/: what instructions.py reads of callgrind's files, and when it fails; the sections of its results."""
 
 from __future__ import annotations
 

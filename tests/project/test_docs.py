@@ -182,7 +182,7 @@ def headings(document: Path) -> set[str]:
 
 def test_links_between_documents_lead_somewhere() -> None:
     documents = list(ROOT.glob("*.md"))
-    for folder in ("benchmarks", "custom_ops", "docs", "samples", "tests"):
+    for folder in ("benchmarks", "custom_ops", "docs", "results", "samples", "tests"):
         documents += (ROOT / folder).rglob("*.md")
     documents = [path for path in documents if not {"generated", "node_modules"} & set(path.parts)]
     lost, followed = [], 0
@@ -204,7 +204,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 def test_links_to_documents_are_links_to_pages_in_the_site() -> None:
     text = (
-        "[a](../benchmarks/RESULTS.md#aims) [b](../README.md) [c](limits.md) [d](../samples/demo.py) [e](https://a.b)"
+        "[a](../results/benchmarks.md#aims) [b](../README.md) [c](limits.md) [d](../samples/demo.py) [e](https://a.b)"
     )
     page = CONFIGURATION["with_links_to_pages"](text, "docs/speed.md", "docs/speed.md")
     assert page == (

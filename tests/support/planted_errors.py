@@ -1,6 +1,6 @@
 """What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of honest files.
 
-python tests/support/planted_errors.py  # writes tests/PARITY.md, in an hour on two cores
+python tests/support/planted_errors.py  # writes results/parity.md, in an hour on two cores
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def measured(jobs: int) -> list[Use]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("PARITY.md"))
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[2] / "results" / "parity.md")
     args = parser.parse_args()
     head = HEAD.format(
         torch=torch.__version__,
