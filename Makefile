@@ -5,7 +5,7 @@
 # make lint       lint and types
 # make newest     `make test` with the newest version of every package
 # make docs       the site of docs/, in build/docs; every warning is an error
-# make bench      measures the networks and layers beside their twins; writes benchmarks/RESULTS.md
+# make bench      measures the networks and layers beside their twins; writes results/benchmarks.md
 # make wheel      a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
 # make lock       pins the packages of every environment anew; LOCK=--upgrade takes the newest versions
 # make clean      removes everything that these made
@@ -62,8 +62,8 @@ newest: .venv/installed
 	$(MAKE) test VENV=.venv-newest
 # What depends on other packages most: exports, runtimes, types.
 newest-short: .venv-newest/installed
-	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/test_golden.py tests/test_export*.py \
-		tests/test_runtimes.py tests/test_layers.py tests/test_optimize.py
+	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/exporting/test_golden.py tests/exporting/test_export*.py \
+		tests/runtimes/test_runtimes.py tests/layers/test_layers.py tests/optimizing/test_optimize.py
 	.venv-newest/bin/mypy --cache-dir .venv-newest/mypy_cache
 
 docs: $(VENV)/installed

@@ -1,4 +1,4 @@
-"""Networks and kernels, measured and written to benchmarks/RESULTS.md, which has a section for each kind of processor.
+"""Networks and kernels, measured and written to results/benchmarks.md, which has a section for each kind of processor.
 
 python -m benchmarks [--threads 1 2] [--batch N …] [--repeats N] [--models resnet18 wideresnet28-2 vit mlp] [--quick]
                      [--write]
@@ -19,7 +19,7 @@ from benchmarks import kernels, networks
 from benchmarks.measure import describe_machine, markdown_table, with_section
 from benchmarks.processor import processor
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
+RESULTS = Path(__file__).parents[1] / "results" / "benchmarks.md"
 
 NETWORKS_TEXT = """
 Medians of {repeats} runs, all rows of a table taking turns, in another order each time; in brackets the median of the
@@ -42,9 +42,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=10, help="timed turns (default %(default)s)")
     parser.add_argument("--models", nargs="*", choices=networks.NETWORKS, default=list(networks.NETWORKS))
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
-    parser.add_argument(
-        "--write", action="store_true", help=f"replace this processor's section of {RESULTS.name}, beside this file"
-    )
+    parser.add_argument("--write", action="store_true", help="replace the section of this processor in results")
     options = parser.parse_args(argv)
     if options.quick and options.write:
         parser.error("--quick measures nothing worth keeping; leave out --write")

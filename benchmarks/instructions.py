@@ -19,7 +19,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-RECORD = Path(__file__).with_name("instructions.json")
+RECORD = Path(__file__).parents[1] / "results" / "instructions.json"
 MOST = 1.03  # in times of the record
 _MEASURED = re.compile(r"measured<(\d+)")
 

@@ -175,7 +175,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="*", choices=of_images, default=of_images)
     parser.add_argument("--quick", action="store_true", help="tiny networks, to see that everything runs")
     parser.add_argument("--no-digits", action="store_true", help="leave out the accuracy, which trains two networks")
-    parser.add_argument("--write", action="store_true", help=f"replace this processor's section of {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help="replace the section of this processor in results")
     options = parser.parse_args(argv)
     if options.quick and options.write:
         parser.error("--quick measures nothing worth keeping; leave out --write")

@@ -7,7 +7,7 @@ test-pythons:
 
 # make same-bits N=1000000000    the bits of the kernels of all instruction sets, of N values for each operator and type
 # make same-bits-neon-long VALUES=1000000000    the same in QEMU, for an hour and a half; --jobs 2 halves it
-# make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes custom_ops/tests/EVERY_FLOAT.md
+# make every-float N=12    ψ of all 2³² float32 inputs at N exponents, and of all of 16 bits; writes results/every_float.md
 .PHONY: same-bits same-bits-neon-long every-float
 same-bits: N ?= 1000000000
 same-bits: build/cpp/test_same_bits
@@ -44,7 +44,7 @@ every-float: same-bits-neon-long
 	build/cpp/every_float long $(N) > build/every-float/kernels.txt
 	build/cpp/test_cuda_same_bits 1000000000 > build/every-float/gpu.txt
 	$(BIN)/python custom_ops/tests/every_float/bodies.py > build/every-float/bodies.txt
-	PYTHONPATH="$(CURDIR)" $(BIN)/python custom_ops/tests/every_float/table.py build/every-float custom_ops/tests/EVERY_FLOAT.md
+	PYTHONPATH="$(CURDIR)" $(BIN)/python custom_ops/tests/every_float/table.py build/every-float results/every_float.md
 
 # Every program there. CMake knows what it must compile again, and make looks at the time of the file afterwards.
 build/cpp/test_same_bits: $(VENV)/installed $(NVCC) always
@@ -68,7 +68,7 @@ endef
 # make fuzz N=…    these four, N cases each
 # make fuzz-guided N=100000    files mutated towards new branches of the code that reads them (atheris)
 .PHONY: fuzz fuzz-kernels fuzz-files fuzz-networks fuzz-kills fuzz-guided
-# tests/fuzz/RESULTS.md has their figures. `make test-all` runs a few cases of each: ctest runs 20 000 nodes, and some under the
+# results/fuzz.md has their figures. `make test-all` runs a few cases of each: ctest runs 20 000 nodes, and some under the
 # sanitizers; pytest replays the kept files and draws new ones, and runs 30 networks.
 fuzz: fuzz-kernels fuzz-files fuzz-networks fuzz-kills
 
@@ -101,22 +101,22 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 
 # make zoo     140 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
 #              build/zoo already is not measured again
-# make bench-serving    what Triton and Ray Serve add to a session; writes benchmarks/serving/RESULTS.md
+# make bench-serving    what Triton and Ray Serve add to a session; writes results/serving.md
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make notebooks    runs the notebooks of docs/ and writes their outputs into them
 # make docs-links    whether the links to other sites lead somewhere; needs a network
-# make pictures    draws the pictures of the README and the site from benchmarks/RESULTS.md and the formulas
+# make pictures    draws the pictures of the README and the site from results/benchmarks.md and the formulas
 .PHONY: zoo bench-serving coverage-cpp notebooks docs-links pictures
 zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-zoo/bin/python -m benchmarks.zoo --write
 	NNORM_ALL_OF_TIMM=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" \
-		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py -k family
+		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py -k family
 
 # Ray listens to every interface, therefore it gets a network of its own.
 bench-serving: $(VENV)/installed .venv-triton/installed .venv-ray/installed
-	PYTHONPATH="$(CURDIR)/tests" $(BIN)/python -m benchmarks.serving triton --python .venv-triton/bin/python --write
-	PYTHONPATH="$(CURDIR)/tests" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
+	PYTHONPATH="$(CURDIR)/tests/support" $(BIN)/python -m benchmarks.serving triton --python .venv-triton/bin/python --write
+	PYTHONPATH="$(CURDIR)/tests/support" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
 		$(BIN)/python -m benchmarks.serving ray --python .venv-ray/bin/python --write
 
 # The code without its tests; branches to the handling of exceptions that the compiler adds are not counted. The first

@@ -12,7 +12,7 @@ suite: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(IN_TEST))" \
 	NNORM_SANITIZED_LIBRARY="$(if $(wildcard build/sanitized/libnnorm_ort.so),$(CURDIR)/build/sanitized/libnnorm_ort.so)" \
 	NNORM_EVERYWHERE="$(EVERYWHERE_IN_TEST)" \
-	$(PYTEST_PARALLEL) -m "slow and not core and not apart" --ignore tests/test_cuda_code.py
+	$(PYTEST_PARALLEL) -m "slow and not core and not apart" --ignore tests/custom_ops/test_cuda_code.py
 
 # $(call interpreters,VERSIONS): those that are installed, with ":" between them, as in PATH.
 interpreters = $(shell for version in $(1); do test -s ".venv-onnxruntime-$$version/installed" && \
@@ -20,7 +20,8 @@ interpreters = $(shell for version in $(1); do test -s ".venv-onnxruntime-$$vers
 
 # make test-onnxruntime-versions    the kernels in each version of ONNX Runtime that is tested
 test-onnxruntime-versions: $(VENV)/installed $(VERSIONS:%=.venv-onnxruntime-%/installed)
-	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(VERSIONS))" $(PYTEST) tests/test_onnxruntime_versions.py --verbose
+	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(VERSIONS))" \
+		$(PYTEST) tests/operators/test_onnxruntime_versions.py --verbose
 
 # $(call build_cpp,FOLDER,OPTIONS), with the environment's CMake and Ninja. MAKEFLAGS names a jobserver that Ninja cannot
 # open: it would say so in every run with --jobs.
@@ -54,10 +55,10 @@ bench-check: test-cpp
 .PHONY: test-cuda-on-host test-cuda-code
 test-cuda-on-host: $(VENV)/installed test-cpp
 	NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort_cuda_on_host.so" \
-	$(PYTEST_PARALLEL) tests/test_operators.py tests/test_golden.py \
+	$(PYTEST_PARALLEL) tests/operators/test_operators.py tests/exporting/test_golden.py \
 		-k "not test_golden.py or (portable and not body and not reference) or our_layers_in"
 test-cuda-code: $(VENV)/installed test-cpp
-	NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort.so" $(PYTEST) tests/test_cuda_code.py
+	NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort.so" $(PYTEST) tests/custom_ops/test_cuda_code.py
 
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
 #              RTX_VERSIONS='1.4 1.7' for other versions, NNORM_TENSORRT_ALL=1 for all combinations. One process for each
@@ -66,8 +67,8 @@ test-tensorrt: $(VENV)/installed test-cpp $(RTX:%=.venv-tensorrt-rtx-%/installed
 	for version in $(RTX); do \
 		$(WITH_BIN) OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" \
 		NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort.so" \
-		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider tests/test_tensorrt_rtx.py \
-			tests/test_tensorrt_rtx_plugins.py tests/test_tensorrt_sample.py || exit 1; \
+		.venv-tensorrt-rtx-$$version/bin/python -m pytest -p no:cacheprovider \
+			tests/tensorrt_engines/test_tensorrt_rtx*.py tests/project/test_tensorrt_sample.py || exit 1; \
 	done
 
 # make test-tensorrt-registries    the TensorRT plugins in the registries of NVIDIA's own libraries, which need no GPU: TensorRT's
@@ -111,35 +112,35 @@ installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export
 # One thread: on a busy machine those of PyTorch wait for each other.
 test-zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
-		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/test_zoo.py
+		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py
 
 test-serving: $(VENV)/installed $(TRITON:%=.venv-%/installed)
-	NNORM_TRITON_PYTHON="$(if $(TRITON),$(CURDIR)/.venv-triton/bin/python)" $(PYTEST) tests/test_serving.py
+	NNORM_TRITON_PYTHON="$(if $(TRITON),$(CURDIR)/.venv-triton/bin/python)" $(PYTEST) tests/serving/test_serving.py
 
 test-ray: $(VENV)/installed .venv-ray/installed
-	NNORM_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(PYTEST) tests/test_ray.py -rP
+	NNORM_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(PYTEST) tests/project/test_ray.py -rP
 
 # make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries, each in an environment of its own
 # make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test-all` compiles a third
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
-#              the tables in tests/everywhere and the README. EVERYWHERE='tract node' for some of them
+#              results/everywhere.md and the table in the README. EVERYWHERE='tract node' for some of them
 # make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
-#              environment; writes the table in tests/quantizers. QUANTIZERS='nncf quark' for some of them
+#              environment; writes results/quantizers.md. QUANTIZERS='nncf quark' for some of them
 .PHONY: test-converted test-aoti test-everywhere test-quantizers
 CONVERTED := executorch litert coreml
 test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
 	for target in $(CONVERTED); do \
 		OMP_WAIT_POLICY=PASSIVE PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
-		.venv-everywhere-$$target/bin/python -m pytest -p no:cacheprovider tests/test_converted.py || exit 1; \
+		.venv-everywhere-$$target/bin/python -m pytest -p no:cacheprovider tests/exporting/test_converted.py || exit 1; \
 	done
 
 test-aoti: $(VENV)/installed
-	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/test_pytorch_formats.py tests/test_family.py -k aoti
+	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/exporting/test_pytorch_formats.py tests/layers/test_family.py -k aoti
 
 test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
-	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m everywhere --jobs 2
-	NNORM_EVERYWHERE="$(EVERYWHERE)" $(PYTEST) tests/test_everywhere.py
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" $(BIN)/python -m everywhere --jobs 2
+	NNORM_EVERYWHERE="$(EVERYWHERE)" $(PYTEST) tests/runtimes/test_everywhere.py
 
 QUANTIZERS := modelopt nncf quark neural-compressor
 test-quantizers: $(VENV)/installed $(QUANTIZERS:%=.venv-quantizers-%/installed)
-	PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m quantizers
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" $(BIN)/python -m quantizers

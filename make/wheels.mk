@@ -45,7 +45,7 @@ test-wheels: wheels
 	for file in build/first-wheels/*; do cmp $$file dist/$${file##*/} || exit 1; done
 	$(call build_with_zig,build/zig-x86_64,x86_64-linux-gnu.2.28,load_library)
 	$(call build_with_zig,build/zig-aarch64,aarch64-linux-gnu.2.28,load_library)
-	NNORM_WHEELS="$(CURDIR)/build/wheels" $(PYTEST) tests/test_wheels.py
+	NNORM_WHEELS="$(CURDIR)/build/wheels" $(PYTEST) tests/project/test_wheels.py
 	if test "$$(uname -m)" = x86_64; then $(MAKE) same-bits-zig; fi
 
 same-bits-zig: N ?= 400000

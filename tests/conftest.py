@@ -19,21 +19,21 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 # What is tested in an environment of its own, by a target of the Makefile, and whether this is that environment.
 APART = {
     "gpu": torch.cuda.is_available(),
-    "test_ray.py": "NNORM_RAY_PYTHON" in os.environ,
-    "test_tensorrt_rtx.py": find_spec("tensorrt_rtx"),
-    "test_tensorrt_rtx_plugins.py": find_spec("tensorrt_rtx"),
-    "test_tensorrt_sample.py": find_spec("tensorrt_rtx"),
-    "test_web_samples.py": (Path(__file__).parents[1] / NODE).exists(),
-    "test_wheels.py": "NNORM_WHEELS" in os.environ,
-    "test_zoo.py": find_spec("timm"),
+    "project/test_ray.py": "NNORM_RAY_PYTHON" in os.environ,
+    "tensorrt_engines/test_tensorrt_rtx.py": find_spec("tensorrt_rtx"),
+    "tensorrt_engines/test_tensorrt_rtx_plugins.py": find_spec("tensorrt_rtx"),
+    "project/test_tensorrt_sample.py": find_spec("tensorrt_rtx"),
+    "project/test_web_samples.py": (Path(__file__).parents[1] / NODE).exists(),
+    "project/test_wheels.py": "NNORM_WHEELS" in os.environ,
+    "layers/test_zoo.py": find_spec("timm"),
 }
 collect_ignore = [name for name, is_here in APART.items() if not is_here]
 # Tests that share what a fixture trains, exports or disassembles: a parallel run sends each row to one process.
 TOGETHER = (
-    "tests/test_family.py",
-    "tests/test_golden.py::test_recorded_layers",
-    "tests/test_cuda_code.py",
-    "tests/test_docs.py",
+    "tests/layers/test_family.py",
+    "tests/exporting/test_golden.py::test_recorded_layers",
+    "tests/custom_ops/test_cuda_code.py",
+    "tests/project/test_docs.py",
 )
 
 
@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's folder as the current one, in a narrow terminal."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # commands add the current directory

@@ -1,4 +1,4 @@
-"""Layers and networks on this machine's GPU, in one run, and with --write into benchmarks/RESULTS_GPU.md.
+"""Layers and networks on this machine's GPU, in one run, and with --write into results/benchmarks_gpu.md.
 
 python -m benchmarks.gpu [--models resnet18 resnet50 vit] [--batch N …] [--repeats N] [--no-layers] [--quick] [--write]
 
@@ -24,7 +24,7 @@ from benchmarks.gpu.session import PROVIDER
 from benchmarks.measure import describe_machine, markdown_table
 from nnorm_export import library
 
-RESULTS = Path(__file__).parents[1] / "RESULTS_GPU.md"
+RESULTS = Path(__file__).parents[2] / "results" / "benchmarks_gpu.md"
 NOTHING_TO_MEASURE_ON = 3
 
 LAYERS_TEXT = f"""
@@ -70,7 +70,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=30, help="timed turns (default %(default)s)")
     parser.add_argument("--no-layers", action="store_true", help="networks only")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help="write results/benchmarks_gpu.md")
     options = parser.parse_args(argv)
     if options.quick and options.write:
         parser.error("--quick measures nothing worth keeping; leave out --write")

@@ -37,8 +37,8 @@ from benchmarks.measure import describe_machine, markdown_table, time_in_turns, 
 from benchmarks.networks import NETWORKS, build
 from nnorm_export import library
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "serving.md"
 TITLES = {"triton": "Triton, Python backend", "ray": "Ray Serve"}
 TEXT = """
 ResNet18 with BatchNormalNorm, the portable file with kernels, images of 3 × 32 × 32, one thread in each session.
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8, help="that ask at the same time (default %(default)s)")
     parser.add_argument("--requests", type=int, default=200, help="of one client, for each size (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=20, help="that many clients ask (default %(default)s)")
-    parser.add_argument("--write", action="store_true", help=f"replace the server's section of serving/{RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help="replace the server's section of results/serving.md")
     options = parser.parse_args()
     network, images = NETWORKS["resnet18"], torch.from_numpy(_images(4))
     torch.manual_seed(1)

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.measure import describe_machine, markdown_table
 from benchmarks.zoo.catalog import catalog
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
+RESULTS = Path(__file__).parents[2] / "results" / "zoo.md"
 KEPT = Path("build/zoo")
 
 _TEXT = """
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=600, help="seconds for one architecture (default %(default)s)")
     parser.add_argument("--no-times", action="store_true", help="export and verify only")
     parser.add_argument("--kept", action="store_true", help="run nothing; name what is not in build/zoo")
-    parser.add_argument("--write", action="store_true", help="write RESULTS.md beside this file from what is kept")
-    parser.add_argument("--note", default="", help="a sentence about the run, for RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write results/zoo.md from what is kept")
+    parser.add_argument("--note", default="", help="a sentence about the run, for results/zoo.md")
     options = parser.parse_args(argv)
     names = [name for name in catalog() if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
     if not names:

@@ -42,7 +42,7 @@ foreach(name IN LISTS NNORM_TESTS_OF_KERNELS)
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
 
-# Loads the libraries of wheels for other processors (tests/test_wheels.py).
+# Loads the libraries of wheels for other processors (tests/project/test_wheels.py).
 add_executable(load_library tests/emulated/load_library.cpp)
 target_link_libraries(load_library PRIVATE nnorm_options onnxruntime_headers ${CMAKE_DL_LIBS})
 

@@ -1,6 +1,6 @@
 """Draws the pictures of the README and the site, each for light and dark pages: python docs/pictures/draw.py
 
-Speeds are those of benchmarks/RESULTS.md, ψ is :func:`nnorm_export.mathematics.power_transform`, λ is that of the
+Speeds are those of results/benchmarks.md, ψ is :func:`nnorm_export.mathematics.power_transform`, λ is that of the
 network which docs/start.md trains.
 """
 
@@ -25,7 +25,7 @@ from nnorm_export.parity.report.plots import file_lambdas_figure
 
 HERE = Path(__file__).parent
 START = HERE.parent / "start.md"
-RESULTS = HERE.parents[1] / "benchmarks" / "RESULTS.md"
+RESULTS = HERE.parents[1] / "results" / "benchmarks.md"
 PROCESSOR = "Intel(R) Xeon(R) Processor"
 NETWORKS = {"resnet18": "ResNet18, batch 8", "wideresnet28-2": "WideResNet 28-2, batch 8", "vit": "ViT 8×768, batch 4"}
 

@@ -1,6 +1,7 @@
 """The runtimes that ``export(…, target=…)`` writes for, and what each of them reads: one row for each.
 
-A row says only what tests prove (tests/test_targets.py, tests/everywhere). What else a user asks for is refused.
+A row says only what tests prove (tests/exporting/test_targets.py, tests/everywhere). What else a user asks for is
+refused.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 - ``portable``: every normalization, with its epilogue if it has one, is one node of the domain ``nnorm``, and the model
   carries its body as a model-local function. ONNX Runtime and TensorRT read functions, and where they have a kernel or
-  plugin they use it; most other runtimes know no functions (tests/everywhere/TABLE.md).
+  plugin they use it; most other runtimes know no functions (results/everywhere.md).
 - ``primitives``: the bodies inlined and folded; standard operators only, for runtimes without functions.
 - ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (for TensorRT ≤ 10.6, or to prove
   that a kernel ran).

@@ -7,9 +7,9 @@ follow the kernels (``custom_ops/include/nnorm/mathematics.h``), step by step:
 
     log₂(1 + a) = n + log₂(1 + m), √½ − 1 ≤ m ≤ √2 − 1;   2^z − 1 = 2^n·(2^f − 1) + (2^n − 1), |f| ≤ ½
 
-``custom_ops/scripts/fit_polynomials.py`` computes the coefficients; ``tests/test_polynomials.py`` compares them with
-the kernels'. A greater |h| than 2^126 counts as 2^126, and 2^z saturates at 2^128. In float64, whose speed does not
-matter here, log1p and exp are the library's.
+``custom_ops/scripts/fit_polynomials.py`` computes the coefficients; ``tests/custom_ops/test_polynomials.py`` compares
+them with the kernels'. A greater |h| than 2^126 counts as 2^126, and 2^z saturates at 2^128. In float64, whose speed
+does not matter here, log1p and exp are the library's.
 """
 
 from __future__ import annotations

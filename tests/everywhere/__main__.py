@@ -1,4 +1,4 @@
-"""``python -m everywhere``: writes the files, runs them in every runtime, and writes results.json and the tables."""
+"""``python -m everywhere``: writes the files, runs them in every runtime, and writes the tables."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import fake_layers
 import family
 import networks
 import numpy as np
-import standins
 import torch
 from golden_data import GOLDEN, layer_case, layer_case_names
 from torch import Tensor, nn
@@ -76,14 +76,14 @@ def case_named(name: str) -> Case:
 def _network(name: str) -> tuple[nn.Module, Tensor]:
     card = json.loads((GOLDEN / "checkpoints" / f"{name}.json").read_text())
     checkpoint = torch.load(GOLDEN / "checkpoints" / f"{name}.pth", weights_only=True)
-    network = networks.build(card, standins)
+    network = networks.build(card, fake_layers)
     network.load_state_dict(checkpoint["model_state_dict"], strict=True)
     return network, torch.from_numpy(np.load(GOLDEN / "checkpoints" / f"{name}.npz")["input"][:4])
 
 
 def _golden_layer(name: str) -> tuple[nn.Module, Tensor]:
     case = layer_case(name)
-    layer = getattr(standins, case.layer)(**case.kwargs)
+    layer = getattr(fake_layers, case.layer)(**case.kwargs)
     layer.load_state_dict(case.state, strict=True)
     return layer, case.inputs[0]
 

@@ -1,15 +1,14 @@
-"""What was measured, as kept in ``results.json``: for each runtime and kind of file, the cases that are not right."""
+"""The record ``results/everywhere.json``: for each runtime and kind of file, the cases that are not right."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from everywhere.runtimes import RUNTIMES
+from everywhere.runtimes import ROOT, RUNTIMES
 
-RESULTS = Path(__file__).parent / "results.json"
+RESULTS = ROOT / "results" / "everywhere.json"
 
 
 def load() -> dict[str, Any]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from everywhere.cases import GROUPS
 from everywhere.judging import OUTCOMES, TOLERANCES
 from everywhere.results import outcome_of
-from everywhere.runtimes import RUNTIMES
+from everywhere.runtimes import ROOT, RUNTIMES
 from nnorm_export.exporting.targets import TARGETS
 
-TABLE = Path(__file__).parent / "TABLE.md"
-README = Path(__file__).parents[2] / "README.md"
+TABLE = ROOT / "results" / "everywhere.md"
+README = ROOT / "README.md"
 _HEADING = """\
 # Which runtime runs which file
 
@@ -34,7 +33,7 @@ MARKS = ("<!-- runtimes: written by make test-everywhere -->", "<!-- end of runt
 
 
 def whole(results: Mapping[str, Any]) -> str:
-    """The text of ``TABLE.md``."""
+    """The text of ``results/everywhere.md``."""
     sizes = Counter(results["cases"].values())
     tolerances = ", ".join(f"{value:g} for {dtype}" for dtype, value in TOLERANCES.items())
     heading = _HEADING.format(tolerances=tolerances, **{"lambda_": sizes["lambda"], **sizes})

@@ -3,7 +3,7 @@
     python tests/fuzz/networks.py --count 3000 --seed 0 --jobs 2  # resumes where it was stopped
     python tests/fuzz/networks.py --show 17      # one network: its spec, its layers, its results
     python tests/fuzz/networks.py --shrink 17    # its smallest network with a fault of the same way
-    python tests/fuzz/networks.py --figures      # the figures so far, as tests/fuzz/RESULTS.md has them
+    python tests/fuzz/networks.py --figures      # the figures so far, as results/fuzz.md has them
 
 Each network is one line of the results' file. The networks run in processes of their own, so that a crash or a hang of
 a runtime is a finding and not the end.
@@ -186,7 +186,7 @@ def shrink(seed: int) -> int:
 
 
 def figures(results: list[dict[str, Any]]) -> str:
-    """The table of tests/fuzz/RESULTS.md."""
+    """The table of results/fuzz.md."""
     ran = [result for result in results if not result["skipped"]]
     skipped = Counter(result["skipped"] for result in results if result["skipped"])
     ways = list(dict.fromkeys(way for result in ran for part in ("uses", "refused", "faults") for way in result[part]))

@@ -13,9 +13,9 @@ import onnx
 import pytest
 import torch
 from golden_data import GOLDEN
+from golden_networks import CHECKPOINTS, EVALUATIONS, EXTRA_ABSOLUTE, OURS, AllLayers, trained_network
 from node_models import ATTRIBUTES, BATCH_OPERATORS, ELEMENTS, make_values, single_node_model
-from test_golden import CHECKPOINTS, EVALUATIONS, EXTRA_ABSOLUTE, OURS, AllLayers, trained_network
-from test_operators import BOUNDS, CASES, expected_output
+from operator_cases import BOUNDS, CASES, expected_output
 from torch import Tensor
 
 import nnorm_export

@@ -1,4 +1,4 @@
-"""``python -m quantizers``: quantizes the networks with every tool, and writes results.json and TABLE.md."""
+"""``python -m quantizers``: quantizes the networks with every tool, and writes the table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quantizers.tools import TOOLS, Tool
 # The last is the form primitives, of which the tool is told to leave the nodes of the normalizations as they are.
 FORMS = {"portable": "`portable`", "primitives": "`primitives`", "kept": "`primitives`, norms kept"}
 KEEP = r".*NormalNorm[^/]*/.*"
-RESULTS, TABLE = (Path(__file__).with_name(name) for name in ("results.json", "TABLE.md"))
+RESULTS, TABLE = (ROOT / "results" / f"quantizers.{kind}" for kind in ("json", "md"))
 _HEADING = """\
 # What other quantizers make of the files
 

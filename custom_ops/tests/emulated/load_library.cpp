@@ -1,6 +1,6 @@
 // Loads a library of kernels and registers its operators with an ONNX Runtime that is too old: prints the refusal.
 //
-//   load_library PATH    for tests/test_wheels.py, of the library and the processor of a wheel
+//   load_library PATH    for tests/project/test_wheels.py, of the library and the processor of a wheel
 //
 // The refusal takes the relocations, the constructors and the C++ library that is inside, and no ONNX Runtime.
 #include <dlfcn.h>

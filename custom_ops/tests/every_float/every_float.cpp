@@ -4,7 +4,7 @@
 //                                   1021 at 32 exponents. 16-bit types: always all inputs, in a long run at every exponent
 //                                   of the type up to 2¹⁵, else at a few hundred.
 //
-// Prints a table in Markdown (`make every-float` writes it to tests/EVERY_FLOAT.md), and checks on the way:
+// Prints a table in Markdown (`make every-float` writes it to results/every_float.md), and checks on the way:
 // - ψ(−h) has the bits of −ψ(h), and all instruction sets give the same bits: in a long run one block
 //   of 4096 inputs in 16, because plain code takes a hundred times as long as AVX-512;
 // - signs, zeros, infinities and NaN; no finite input gives NaN;

@@ -1,4 +1,4 @@
-"""Writes EVERY_FLOAT.md from what every_float, bodies.py, compare.py and test_cuda_same_bits print.
+"""Writes results/every_float.md from what every_float, bodies.py, compare.py and test_cuda_same_bits print.
 
 PYTHONPATH=. python custom_ops/tests/every_float/table.py FOLDER OUTPUT
 

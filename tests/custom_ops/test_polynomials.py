@@ -1,0 +1,35 @@
+"""The polynomials of Inductor's formulas are those of the kernels, which fit_polynomials.py fits."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from nnorm_export.operators import inductor
+
+SCRIPT = Path(__file__).parents[2] / "custom_ops" / "scripts" / "fit_polynomials.py"
+COEFFICIENTS = {"log2_1p_of_mantissa": inductor.LOG2_1P, "exp2_m1_of_fraction": inductor.EXP2_M1}
+
+
+@pytest.fixture(scope="module")
+def fit_polynomials() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fit_polynomials", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("function", COEFFICIENTS)
+def test_inductor_has_the_coefficients_of_the_kernels(function: str, fit_polynomials: ModuleType) -> None:
+    np.testing.assert_array_equal(sorted(np.float32(COEFFICIENTS[function])), fit_polynomials.in_header(function))
+
+
+def test_the_script_fits_every_polynomial(fit_polynomials: ModuleType) -> None:
+    degrees = {name: degree for name, _, _, _, degree in fit_polynomials.POLYNOMIALS}
+    assert degrees == {name: len(coefficients) - 1 for name, coefficients in COEFFICIENTS.items()}

@@ -1,0 +1,102 @@
+"""export(target=): each runtime gets a file that it reads, and what it does not read is refused with the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import torch
+from command_line import INPUT, MODEL, fails, run
+from golden_data import layer_case
+from torch import nn
+
+from nnorm_export import ExportError, export, layers
+from nnorm_export.exporting.targets import TARGETS
+from nnorm_export.files.inspection import describe
+
+ONNX = [name for name, target in TARGETS.items() if target.file_format == "onnx"]
+
+
+def small(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4), layers.BatchNormalNorm1d(4)).eval().to(dtype), torch.randn(3, 6).to(dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONNX)
+def test_a_target_of_onnx_gets_what_it_reads(name: str, tmp_path: Path) -> None:
+    target, (model, x) = TARGETS[name], small()
+    report = export(model, x, tmp_path / "m.onnx", target=name)
+    assert report.parity
+    assert (report.target, report.form) == (name, target.forms[0])
+    description = describe(report.path)
+    assert (description.target, description.form) == (name, target.forms[0])
+    assert description.inputs[0].shape == (("batch" if target.has_dynamic_axes else 3), 6)
+    assert target.opset in (None, description.opset)
+    if target.opsets is not None and description.opset is not None:
+        assert target.opsets[0] <= description.opset <= target.opsets[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        (
+            "opencv",
+            {"form": "portable"},
+            r"the target opencv gets the form primitives: leave out form='portable' \(--form",
+        ),
+        ("web", {"form": "custom"}, "gets the form portable or primitives: leave out form='custom'"),
+        ("tract", {"opset_version": 23}, r"gets an opset from 18 to 20: leave out opset_version=23 \(--opset 23\)"),
+        ("opencv", {"dynamic_shapes": ({0: "n"},)}, r"fixed shapes of the example.*leave out dynamic_shapes"),
+        (
+            "openvino",
+            {"dtype": "fp64"},
+            r"takes fp32 and fp16, and this is fp64: export with dtype='fp32' \(--dtype fp32\)",
+        ),
+        ("tensorrt", {"dtype": torch.float64}, "takes fp32 and fp16 and bf16, and this is fp64"),
+        ("nowhere", {}, "unknown target 'nowhere'; choose one of onnxruntime, openvino"),
+    ],
+)
+def test_what_a_target_does_not_read_is_refused(
+    target: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(*small(), tmp_path / "m.onnx", target=target, **options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_model_that_a_target_does_not_take_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="takes fp32, and this is fp16"):
+        export(*small(torch.float16), tmp_path / "m.onnx", target="opencv")
+    _, x = small()
+    program = torch.export.export(nn.Linear(6, 4), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    with pytest.raises(ExportError, match=r"OpenCV takes fixed shapes.*has dynamic axes: give the module"):
+        export(program, (), tmp_path / "m.onnx", target="opencv")
+
+
+@pytest.mark.parametrize("name", ["bnn2d_lambda_edges", "gnn_g4", "lnn_hard_rows"])
+def test_openvino_computes_golden_layers(name: str, tmp_path: Path) -> None:
+    case = layer_case(name)
+    model = getattr(layers, case.layer)(**case.kwargs)
+    model.load_state_dict(case.state)
+    path = export(model.eval(), case.inputs[0], tmp_path / "m.onnx", target="openvino").path
+    compiled = openvino.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    expected = case.outputs[0].numpy()
+    np.testing.assert_allclose(compiled([case.inputs[0].numpy()])[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("working_directory")
+def test_the_command_line_takes_a_target(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    assert "opencv" in run("export", *MODEL, *INPUT, "-o", path, "--target", "opencv").stdout
+    shown = run("inspect", path, "--no-run").stdout
+    assert "primitives" in shown
+    assert "opencv" in shown
+    advice = fails("export", *MODEL, *INPUT, "-o", path, "--target", "opencv", "--form", "portable")
+    assert "--form portable" in advice
+    assert "--format onnx" in fails("export", *MODEL, *INPUT, "--target", "litert", "--format", "onnx")
+    assert "--format pt2" in fails("export", *MODEL, *INPUT, "--target", "web", "--format", "pt2")

@@ -1,0 +1,214 @@
+"""Planted errors are found in every layout of outputs, by verify and replay; honest files stay within the budget."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from planted_errors import ERRORS, LAYOUTS, Boxes, found, trained
+from torch import nn
+from unaltered_files import WAYS, uses
+
+from nnorm_export import bisect, export, replay, verify
+from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm
+from nnorm_export.parity.reference.perturbation import random_last_bits
+from nnorm_export.parity.verdict.allowed_error import unstable_result, yardstick_of, yardsticks_of
+from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_error_is_found(layout: str) -> None:
+    ((_, clean, shares),) = found({layout: LAYOUTS[layout]})
+    assert clean < 0.5
+    # How PyTorch rounds one element, and so what it may be off by, depends on the processor: in the layout (N, C, 1, 1)
+    # the share of this error was 1.98 with AVX-512 and 0.91 with AVX2. Twice the error is found everywhere.
+    least = {"one element": 0.5}
+    assert [error.name for error in ERRORS if shares[error.name] <= least.get(error.name, 1)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), [("layer_zoo batch2d", "fp32"), ("layer_zoo group", "fp16")])
+def test_honest_files_stay_within_the_budget(name: str, dtype: str) -> None:
+    used = {use.way: use.share for use in uses(name, dtype)}
+    assert set(used) == set(WAYS)
+    assert {way: share for way, share in used.items() if share is None or share >= 0.5} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make", [lambda: GroupNormalNorm(16, 4), lambda: BatchNormalNorm2d(16)], ids=["group", "batch"]
+)
+def test_a_million_elements(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """The greatest of many rounding errors is greater, and a bias may cancel a result that bodies compute roughly."""
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+        if isinstance(model, BatchNormalNorm2d):
+            model.running_lmbda.uniform_(-0.5, 2.2)
+    x = torch.randn(16, 16, 64, 64)
+    path = export(model, x[:4], tmp_path / "m.onnx", verify=False).path
+    report = verify(path, model, x)
+    for output in (*report.outputs, *(report.by_bodies or ())):
+        assert 0 < (output.budget_share or 0.0) < 0.7
+    with torch.no_grad():
+        model.bias[3] += 200 * 2.0**-23  # type: ignore[index, operator]
+    assert not verify(path, model, x)
+
+
+class Rare(nn.Module):
+    """A head whose classes are rare: its probabilities are near 0 in every row."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(6, 5), activation
+        nn.init.constant_(self.linear.bias, -10.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.linear(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.SiLU()], ids=["sigmoid", "silu"])
+def test_probabilities_near_0_are_honest(activation: nn.Module, tmp_path: Path) -> None:
+    """ONNX Runtime's sigmoid of -10 is 1e-2 of itself off, and 1e-7 in absolute terms."""
+    torch.manual_seed(0)
+    model, x = Rare(activation).eval(), torch.randn(8, 6)
+    export(model, (x,), path := tmp_path / "rare.onnx")
+    with torch.no_grad():
+        model.linear.bias += 0.2
+    assert not verify(path, model, (x,))
+
+
+@pytest.mark.slow
+def test_a_small_output_beside_a_great_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, folder = trained(Boxes()), torch.randn(32, 8), tmp_path / "c"
+    path = export(model, x, tmp_path / "m.onnx").path
+    assert verify(path, model, x, certificate=folder)
+    assert replay(path, folder)
+    assert bisect(path, model, x)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.score.bias += 3e-3  # type: ignore[operator]
+    assert not verify(path, other, x)
+    assert not bisect(path, other, x)
+    for name in ("test_data_set_0", "truth_0"):
+        file = folder / name / "output_0.pb"
+        tensor = onnx.TensorProto.FromString(file.read_bytes())
+        values = numpy_helper.to_array(tensor).copy()
+        values[5, 4] *= 1 + 1e-4
+        file.write_bytes(numpy_helper.from_array(values, tensor.name).SerializeToString())
+    assert not replay(path, folder)
+
+
+def test_weights_are_bit_for_bit_what_they_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(4, 4).half(), nn.Linear(4, 4).bfloat16())
+    model[1].register_buffer("expanded", torch.ones(1).expand(7))
+    model[1].register_buffer("odd", torch.tensor([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3.0]))
+    model[0].weight.data = model[0].weight.data.to(memory_format=torch.channels_last)
+    before = copy.deepcopy(model.state_dict())
+    with random_last_bits(model, 1):
+        for name, values in model.state_dict().items():
+            if name.endswith("weight") and values.numel() > 8:
+                moved = (values != before[name]).double().mean()
+                assert 0.2 < moved < 0.8, name
+                torch.testing.assert_close(values, before[name], rtol=2 * torch.finfo(values.dtype).eps, atol=0)
+        assert torch.equal(model[1].odd[:2], before["1.odd"][:2])
+    for name, values in model.state_dict().items():
+        assert torch.equal(values.nan_to_num(7.0), before[name].nan_to_num(7.0)), name
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        np.array([[1000.0, 1000.0, 1.0, 1.0]]),
+        np.logspace(-3, 3, 16)[:, None],
+        np.logspace(-3, 3, 16)[:, None] * np.array([[1e-3, 1.0, 1.0, 1e3]]),
+        np.ones((1, 1)),
+    ],
+    ids=["columns of scale 1000 and 1", "rows of scale 1e-3 to 1e3", "rows and columns", "one scale"],
+)
+def test_the_yardstick(scale: np.ndarray) -> None:
+    generator = np.random.default_rng(0)
+    truth = generator.choice([-1.0, 1.0], (16, 4)) * scale
+    truth[8, 3] = 0.0
+    samples = [(truth * (1 + 1e-7 * generator.standard_normal(truth.shape))).astype(np.float32) for _ in range(4)]
+    yardstick = yardstick_of(samples, truth, "float32")
+    of_element = np.abs(truth) * 2.0**-23
+    assert (yardstick >= of_element).all()
+    assert (BUDGET * yardstick < 100 * of_element)[truth != 0].all()
+    assert 0 < yardstick[8, 3] < 10 * np.broadcast_to(scale, truth.shape)[8, 3] * 2.0**-23
+    wrong = samples[0].copy()
+    wrong[4, 2] *= 1 + np.float32(100 * 2.0**-23)
+    assert judge("y", samples[0], samples[0], truth, yardstick=yardstick).passed
+    assert not judge("y", wrong, samples[0], truth, yardstick=yardstick).passed
+
+
+@pytest.mark.parametrize("shape", [(64, 16, 4, 4), (8, 64, 2, 2), (2, 1000)], ids=str)
+def test_a_relu_hides_scales_but_excuses_no_error(shape: tuple[int, ...]) -> None:
+    """Of the few elements along an axis it may leave one that is small by chance, or none."""
+    generator = np.random.default_rng(0)
+    hidden = generator.standard_normal((50, *shape)) * np.logspace(-2, 0, shape[1]).reshape(-1, *[1] * (len(shape) - 2))
+    hidden[:, :, 3] = 0.0  # a dead channel
+    error = 2.0**-18
+
+    def rounded(hidden: np.ndarray) -> np.ndarray:
+        roundings = error * generator.standard_normal(shape) * (hidden != 0)
+        return np.maximum(hidden + roundings, 0).astype(np.float32)
+
+    for each in hidden:
+        truth = np.maximum(each, 0)
+        yardstick = yardstick_of([rounded(each) for _ in range(4)], truth, "float32")
+        assert (np.abs(rounded(each) - truth) < BUDGET * yardstick).all()
+        assert yardstick.max() < 8 * error
+        assert shape[0] < 8 or yardstick[:, 3].max() < 1e-30
+
+
+def test_a_mask_hides_no_error_beside_it() -> None:
+    """Logits with -1e9 in every row and column, and none in some."""
+    generator = np.random.default_rng(0)
+    logits = generator.standard_normal((12, 12))
+    for masked in (np.eye(12, dtype=bool), np.tri(12, dtype=bool).T, generator.random((12, 12)) < 0.9):
+        for mask in (-1e9, -1e4):
+            truth = np.where(masked, mask, logits)
+            samples = [np.where(masked, mask, logits * (1 + 1e-7 * generator.standard_normal(logits.shape)))]
+            samples = [sample.astype(np.float32) for sample in samples * 4]
+            yardstick = yardstick_of(samples, truth, "float32")
+            assert (yardstick[~masked] < 1e-6).all()
+            assert unstable_result(truth + 0.1 * ~masked, truth, "float32")
+
+
+def test_the_score_of_one_box() -> None:
+    truth = np.array([[612.0, 301.0, 455.0, 278.0, 3.1e-3]])
+    samples = [(truth * (1 + 1e-7 * np.array([1, -1, 1, -1, sign]))).astype(np.float32) for sign in (-1, 1, 1, -1)]
+    assert yardstick_of(samples, truth, "float32")[0, 4] < 1e-8
+
+
+def test_an_element_that_is_small_by_chance_has_the_scale_of_the_others() -> None:
+    """Its samples may all be exact: a bias cancels it."""
+    generator = np.random.default_rng(0)
+    truth = generator.standard_normal((4, 16))
+    errors = 1e-7 * generator.standard_normal((5, 4, 16))
+    truth[2, 5], errors[:, 2, 5] = 1e-3, 1e-10
+    truth[3, 7], errors[:, 3, 7] = 0.0, 0.0
+    yardstick = yardstick_of(list(truth + errors), truth, "float32")
+    assert yardstick[2, 5] > 1e-7
+    assert yardstick[3, 7] > 1e-7
+
+
+def test_a_sample_that_a_branch_threw_away_hides_nothing() -> None:
+    truth = np.linspace(1.0, 2.0, 12).reshape(4, 3)
+    result = truth.astype(np.float32)
+    (kept,) = yardsticks_of([result], [[result], [result + np.float32(0.5)]], [truth])
+    assert kept is not None
+    assert kept.max() < 1e-6

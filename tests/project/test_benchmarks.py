@@ -1,0 +1,109 @@
+"""benchmarks/: what instructions.py reads of callgrind's files, and when it fails; the sections of its results."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.instructions import RECORD, compare, inclusive
+from benchmarks.measure import time_in_turns, with_section
+from benchmarks.processor import processor
+
+_FILE = """\
+version: 1
+events: Ir
+
+fl=(1) count_instructions.cpp
+fn=(10) void nnorm_test::measured<0ul>(std::function<void ()> const&)
+20 5
+cfn=(11) std::function<void ()>::operator()() const
+calls=1 0
+20 1000
++3 2
+
+fn=(11)
+30 1000
+
+fn=(12) void nnorm_test::measured<1ul>(std::function<void ()> const&)
+20 4
+cfn=(11)
+calls=1 0
+* 3000
+
+totals: 4011
+"""
+
+
+def test_calls_are_counted_with_what_they_call() -> None:
+    assert inclusive(_FILE) == {0: 1007, 1: 3004}
+
+
+def test_three_percent_more_fails() -> None:
+    record = {"gcc": {"a": 10.0, "b": 10.0}}
+    assert compare("gcc", {"a": 10.3, "b": 5.0}, record) == []
+    assert compare("gcc", {"a": 10.31, "b": 10.0}, record) == [
+        "a: 10.31 instructions for an element, 3.1% more than 10.0"
+    ]
+    assert compare("gcc", {"a": 10.0, "c": 1.0}, record) == [
+        "b is on record, and was not counted",
+        "c is not on record",
+    ]
+
+
+def test_the_record_has_every_kind_of_kernel() -> None:
+    for cases in json.loads(RECORD.read_text()).values():
+        for part in ("avx2", "baseline", "LayerNormalNorm", "GroupNormalNorm", "Quantized", "float16", "channels last"):
+            assert any(part in name for name in cases), part
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("# R\n", "# R\n\n## new\n\n1\n"),
+        (
+            "# R\n\n## a\n\n0\n\n### deeper\n\n## b\n\n2\n",
+            "# R\n\n## a\n\n0\n\n### deeper\n\n## b\n\n2\n\n## new\n\n1\n",
+        ),
+        ("# R\n\n## new\n\n0\n\n### deeper\n\n## b\n\n2\n", "# R\n\n## new\n\n1\n\n## b\n\n2\n"),
+        ("# R\n\n## b\n\n2\n\n## new\n\n0\n", "# R\n\n## b\n\n2\n\n## new\n\n1\n"),
+    ],
+)
+def test_a_section_of_the_results_replaces_its_older_self_alone(page: str, expected: str) -> None:
+    assert with_section(page, "new", "\n1\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (
+            "cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fma avx2\n\nprocessor\t: 1\n",
+            "AMD EPYC (family 25, model 1; AVX2)",
+        ),
+        (
+            "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: avx2 avx512f avx512_vnni\n",
+            "AMD EPYC (family 25, model 17; AVX-512, VNNI)",
+        ),
+        ("cpu family\t: 6\nmodel\t\t: 1\nmodel name\t: Old\nflags\t\t: sse2\n", "Old (family 6, model 1; SSE2)"),
+        ("processor\t: 0\nmodel name\t: Neoverse\nFeatures\t: asimd\n", "Neoverse"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(cpuinfo: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert processor(tmp_path / "cpuinfo") == expected
+
+
+def test_no_contestant_always_runs_behind_the_same_one() -> None:
+    """What ran before leaves the caches full of its own: it must not be the same one for a contestant in every turn."""
+    ran: list[str] = []
+    contestants = {name: lambda name=name: ran.append(name) for name in "abc"}
+    timings = time_in_turns(contestants, base="a", repeats=500)
+    turns = [ran[start : start + 3] for start in range(0, len(ran), 3)]
+    assert {len(timing.seconds) for timing in timings.values()} == {500}
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    behind = Counter(pair for turn in turns for pair in itertools.pairwise(turn))
+    for pair in itertools.permutations("abc", 2):
+        assert 0.25 < behind[pair] / len(turns) < 0.42, pair  # of the orders of three, a third have it

@@ -1,0 +1,164 @@
+"""doctor: what runs each node, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from implementations import needs_kernels
+from onnxruntime import SessionOptions
+from small_network import Network, randomized
+from typer.testing import CliRunner
+
+from nnorm_export import ModelFileError, NnormExportError, diagnose, export, export_torchscript, library
+from nnorm_export.cli import app
+from nnorm_export.runtimes.diagnose import Diagnosis
+
+NODES = 5
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("doctor") / "m.onnx"
+    return export(randomized(Network()).eval(), torch.randn(4, 3, 8, 6), path).path
+
+
+def by(diagnosis: Diagnosis, runtime: str) -> Any:
+    return next(found for found in diagnosis.runtimes if found.runtime == runtime)
+
+
+def part(diagnosis: Diagnosis, name: str) -> Any:
+    return next(found for found in diagnosis.components if found.name == name)
+
+
+@pytest.mark.slow
+def test_with_the_library(model_file: Path) -> None:
+    diagnosis = diagnose(model_file)
+    assert list(by(diagnosis, "onnxruntime").implementations.values()) == ["kernel"] * NODES
+    assert list(by(diagnosis, "reference").implementations.values()) == ["body"] * NODES
+    assert part(diagnosis, "kernels").found == library.get_library_path()
+    assert part(diagnosis, "kernels' dtypes").found == "float32, float16, bfloat16, float64"
+    assert part(diagnosis, "kernels' quantized dtypes").found == "uint8, int8"
+    assert "API " in part(diagnosis, "ONNX Runtime").found
+    assert "opsets up to " in part(diagnosis, "onnx").found
+    assert part(diagnosis, "torch").found
+    assert diagnosis.missing is None
+
+
+def test_without_the_library(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    diagnosis = diagnose(model_file)
+    assert list(by(diagnosis, "onnxruntime").implementations.values()) == ["body"] * NODES
+    assert "switched off" in part(diagnosis, "kernels").remedy
+    assert diagnosis.missing is None  # the file carries its bodies
+
+
+def test_what_asks_for_the_bits_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NNORM_EXPORT_SAME_BITS", raising=False)
+    assert "NNORM_EXPORT_SAME_BITS" not in {component.name for component in diagnose().components}
+    monkeypatch.setenv("NNORM_EXPORT_SAME_BITS", "1")
+    asked = part(diagnose(), "NNORM_EXPORT_SAME_BITS")
+    assert asked.found == "1: GPUs compute float16 and bfloat16 with the bits of processors"
+    assert asked.remedy == ""
+    monkeypatch.setenv("NNORM_EXPORT_SAME_BITS", "yes")
+    assert "it must be 0 or 1" in part(diagnose(), "NNORM_EXPORT_SAME_BITS").remedy
+
+
+@pytest.mark.slow
+def test_the_custom_form_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = export(randomized(Network()).eval(), torch.randn(4, 3, 8, 6), tmp_path / "m.onnx", form="custom").path
+    assert diagnose(path).missing is None
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    missing = diagnose(path).missing
+    assert missing is not None
+    assert "whose nnorm nodes have no bodies" in missing.problem
+
+
+@pytest.mark.slow
+def test_a_library_that_is_none(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "/nonexistent/libnnorm_ort.so")
+    diagnosis = diagnose(model_file)
+    assert "is not a file" in part(diagnosis, "kernels").remedy
+    assert diagnosis.missing is not None
+    assert diagnosis.missing.exit_code == 3
+    libc = next((p for p in (Path("/lib/x86_64-linux-gnu/libm.so.6"), Path("/usr/lib/libm.so.6")) if p.is_file()), None)
+    if libc is None:
+        pytest.skip(f"no library of the system's where one is looked for ({ctypes.util.find_library('m')})")
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", str(libc))
+    assert "ONNX Runtime cannot load the kernels in" in part(diagnose(model_file), "kernels").remedy
+
+
+def test_another_onnxruntime(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = SimpleNamespace(
+        __version__="1.15.1", get_available_providers=lambda: ["CPUExecutionProvider"], SessionOptions=SessionOptions
+    )
+    monkeypatch.setattr("nnorm_export.runtimes.onnxruntime.session.import_onnxruntime", lambda: old)
+    found = part(diagnose(), "ONNX Runtime")
+    assert found.found == "1.15.1, API 15, with CPUExecutionProvider"
+    assert "need 1.18 or newer" in found.remedy
+
+
+def test_an_old_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert part(diagnose(), "torch").remedy == ""
+    monkeypatch.setattr("nnorm_export.runtimes.pytorch.installed_version", lambda package: "2.5.1")
+    assert part(diagnose(), "torch").found == "2.5.1"
+    assert "needs PyTorch 2.6 or newer: pip install 'nnorm_export[torch]'" in part(diagnose(), "torch").remedy
+
+
+def test_without_onnxruntime(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    diagnosis = diagnose(model_file)
+    assert part(diagnosis, "ONNX Runtime").remedy == "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
+    assert diagnosis.missing is not None
+    assert diagnosis.missing.exit_code == 3
+    assert list(by(diagnosis, "reference").implementations.values()) == ["body"] * NODES
+    assert diagnose(model_file, runtime="reference").missing is None
+
+
+def test_the_cuda_provider_is_absent(model_file: Path) -> None:
+    import onnxruntime  # noqa: PLC0415 - another test takes it away
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    for diagnosis in (diagnose(model_file, runtime="onnxruntime-cuda"), diagnose(runtime="onnxruntime-cuda")):
+        assert diagnosis.missing is not None
+        assert "CUDAExecutionProvider" in diagnosis.missing.problem
+        assert diagnosis.missing.exit_code == 3
+        assert diagnosis.runtimes[0].problem == ""
+
+
+def test_other_files(tmp_path: Path) -> None:
+    path = export_torchscript(torch.nn.Linear(3, 2), torch.randn(4, 3), tmp_path / "m.pt").path
+    diagnosis = diagnose(path)
+    assert [found.runtime for found in diagnosis.runtimes] == ["torchscript"]
+    with pytest.raises(NnormExportError, match="has no runtime onnxruntime; it has torchscript"):
+        diagnose(path, runtime="onnxruntime")
+    with pytest.raises(ModelFileError, match="no such file"):
+        diagnose(tmp_path / "nothing.onnx")
+
+
+@needs_kernels
+def test_command_line(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CliRunner().invoke
+    plain = run(app, ["doctor"])
+    assert plain.exit_code == 0, plain.output
+    for word in ("nnorm_export", "ONNX Runtime", "kernels", "TensorRT", "onnxruntime"):
+        assert word in plain.stdout
+    full = run(app, ["doctor", str(model_file), "--verbose"])
+    assert full.exit_code == 0
+    assert "normalizations: 5 by kernel" in full.stdout
+    assert "head.1/LayerNormalNorm" in full.stdout
+    as_json = json.loads(run(app, ["doctor", str(model_file), "--json"]).stdout)
+    assert as_json["needed"] == "onnxruntime"
+    assert as_json["exit_code"] == 0
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    missing = run(app, ["doctor", str(model_file), "--quiet"])
+    assert missing.exit_code == 3
+    assert missing.stdout == ""
+    assert "error: onnxruntime: ONNX Runtime is not installed: pip install" in missing.stderr

@@ -1,0 +1,157 @@
+"""The pytest plugin: runtimes, what it says, JUnit, and the gate against drift."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from nnorm_export import export, layers
+from nnorm_export.testing import assert_parity, pytest_plugin
+
+pytestmark = pytest.mark.slow
+
+SUITE = """
+import torch
+from torch import nn
+from nnorm_export import layers
+from pathlib import Path
+
+FOLDER = Path({folder!r})
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), layers.LayerNormalNorm(5)).eval()
+
+def test_model(nnorm_parity):
+    report = nnorm_parity(FOLDER / "m.onnx", build(), torch.linspace(-2, 3, 24).reshape(4, 6))
+    assert report.outputs[0].name == "output"
+"""
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), layers.LayerNormalNorm(5)).eval()
+
+
+class Suite:
+    """A user's tests, run by a pytest of its own: pytester would forget half of torch's modules in this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        export(build(), torch.randn(4, 6), folder / "m.onnx")
+        (folder / "test_mine.py").write_text(SUITE.format(folder=str(folder)))
+        (folder / "pytest.ini").write_text("[pytest]\n")
+
+    def run(self, *arguments: str, outcome: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.path)
+        output = run.stdout + run.stderr
+        assert re.search(outcome, output.strip().splitlines()[-1]), output
+        return output
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    return Suite(tmp_path)
+
+
+def test_runtimes(suite: Suite) -> None:
+    suite.run(outcome="1 passed")
+    suite.run("--nnorm-runtimes", "onnxruntime,,onnxruntime", outcome="1 passed")
+    output = suite.run("--nnorm-runtimes", "onnxruntime, reference,tensorrt", "-v", outcome="2 passed, 1 skipped")
+    for runtime, result in (("onnxruntime", "PASSED"), ("reference", "PASSED"), ("tensorrt", "SKIPPED")):
+        assert re.search(rf"\[{runtime}\] {result}", output)
+
+
+def test_a_difference_fails_with_its_numbers(suite: Suite) -> None:
+    torch.manual_seed(1)
+    export(nn.Sequential(nn.Linear(6, 5), layers.LayerNormalNorm(5)), torch.randn(4, 6), suite.path / "m.onnx")
+    output = suite.run(outcome="1 failed")
+    assert "does not compute what Sequential computes (budget: at most 10 times" in output
+    assert "DIFFERENT in onnxruntime: output" in output
+    suite.run("--junit-xml", "report.xml", outcome="1 failed")
+    assert "nnorm.output.max_abs_diff" in (suite.path / "report.xml").read_text()
+
+
+def test_junit_has_the_errors(suite: Suite) -> None:
+    suite.run("--junit-xml", "report.xml", outcome="1 passed")
+    properties = ElementTree.parse(suite.path / "report.xml").iter("property")
+    values = {entry.get("name"): float(entry.get("value") or "nan") for entry in properties}
+    assert 0 <= values["nnorm.output.max_abs_diff"] < 1e-5
+    assert 0 <= values["nnorm.output.budget_share"] < 1
+
+
+def plant_an_error(path: Path, error: float) -> None:
+    """Add ``error`` to the bias of the normalization, and so to every element of the output."""
+    model = onnx.load(path)
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "1.bias")
+    bias.CopyFrom(numpy_helper.from_array((numpy_helper.to_array(bias) + error).astype("float32"), bias.name))
+    onnx.save(model, path)
+
+
+def test_the_gate_against_drift(suite: Suite) -> None:
+    """The planted error is far above float32's rounding and far below the tolerance, so rounding decides nothing."""
+    test = suite.path / "test_mine.py"
+    test.write_text(test.read_text().replace("reshape(4, 6))", "reshape(4, 6), rtol=0, atol=1e-2)"))
+    baseline = suite.path / "baseline.json"
+    gate = ("--nnorm-baseline", str(baseline))
+    suite.run(*gate, "--nnorm-update-baseline", outcome="1 passed")
+    recorded = json.loads(baseline.read_text())
+    (key,) = recorded
+    (version,) = recorded[key]
+    assert re.fullmatch(r"onnxruntime, onnxruntime \d+\.\d+.*", version)
+    assert recorded[key][version]["output"] < 1e-5
+    assert "no baseline" not in suite.run(*gate, outcome="1 passed")
+    plant_an_error(suite.path / "m.onnx", 1e-3)
+    drifted = suite.run(*gate, outcome="1 failed")
+    assert re.search(r"within the tolerance, but have drifted: output from \S+ to (1\.0\de-03|9\.9\de-04)", drifted)
+    recorded[key] = {"onnxruntime, onnxruntime 0.1": {"output": 1e-12}}
+    baseline.write_text(json.dumps(recorded))
+    other = suite.run(*gate, outcome="1 passed")
+    assert re.search(r"no baseline for onnxruntime.*record it with --nnorm-update-baseline", other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nnorm-update-baseline"], "--nnorm-update-baseline needs --nnorm-baseline FILE"),
+        (["--nnorm-runtimes="], "--nnorm-runtimes names no runtime (an empty variable?)"),
+        (["--nnorm-runtimes", " ,, "], "--nnorm-runtimes names no runtime"),
+        (["--nnorm-baseline="], "--nnorm-baseline names no file (an empty variable?)"),
+        (["--nnorm-baseline", "nothing.json"], "nothing.json: no such file; record it with --nnorm-update-baseline"),
+    ],
+)
+def test_bad_options(suite: Suite, arguments: list[str], message: str) -> None:
+    assert message in suite.run(*arguments, outcome="ERROR")
+
+
+def test_what_ran_it(tmp_path: Path) -> None:
+    path = export(build(), torch.randn(4, 6), tmp_path / "m.onnx").path
+    assert assert_parity(path, build(), torch.randn(4, 6), ran_by="kernel").runtime == "onnxruntime"
+    with pytest.raises(AssertionError, match=r"not all was run by kernel: 1/LayerNormalNorm by body"):
+        assert_parity(path, build(), torch.randn(4, 6), runtime="reference", ran_by="kernel")
+    export(build(), torch.randn(4, 6), path, form="primitives")
+    with pytest.raises(AssertionError, match="not all was run by kernel: no normalization is a node"):
+        assert_parity(path, build(), torch.randn(4, 6), ran_by="kernel")
+
+
+def test_the_workflow() -> None:
+    """The commands and files that the workflow names exist."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    workflow = yaml.safe_load((Path(__file__).parents[2] / "samples" / "ci" / "parity.yml").read_text())
+    runs = [step["run"] for step in workflow["jobs"]["parity"]["steps"] if "run" in step]
+    assert "nnorm-export doctor" in runs
+    source = Path(pytest_plugin.__file__).read_text()
+    options = re.findall(r"--nnorm-[a-z-]+", " ".join(runs))
+    assert options
+    assert all(f'"{option}"' in source for option in options)
