@@ -19,7 +19,7 @@ import pytest
 import torch
 from conv_networks import CASES, HERE, SHAPE, SKIPS, Block, Case, Mean, conv_norm_relu, damaged
 from implementations import open_with
-from nnorm_export.runtimes._description import describe_run
+from nnorm_export.runtimes.describe_run import describe_run
 from torch import nn
 
 import nnorm_export
