@@ -17,8 +17,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from backends import open_with
 from conv_networks import CASES, HERE, SHAPE, SKIPS, Block, Case, Mean, conv_norm_relu, damaged
-from implementations import open_with
 from torch import nn
 
 import nnorm_export
