@@ -32,7 +32,7 @@ def test_random_networks_compute_the_same_in_every_way(first: int) -> None:
     assert not [(outcome.spec, outcome.faults) for outcome in outcomes if outcome.faults]
     ran = [outcome for outcome in outcomes if not outcome.skipped]
     assert len(ran) >= TOGETHER - 3
-    # Most networks run by most backends: refusals and networks that are left out must not hide the test.
+    # Most networks are run by most backends: refusals and networks that are left out must not hide the test.
     usual = ("eager", "frozen", "kernel", "body", "primitives", "optimised", "reference", "openvino", "torchscript")
     for name in usual:
         assert sum(name in outcome.uses for outcome in ran) >= TOGETHER // 2, name
