@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from backends import needs_kernels
 from command_line import fails, run
 from fake_tensorrt import TensorRT, hide_tensorrt
-from implementations import needs_kernels
 from torch import nn
 
 from nnorm_export import export, layers

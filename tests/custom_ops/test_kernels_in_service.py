@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from backends import needs_kernels
 from fuzz.soak import soak
-from implementations import needs_kernels
 from node_models import ATTRIBUTES, ELEMENTS, make_values
 from onnx import TensorProto, helper, numpy_helper
 

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn

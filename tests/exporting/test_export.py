@@ -14,7 +14,7 @@ import onnx
 import onnx.inliner
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from pytorch_writers import GRAPHS
 from small_network import randomized
 from torch import Tensor, nn

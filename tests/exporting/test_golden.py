@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from backends import BACKENDS, newest_opset, open_with
 from golden_data import GOLDEN, LayerCase
 from golden_networks import CASES, CHECKPOINTS, EVALUATIONS, EXTRA_ABSOLUTE, FAKES, OURS, AllLayers, trained_network
-from implementations import WAYS, newest_opset, open_with
 
 import nnorm_export
 from nnorm_export import ModelFileError, export, layers
@@ -28,17 +28,17 @@ ONNXRUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]
 
 @pytest.fixture(scope="session")
 def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], list[np.ndarray]]:
-    """(form, opset, way) -> the outputs of :class:`AllLayers`; each file is exported once."""
+    """(form, opset, backend) -> the outputs of :class:`AllLayers`; each file is exported once."""
     folder, results = tmp_path_factory.mktemp("layers"), {}
     inputs = [case.inputs[index] for case, index in EVALUATIONS]
 
-    def run(form: str, opset: int, way: str) -> list[np.ndarray]:
+    def run(form: str, opset: int, backend: str) -> list[np.ndarray]:
         path = folder / f"{form}{opset}.onnx"
         if not path.exists():
             export(AllLayers(), (inputs,), path, form=form, opset_version=opset, dynamic_shapes={}, verify=False)
-        key = (form, opset, way)
+        key = (form, opset, backend)
         if key not in results:
-            runner = open_with(path, way)
+            runner = open_with(path, backend)
             assert len(runner.implementations) == (len(EVALUATIONS) if form == "portable" else 0)
             results[key] = runner(*[x.numpy() for x in inputs])
         return results[key]
@@ -47,19 +47,19 @@ def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", FORMS)
 def test_recorded_layers(
-    form: str, opset: int, way: str, layer_results: Callable[[str, int, str], list[np.ndarray]]
+    form: str, opset: int, backend: str, layer_results: Callable[[str, int, str], list[np.ndarray]]
 ) -> None:
-    if form == "portable" and way == "body" and ONNXRUNTIME < (1, 27):
+    if form == "portable" and backend == "body" and ONNXRUNTIME < (1, 27):
         # The layers normalize one axis and two, and this version runs one body for both.
         with pytest.raises(ModelFileError, match=r"one body for all nodes of an operator.*convert --form primitives"):
-            layer_results(form, opset, way)
+            layer_results(form, opset, backend)
         return
     failures = []
-    for (case, index), result in zip(EVALUATIONS, layer_results(form, opset, way), strict=True):
+    for (case, index), result in zip(EVALUATIONS, layer_results(form, opset, backend), strict=True):
         recorded = case.outputs[index].numpy()
         allowed = 2e-6 + EXTRA_ABSOLUTE.get(case.name, 0.0) + 2e-5 * np.abs(recorded)
         excess = np.abs(result - recorded) - allowed
@@ -90,8 +90,8 @@ def test_trained_networks(name: str, form: str, opset: int, tmp_path: Path) -> N
     report = export(network, example, path, form=form, opset_version=opset, verify=False)
     norms = sum(type(module).__name__.endswith(("NormalNorm", "Norm1d", "Norm2d")) for module in network.modules())
     assert len(report.layers) == norms
-    for way in WAYS:
-        (logits,) = open_with(path, way)(recorded["input"])
+    for backend in BACKENDS:
+        (logits,) = open_with(path, backend)(recorded["input"])
         np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=1e-5)
         np.testing.assert_array_equal(logits.argmax(1), recorded["logits"].argmax(1))
         assert (logits.argmax(1) == recorded["label"]).mean() > 0.93  # the networks were trained to this

@@ -11,7 +11,7 @@ import onnx.inliner
 import onnxruntime
 import pytest
 import torch
-from implementations import WAYS, open_with
+from backends import BACKENDS, open_with
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
@@ -86,8 +86,8 @@ def test_every_reader_keeps_the_bodies_apart(files: Callable[[bool, str], Path],
     inlined = onnx.inliner.inline_local_functions(proto)
     assert not inlined.functions
     results = [ReferenceEvaluator(inlined).run(None, {"x": x.numpy()})[0]]
-    for way in WAYS:
-        runner = open_with(path, way)
+    for backend in BACKENDS:
+        runner = open_with(path, backend)
         assert len(set(runner.implementations.values())) == 1
         results.append(runner(x.numpy())[0])
     results.append(load(files(mixed, "primitives"))(x.numpy())[0])

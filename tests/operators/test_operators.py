@@ -11,7 +11,7 @@ import onnxruntime
 import oracle
 import pytest
 import torch
-from implementations import WAYS, needs_kernels, newest_opset, open_with
+from backends import BACKENDS, needs_kernels, newest_opset, open_with
 from node_models import ATTRIBUTES, BATCH_OPERATORS, DELTA, ELEMENTS, make_values, single_node_model
 from onnx import helper
 from operator_cases import BOUNDS, CASES, expected_output
@@ -39,10 +39,10 @@ def test_every_implementation_matches_the_oracle(
     path = single_node_model(tmp_path / "node.onnx", op_type, values, **node_attributes)
 
     results = {}
-    for way in WAYS:
-        runner = open_with(path, way)
+    for backend in BACKENDS:
+        runner = open_with(path, backend)
         assert list(runner.implementations) == ["node"]
-        (results[way],) = runner(**values)
+        (results[backend],) = runner(**values)
     if op_type in NORMALIZATIONS:
         results["torch"] = call_torch_op(op_type, values, attributes)
 
@@ -73,8 +73,8 @@ def test_body_at_every_opset(op_type: str, opset: int, tmp_path: Any) -> None:
     values = make_values(op_type, (3, 8, 5), "float32")
     expected = expected_output(op_type, values, 4, 1)
     path = single_node_model(tmp_path / "node.onnx", op_type, values, opset, **ATTRIBUTES.get(op_type, {}))
-    for way in WAYS if opset <= NEWEST_OF_ONNXRUNTIME else ("reference",):
-        (result,) = open_with(path, way)(**values)
+    for backend in BACKENDS if opset <= NEWEST_OF_ONNXRUNTIME else ("reference",):
+        (result,) = open_with(path, backend)(**values)
         np.testing.assert_allclose(result, expected, rtol=4e-6, atol=4e-6)
 
 
@@ -88,13 +88,13 @@ def test_schema_and_body_agree(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("op_type", ATTRIBUTES)
-@pytest.mark.parametrize("way", [pytest.param("kernel", marks=needs_kernels), "body"])
-def test_missing_attributes_mean_their_defaults(way: str, op_type: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("backend", [pytest.param("kernel", marks=needs_kernels), "body"])
+def test_missing_attributes_mean_their_defaults(backend: str, op_type: str, tmp_path: Any) -> None:
     values = make_values(op_type, (3, 8, 5), "float32")
     given = {name: default for name, (_, default) in OPERATORS[op_type].attributes.items()}
     results = []
     for name, attributes in (("with.onnx", given), ("without.onnx", {})):
-        (result,) = open_with(single_node_model(tmp_path / name, op_type, values, **attributes), way)(**values)
+        (result,) = open_with(single_node_model(tmp_path / name, op_type, values, **attributes), backend)(**values)
         results.append(result)
     np.testing.assert_array_equal(*results)
 
@@ -146,9 +146,9 @@ def test_parameters_that_are_constants_give_the_bits_of_computed_ones(op_type: s
     ],
     ids=str,
 )
-@pytest.mark.parametrize("way", [pytest.param("kernel", marks=needs_kernels), "body"])
+@pytest.mark.parametrize("backend", [pytest.param("kernel", marks=needs_kernels), "body"])
 def test_kernel_and_body_refuse_the_same_attributes(
-    way: str, op_type: str, wrong: dict[str, Any], tmp_path: Any
+    backend: str, op_type: str, wrong: dict[str, Any], tmp_path: Any
 ) -> None:
     values = make_values(op_type, (4, 8, 6), "float32")
     path = single_node_model(tmp_path / "node.onnx", op_type, values, **ATTRIBUTES[op_type])
@@ -160,7 +160,7 @@ def test_kernel_and_body_refuse_the_same_attributes(
     onnx.save(model, path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if way == "kernel":
+    if backend == "kernel":
         register(options)
     with pytest.raises(Exception, match=r"ONNXRuntimeError"):  # its exceptions have no common base
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, values)
@@ -175,11 +175,11 @@ KERNEL_ULP = 6
 @pytest.mark.parametrize(("least", "greatest", "bound"), [(0, 1e-3, 1e-6), (1e-3, 10, 2e-6), (10, 1e4, 1.2e-5)])
 @pytest.mark.parametrize("delta", [0.0, DELTA], ids=["paper", "reference"])
 @pytest.mark.parametrize(
-    ("way", "variant"),
-    [("torch", ""), *((way, name) for way in WAYS for name in OPERATORS["BatchNormalNorm"].statements)],
+    ("backend", "variant"),
+    [("torch", ""), *((backend, name) for backend in BACKENDS for name in OPERATORS["BatchNormalNorm"].statements)],
 )
 def test_relative_accuracy_of_the_power_transform(
-    way: str, variant: str, delta: float, least: float, greatest: float, bound: float, tmp_path: Any
+    backend: str, variant: str, delta: float, least: float, greatest: float, bound: float, tmp_path: Any
 ) -> None:
     """No cancellation for small |h| or exponents near 0, no overflow up to |h| = 1e4; λ in [−2, 4] and at the edges."""
     edges = [0.0, 1.0, 2.0, 1e-7, -1e-7, 1e-3, 2 - 1e-6, 2 + 1e-4, delta, -delta, 2 + 0.99 * delta, -1.01 * delta]
@@ -190,11 +190,11 @@ def test_relative_accuracy_of_the_power_transform(
     one, zero = np.ones(len(lmbda), np.float32), np.zeros(len(lmbda), np.float32)
     values = {"X": np.repeat(h[:, None], len(lmbda), axis=1), "scale": one, "shift": zero}
     values |= {"exponent_pos": exponents[0], "exponent_neg": exponents[1], "weight": one, "bias": zero}
-    if way == "torch":
+    if backend == "torch":
         result = call_torch_op("BatchNormalNorm", values, {})
     else:
         path = single_node_model(tmp_path / "node.onnx", "BatchNormalNorm", values, variant=variant)
-        (result,) = open_with(path, way)(**values)
+        (result,) = open_with(path, backend)(**values)
     # In the paper's form η₊ = λ and η₋ = 2 − λ, so the oracle takes exponents of the two halves one by one.
     positive, negative = (
         oracle.power_transform(values["X"], eta, 0.0) for eta in (exponents[0], 2.0 - np.float64(exponents[1]))
@@ -205,7 +205,7 @@ def test_relative_accuracy_of_the_power_transform(
     nonzero = expected != 0
     error = np.abs(result - expected)[nonzero]
     assert (error / np.abs(expected[nonzero])).max() <= bound
-    if way == "kernel":
+    if backend == "kernel":
         assert (error / np.spacing(np.abs(expected[nonzero]).astype(np.float32))).max() <= KERNEL_ULP
 
 
@@ -228,8 +228,8 @@ def test_half_precision_kernels_round_the_float32_result_once(op_type: str, dtyp
 
 
 @pytest.mark.parametrize("op_type", BATCH_OPERATORS)
-@pytest.mark.parametrize("way", WAYS)
-def test_nan_propagates_and_wild_exponents_stay_finite(way: str, op_type: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_propagates_and_wild_exponents_stay_finite(backend: str, op_type: str, tmp_path: Any) -> None:
     values = make_values(op_type, (4, 7), "float32")
     values["exponent_pos"][:] = [0, 1e-12, -1e-12, 40, -40, 1e3, -1e3]
     values["exponent_neg"][:] = 2 - values["exponent_pos"]
@@ -237,29 +237,29 @@ def test_nan_propagates_and_wild_exponents_stay_finite(way: str, op_type: str, t
     values["X"][1:] = np.array([[0.0], [1e-20], [1e-3]])
     values["scale"][:], values["shift"][:] = 1, 0
     path = single_node_model(tmp_path / "node.onnx", op_type, values)
-    (result,) = open_with(path, way)(**values)
+    (result,) = open_with(path, backend)(**values)
     assert np.isnan(result[0]).all()
     expected = expected_output(op_type, values, 1, 1)
     np.testing.assert_allclose(result[1:], expected[1:], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nan_in_the_residual_propagates(way: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_in_the_residual_propagates(backend: str, tmp_path: Any) -> None:
     values = make_values("BatchNormalNormAddRelu", (3, 7, 5), "float32")
     values["residual"][1:, ::2] = np.nan
     path = single_node_model(tmp_path / "node.onnx", "BatchNormalNormAddRelu", values)
-    (result,) = open_with(path, way)(**values)
+    (result,) = open_with(path, backend)(**values)
     np.testing.assert_array_equal(np.isnan(result), np.isnan(values["residual"]))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_sum_with_the_residual_is_rounded_once(way: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_sum_with_the_residual_is_rounded_once(backend: str, tmp_path: Any) -> None:
     """y = 1 + 2⁻¹¹ + 2⁻¹³ lies between two float16 numbers and y − 1 is one; rounding y first would return 2⁻¹⁰."""
     values = make_values("BatchNormalNormAddRelu", (2, 3, 5), "float16")
     values["X"][:], values["shift"][:], values["residual"][:] = 0, 0, -1
     values["bias"][:] = 1 + 2**-11 + 2**-13
     path = single_node_model(tmp_path / "node.onnx", "BatchNormalNormAddRelu", values)
-    (result,) = open_with(path, way)(**values)
+    (result,) = open_with(path, backend)(**values)
     np.testing.assert_array_equal(result, np.full_like(result, 2**-11 + 2**-13))
 
 

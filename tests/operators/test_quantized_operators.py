@@ -12,7 +12,7 @@ import onnxruntime
 import oracle
 import pytest
 import torch
-from implementations import WAYS, needs_kernels, open_with
+from backends import BACKENDS, needs_kernels, open_with
 from onnx import TensorProto, helper, numpy_helper
 from operator_cases import EPILOGUES
 from scipy import special
@@ -131,13 +131,13 @@ def tensors_of(op_type: str, values: Values) -> Values:
     return {name: values[name] for name in ("X", *QUANTIZED_OPERATORS[op_type].operands)}
 
 
-# How far from halfway between two steps an element may be that a way rounds to the other one. Tables are exact to the
-# rounding of float64, sums with a residual to that of float32, and bodies to the float32 of their arithmetic.
-def bound(way: str, op_type: str, steps: np.ndarray, values: Values) -> np.ndarray:
+# How far from halfway between two steps an element may be that a backend rounds to the other one. Tables are exact to
+# the rounding of float64, sums with a residual to that of float32, and bodies to the float32 of their arithmetic.
+def bound(backend: str, op_type: str, steps: np.ndarray, values: Values) -> np.ndarray:
     rest = (
         np.abs(dequantized(values, "residual")) / values["y_scale"] if "residual" in values else np.zeros(steps.shape)
     )
-    if way == "kernel":
+    if backend == "kernel":
         return 1e-6 + (4e-7 * (np.abs(steps) + 2 * rest) if "residual" in values else 0 * rest)
     return 1e-5 * np.maximum(1 / values["y_scale"], 2 * (np.abs(steps) + rest))
 
@@ -150,16 +150,16 @@ def test_every_entry_matches_the_oracle(op_type: str, channels: int, types: Any,
     wanted, steps = expected(op_type, values, axis)
     path = saved(tmp_path / "node.onnx", op_type, values, axis)
     from_a_tie = np.abs(np.abs(steps - np.floor(steps)) - 0.5)
-    for way in WAYS:
-        runner = open_with(path, way)
+    for backend in BACKENDS:
+        runner = open_with(path, backend)
         assert list(runner.implementations) == ["node"]
         (result,) = runner(**tensors_of(op_type, values))
-        assert (result.dtype, result.shape) == (values["y_zero_point"].dtype, values["X"].shape), way
+        assert (result.dtype, result.shape) == (values["y_zero_point"].dtype, values["X"].shape), backend
         others = result != wanted
-        assert (from_a_tie[others] <= bound(way, op_type, steps, values)[others]).all(), way
-        assert np.abs(result[others] - wanted[others]).max(initial=0) <= 1, way
+        assert (from_a_tie[others] <= bound(backend, op_type, steps, values)[others]).all(), backend
+        assert np.abs(result[others] - wanted[others]).max(initial=0) <= 1, backend
         # Exact ties are those of λ = 1, where ψ is the identity; the others are counted.
-        assert others.sum() <= (0 if way == "kernel" and channels < 63 else 4) + 2e-3 * others.size, way
+        assert others.sum() <= (0 if backend == "kernel" and channels < 63 else 4) + 2e-3 * others.size, backend
 
 
 @needs_kernels
@@ -185,16 +185,16 @@ def test_threads_and_computed_parameters_make_no_difference(op_type: str, axis: 
     np.testing.assert_array_equal(result, computed(**values)[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("axis", "shapes"), [(1, [(0, 3, 4), (2, 3, 0), (2, 3)]), (-1, [(0, 4, 3), (2, 0, 3), (2, 3)])]
 )
-def test_empty_tensors_and_matrices(axis: int, shapes: list[tuple[int, ...]], way: str, tmp_path: Path) -> None:
+def test_empty_tensors_and_matrices(axis: int, shapes: list[tuple[int, ...]], backend: str, tmp_path: Path) -> None:
     values = make_values("QuantizedBatchNormalNormAddRelu", TYPES[0], 3, axis)
     for shape in shapes:
         given = {name: np.resize(values[name], shape) for name in ("X", "residual")}
         path = saved(tmp_path / f"{len(shape)}.onnx", "QuantizedBatchNormalNormAddRelu", values | given, axis)
-        (result,) = open_with(path, way)(**given)
+        (result,) = open_with(path, backend)(**given)
         assert (result.shape, result.dtype) == (shape, np.uint8)
         wanted, _ = expected("QuantizedBatchNormalNormAddRelu", values | given, -1 if len(shape) == 2 else axis)
         np.testing.assert_array_equal(result, wanted)
@@ -205,8 +205,8 @@ def test_the_axis_is_1_by_default(tmp_path: Path) -> None:
     values = make_values("QuantizedBatchNormalNorm", TYPES[0], 3, 1)
     wanted, _ = expected("QuantizedBatchNormalNorm", values, 1)
     path = saved(tmp_path / "node.onnx", "QuantizedBatchNormalNorm", values, None)
-    for way in ("kernel", "body"):
-        np.testing.assert_array_equal(open_with(path, way)(values["X"])[0], wanted)
+    for backend in ("kernel", "body"):
+        np.testing.assert_array_equal(open_with(path, backend)(values["X"])[0], wanted)
 
 
 @pytest.mark.parametrize("op_type", QUANTIZED_OPERATORS)

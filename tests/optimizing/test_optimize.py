@@ -17,9 +17,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from backends import open_with
 from conv_networks import CASES, HERE, SHAPE, SKIPS, Block, Case, Mean, conv_norm_relu, damaged
-from implementations import open_with
-from nnorm_export.runtimes.describe_run import describe_run
 from torch import nn
 
 import nnorm_export
@@ -41,6 +40,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.changes import changes_of, original_name
 from nnorm_export.optimizing import optimize as optimizer
 from nnorm_export.parity import compare_files
+from nnorm_export.runtimes.describe_run import describe_run
 from nnorm_export.runtimes.onnxruntime import optimized_files
 
 pytestmark = SKIPS

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from backends import HAS_KERNELS, needs_kernels
 from command_line import run
 from golden_data import GOLDEN
 from golden_networks import FAKES, trained_network
-from implementations import HAS_KERNELS, needs_kernels
 from onnx import numpy_helper
 from small_network import Network, randomized
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Differential testing: random networks, run in every way that there is, each held against float64 (tests/fuzz)."""
+"""Differential testing: random networks, run by every backend, each held against float64 (tests/fuzz)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from backends import BACKENDS, needs_kernels
 from fuzz import networks, networks_ways
 from fuzz.networks_build import build
 from fuzz.networks_spec import Spec, Step, random_spec, smaller
 from fuzz.networks_truth import ALLOWED, Truth
-from implementations import WAYS, needs_kernels
 
 import nnorm_export
 from nnorm_export.domain import OPERATORS
@@ -32,9 +32,10 @@ def test_random_networks_compute_the_same_in_every_way(first: int) -> None:
     assert not [(outcome.spec, outcome.faults) for outcome in outcomes if outcome.faults]
     ran = [outcome for outcome in outcomes if not outcome.skipped]
     assert len(ran) >= TOGETHER - 3
-    # Most networks run in most ways: refusals and networks that are left out must not hide the test.
-    for way in ("eager", "frozen", "kernel", "body", "primitives", "optimized", "reference", "openvino", "torchscript"):
-        assert sum(way in outcome.uses for outcome in ran) >= TOGETHER // 2, way
+    # Most networks are run by most backends: refusals and networks that are left out must not hide the test.
+    usual = ("eager", "frozen", "kernel", "body", "primitives", "optimized", "reference", "openvino", "torchscript")
+    for name in usual:
+        assert sum(name in outcome.uses for outcome in ran) >= TOGETHER // 2, name
 
 
 def test_torchscript_keeps_float64_constants_that_are_equal_in_float32(tmp_path: Path) -> None:
@@ -64,18 +65,18 @@ def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_a_planted_error_in_a_file_is_found(small: networks_ways._Run, way: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_planted_error_in_a_file_is_found(small: networks_ways._Run, backend: str) -> None:
     """ε off by a tenth, exponents off by 1e-4, and a convolution's weight off by 1e-4."""
     with small.sharing():
-        assert small.truths[0].use(getattr(small, way)()[0]) < ALLOWED
+        assert small.truths[0].use(getattr(small, backend)()[0]) < ALLOWED
         path = small.folder / "portable.onnx"
         honest = path.read_bytes()
         for plant in (_change_epsilon, _move_exponent, _move_weight):
             model = onnx.load_from_string(honest)
             plant(model)
             onnx.save(model, path)
-            assert small.truths[0].use(getattr(small, way)()[0]) > ALLOWED, plant.__name__
+            assert small.truths[0].use(getattr(small, backend)()[0]) > ALLOWED, plant.__name__
         path.write_bytes(honest)
 
 

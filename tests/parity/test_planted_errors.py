@@ -1,4 +1,4 @@
-"""Planted errors are found in every layout of outputs, by verify and replay; honest files stay within the budget."""
+"""Planted errors are found in every layout of outputs, by verify and replay; unaltered files stay within the budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 from planted_errors import ERRORS, LAYOUTS, Boxes, found, trained
 from torch import nn
-from unaltered_files import WAYS, uses
+from unaltered_files import BACKENDS, uses
 
 from nnorm_export import bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm
@@ -35,10 +35,10 @@ def test_every_error_is_found(layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("layer_zoo batch2d", "fp32"), ("layer_zoo group", "fp16")])
-def test_honest_files_stay_within_the_budget(name: str, dtype: str) -> None:
-    used = {use.way: use.share for use in uses(name, dtype)}
-    assert set(used) == set(WAYS)
-    assert {way: share for way, share in used.items() if share is None or share >= 0.5} == {}
+def test_unaltered_files_stay_within_the_budget(name: str, dtype: str) -> None:
+    used = {use.backend: use.share for use in uses(name, dtype)}
+    assert set(used) == set(BACKENDS)
+    assert {backend: share for backend, share in used.items() if share is None or share >= 0.5} == {}
 
 
 @pytest.mark.slow

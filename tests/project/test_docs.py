@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from implementations import needs_kernels
+from backends import needs_kernels
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner

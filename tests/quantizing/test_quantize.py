@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from small_network import randomized
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset

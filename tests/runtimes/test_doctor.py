@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from onnxruntime import SessionOptions
 from small_network import Network, randomized
 from typer.testing import CliRunner

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from onnx import TensorProto, helper
 from torch import nn
 

@@ -13,8 +13,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from backends import BACKENDS, open_with
 from golden_networks import CHECKPOINTS, FAKES, trained_network
-from implementations import WAYS, open_with
 from torch import Tensor, nn
 
 from nnorm_export import (
@@ -51,10 +51,10 @@ def portable(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path
     return export(model, torch.randn(2, 4), tmp_path_factory.mktemp("files") / "portable.onnx").path
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_runner_says_what_it_takes_and_what_ran(way: str, portable: Path) -> None:
-    runner = open_with(portable, way)
-    assert runner.runtime == ("reference" if way == "reference" else "onnxruntime")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_runner_says_what_it_takes_and_what_ran(backend: str, portable: Path) -> None:
+    runner = open_with(portable, backend)
+    assert runner.runtime == ("reference" if backend == "reference" else "onnxruntime")
     assert [str(info) for info in (*runner.inputs, *runner.outputs)] == [
         "input: float32[batch, 4]",
         "output: float32[batch, 3]",
@@ -62,10 +62,10 @@ def test_a_runner_says_what_it_takes_and_what_ran(way: str, portable: Path) -> N
     assert list(runner.implementations) == ["1/BatchNormalNorm", "2/LayerNormalNorm"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_runner_takes_arrays_of_any_layout(way: str, portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_runner_takes_arrays_of_any_layout(backend: str, portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In ONNX Runtime without OrtValues, which are slower."""
-    runner = open_with(portable, way)
+    runner = open_with(portable, backend)
     monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_ort_values", None)
     x = np.random.default_rng(0).standard_normal((3, 4), np.float32)
     fixed, wide = x.copy(), np.repeat(x, 2, axis=1)
@@ -153,9 +153,9 @@ def test_files_and_runtimes_that_are_not_there(portable: Path, model: nn.Module,
     with pytest.raises(RuntimeMissingError, match="has no NoSuchExecutionProvider"):
         load(portable, providers=["NoSuchExecutionProvider"])
     custom = export(model, torch.randn(2, 4), tmp_path / "custom.onnx", form="custom").path
-    for way in ("body", "reference"):
+    for backend in ("body", "reference"):
         with pytest.raises(ModelFileError, match=r"form 'custom'.*no bodies"):
-            open_with(custom, way)
+            open_with(custom, backend)
 
 
 def test_a_provider_that_cannot_start_is_named_and_not_replaced(

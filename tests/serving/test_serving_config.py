@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from torch import nn
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from implementations import needs_kernels
+from backends import needs_kernels
 from small_network import randomized
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of honest files.
+"""What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of unaltered files.
 
 python tests/support/planted_errors.py  # writes results/parity.md, in an hour on two cores
 """
@@ -160,7 +160,7 @@ ERRORS = [
 def found(
     layouts: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = LAYOUTS,
 ) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """Layout, the share of the budget of an honest file, and error -> share with it."""
+    """Layout, the share of the budget of an unaltered file, and error -> share with it."""
     for layout, (build, inputs) in layouts.items():
         torch.manual_seed(0)
         model, x = trained(build()), inputs()
@@ -230,22 +230,22 @@ Written by `python tests/support/planted_errors.py` with torch {torch}, ONNX Run
 roundings of the scale of their channel, or of their row and channel, in float32.
 """
 
-HONEST = """
-## Honest files: the greatest share of the budget
+UNALTERED = """
+## Unaltered files: the greatest share of the budget
 
 {entries} entries: every layer and network of the test zoo and the golden checkpoints, each in every dtype. `kernel`,
 `body` and `custom` are ONNX Runtime with portable and custom files, `reference` is onnx's evaluator, `primitives` are
 ONNX Runtime's own operators, and OpenVINO runs the same files. A float64 file has no budget: its shares are those of
 {budget:g} times torch.testing's tolerances. AOTInductor compiles for minutes, so that only {compiled} is compared.
 
-| dtype | way | files | greatest share | layer or network |
+| dtype | backend | files | greatest share | layer or network |
 | --- | --- | --- | --- | --- |
 """
 
 NOT_RUN = """
-Files that a way refuses:
+Files that a backend refuses:
 
-| dtype | way | files | reason |
+| dtype | backend | files | reason |
 | --- | --- | --- | --- |
 """
 
@@ -264,25 +264,25 @@ def _found(share: float) -> str:
     return "found" if share > 1 else "**not found**"
 
 
-def honest_tables(uses: Sequence[Use]) -> Iterator[str]:
+def unaltered_tables(uses: Sequence[Use]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Use]] = {}
     for use in uses:
-        groups.setdefault((use.dtype, use.way), []).append(use)
-    for (dtype, way), of_way in sorted(groups.items(), key=lambda item: list(DTYPES).index(item[0][0])):
-        if ran := [use for use in of_way if use.share is not None]:
+        groups.setdefault((use.dtype, use.backend), []).append(use)
+    for (dtype, backend), of_backend in sorted(groups.items(), key=lambda item: list(DTYPES).index(item[0][0])):
+        if ran := [use for use in of_backend if use.share is not None]:
             worst = max(ran, key=lambda use: use.share or 0.0)
-            yield f"| {dtype} | {way} | {len(ran)} | {worst.share:.2f} | {worst.name} |"
-    refused = Counter((use.dtype, use.way, use.reason) for use in uses if use.share is None)
+            yield f"| {dtype} | {backend} | {len(ran)} | {worst.share:.2f} | {worst.name} |"
+    refused = Counter((use.dtype, use.backend, use.reason) for use in uses if use.share is None)
     if refused:
         yield NOT_RUN.rstrip("\n")
-    for (dtype, way, reason), count in sorted(refused.items()):
-        names = [use.name for use in uses if (use.dtype, use.way, use.reason) == (dtype, way, reason)]
+    for (dtype, backend, reason), count in sorted(refused.items()):
+        names = [use.name for use in uses if (use.dtype, use.backend, use.reason) == (dtype, backend, reason)]
         listed = str(count) if count > 3 else ", ".join(names)
-        yield f"| {dtype} | {way} | {listed} | {reason.replace('|', chr(92) + '|')} |"
+        yield f"| {dtype} | {backend} | {listed} | {reason.replace('|', chr(92) + '|')} |"
 
 
 def measured(jobs: int) -> list[Use]:
-    """The uses of all honest files, by processes of which each takes the next network."""
+    """The uses of all unaltered files, by processes of which each takes the next network."""
     tasks = [(name, dtype) for name in zoo() for dtype in DTYPES]
     columns = (TextColumn("networks and dtypes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TimeRemainingColumn())  # fmt: skip
@@ -308,8 +308,8 @@ def main() -> None:
         roundings=ROUNDINGS,
     )
     lines = [head, *planted_table()]
-    lines += [HONEST.format(entries=len(zoo()), budget=BUDGET, compiled=" and ".join(COMPILED)).rstrip("\n")]
-    lines += honest_tables(measured(args.jobs))
+    lines += [UNALTERED.format(entries=len(zoo()), budget=BUDGET, compiled=" and ".join(COMPILED)).rstrip("\n")]
+    lines += unaltered_tables(measured(args.jobs))
     # Only now: a run that is ended early leaves the old file whole.
     args.output.write_text("\n".join(lines) + "\n")
 

@@ -1,7 +1,7 @@
-"""The share of the error budget that honest files use: the test zoo and the golden checkpoints, run in every way.
+"""The share of the error budget that unaltered files use, by every backend: the test zoo, the golden checkpoints.
 
-A file that a way refuses is named with the reason. PyTorch runs once for each network and dtype; its results, samples
-and truth judge the files of all ways.
+A file that a backend refuses is named with the reason. PyTorch runs once for each network and dtype; its results,
+samples and truth judge the files of all backends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ import layer_zoo
 import numpy as np
 import onnx
 import torch
+from backends import open_with
 from fuzz.networks_refusals import refusal, refuse_openvino
 from fuzz.networks_ways import _read_once as read_once
 from golden_data import GOLDEN
 from golden_networks import CHECKPOINTS, OURS, trained_network
-from implementations import open_with
 from torch import Tensor, nn
 
 from nnorm_export import export, export_aoti, export_program, export_torchscript, freeze, load, optimize
@@ -41,17 +41,17 @@ Runs = Callable[[Array], list[Array]]
 
 @dataclass(frozen=True)
 class Use:
-    """What one file used of its budget; ``share`` is None where the way refuses the file, for ``reason``."""
+    """What one file used of its budget; ``share`` is None where the backend refuses the file, for ``reason``."""
 
     name: str
     dtype: str
-    way: str
+    backend: str
     share: float | None
     reason: str = ""
 
 
 class Files:
-    """The files of one network in one dtype, each written when a way needs it."""
+    """The files of one network in one dtype, each written when a backend needs it."""
 
     def __init__(self, model: nn.Module, x: Tensor, dtype: str, folder: Path) -> None:
         self.model, self.x, self.dtype, self.folder = model, x, dtype, folder
@@ -87,7 +87,7 @@ class Files:
         return _only_input(load(path))
 
     def openvino(self) -> Runs:
-        import openvino  # noqa: PLC0415 - another way still runs where it is not installed
+        import openvino  # noqa: PLC0415 - another backend still runs where it is not installed
 
         refuse_openvino(onnx.load(self.onnx("primitives")), str(DTYPES[self.dtype]).removeprefix("torch."))
         # Else it computes float16 files in float16 throughout.
@@ -115,7 +115,7 @@ def _only_input(runner: Callable[..., list[Array]]) -> Runs:
     return runner
 
 
-WAYS = ("kernel", "body", "reference", "primitives", "custom", "optimized", "openvino", "torchscript", "pt2")
+BACKENDS = ("kernel", "body", "reference", "primitives", "custom", "optimized", "openvino", "torchscript", "pt2")
 # Compiling takes minutes for each file, so that one stands for the others.
 COMPILED = ("layer_zoo group",)
 
@@ -143,12 +143,12 @@ def _checkpoint(name: str) -> tuple[nn.Module, Tensor]:
         return freeze(trained_network(name, OURS)), torch.from_numpy(recorded["input"][:16])
 
 
-def ways_of(name: str, dtype: str) -> tuple[str, ...]:
-    return (*WAYS, "aoti") if name in COMPILED and dtype == "fp32" else WAYS
+def backends_of(name: str, dtype: str) -> tuple[str, ...]:
+    return (*BACKENDS, "aoti") if name in COMPILED and dtype == "fp32" else BACKENDS
 
 
 def uses(name: str, dtype: str) -> list[Use]:
-    """What the files of one network use of their budget, in every way."""
+    """What the files of one network use of their budget, by every backend."""
     torch.manual_seed(0)
     model, x = zoo()[name]()
     model = model.eval()
@@ -163,21 +163,21 @@ def uses(name: str, dtype: str) -> list[Use]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), read_once():
         warnings.simplefilter("ignore")
         files = Files(model, x, dtype, Path(folder))
-        for way in ways_of(name, dtype):
+        for backend in backends_of(name, dtype):
             try:
-                results = getattr(files, way)()(_as_array(x, dtype))
+                results = getattr(files, backend)()(_as_array(x, dtype))
             except Exception as error:  # whatever a runtime or an exporter raises is what the table names
-                reason = refusal(way, f"{type(error).__name__}: {error}")
-                found.append(Use(name, dtype, way, None, reason or _short(error)))
+                reason = refusal(backend, f"{type(error).__name__}: {error}")
+                found.append(Use(name, dtype, backend, None, reason or _short(error)))
                 continue
             if dtype == "fp64":
-                found.append(Use(name, dtype, way, max(map(_of_tolerances, results, expected))))
+                found.append(Use(name, dtype, backend, max(map(_of_tolerances, results, expected))))
                 continue
             infos = [_Named(str(number)) for number in range(len(results))]
-            judged = judge_outputs(way, name, infos, results, expected, truth, yardsticks)  # type: ignore[arg-type]
+            judged = judge_outputs(backend, name, infos, results, expected, truth, yardsticks)  # type: ignore[arg-type]
             note = next((output.note for output in judged if not output.passed and output.note), "")
             share = max(output.budget_share or 0.0 for output in judged)
-            found.append(Use(name, dtype, way, None if note else share, note))
+            found.append(Use(name, dtype, backend, None if note else share, note))
     return found
 
 
@@ -216,10 +216,3 @@ _REASONS = {
     "NOT_IMPLEMENTED": "ONNX Runtime's CPU provider has no operator for this dtype",
     "has no nnorm nodes to make faster": "no node that a kernel runs: there is nothing to optimize",
 }
-
-
-def honest(names: list[str] | None = None, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Iterator[Use]:
-    """The uses of the networks ``names``; None takes all."""
-    for name in zoo() if names is None else names:
-        for dtype in dtypes:
-            yield from uses(name, dtype)

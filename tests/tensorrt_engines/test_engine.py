@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from backends import needs_kernels
 from fake_tensorrt import VERSION, TensorRT, hide_tensorrt
-from implementations import needs_kernels
 from small_network import Network, randomized
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""The ways to run a file here: ONNX Runtime with the kernels, ONNX Runtime with the bodies, onnx's evaluator."""
+"""What runs a file here: ONNX Runtime with the kernels, ONNX Runtime with the bodies, onnx's evaluator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Without a compiler nnorm_export has no kernels; tests/custom_ops/test_library.py shows that it has them elsewhere.
 HAS_KERNELS = library.find_library() is not None
-WAYS = tuple(way for way in _OPTIONS if HAS_KERNELS or way != "kernel")
+BACKENDS = tuple(backend for backend in _OPTIONS if HAS_KERNELS or backend != "kernel")
 needs_kernels = pytest.mark.skipif(
     not HAS_KERNELS, reason="nnorm_export is installed without its kernels, because there was no C++ compiler"
 )
@@ -40,8 +40,8 @@ def newest_opset() -> int:
     return 18
 
 
-def open_with(path: str | Path, way: str) -> Runner:
-    """Opens a file and proves that every normalization which is a node of it is run this way."""
-    runner = load(path, **_OPTIONS[way])
-    assert set(runner.implementations.values()) <= {"kernel" if way == "kernel" else "body"}
+def open_with(path: str | Path, backend: str) -> Runner:
+    """Opens a file and proves that every normalization which is a node of it is run by this backend."""
+    runner = load(path, **_OPTIONS[backend])
+    assert set(runner.implementations.values()) <= {"kernel" if backend == "kernel" else "body"}
     return runner
