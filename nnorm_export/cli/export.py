@@ -64,9 +64,9 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     import nnorm_export
     from nnorm_export.cli.source import bisect_command, load_source
     from nnorm_export.files.inspection import describe
-    from nnorm_export.files.staging import check_target
+    from nnorm_export.files.staging import check_output
 
-    check_target(path)  # before the model is loaded, which may take minutes
+    check_output(path)  # before the model is loaded, which may take minutes
     with output.working("Loading the model"):
         source = load_source(model)
         args, kwargs, notices = _example(source, model.input_specs, options)

@@ -17,7 +17,7 @@ from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import half_parameters, original_name, renamed
 from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_weights, refuse_unknown_types
 from nnorm_export.files.optimized_for import OPTIMIZED
-from nnorm_export.files.staging import check_target, refuse_needed, save, staged, writing
+from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
 from nnorm_export.graphs.forms import apply_form, check_form
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.parity.by_bodies import run_by_bodies
@@ -90,7 +90,7 @@ def change_form(
     """
     check_form(form)
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
-    check_target(target)
+    check_output(target)
     refuse_needed(target, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form}.onnx")
     file = _restored(source)
     nodes = dict(Counter(node.op_type for node in all_nodes(file.proto) if node.domain == DOMAIN))

@@ -17,7 +17,7 @@ from nnorm_export.exporting.dry_run import rehearse
 from nnorm_export.exporting.mutations import Changes
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.targets import Target, refuse_dtype
-from nnorm_export.files.staging import check_target, refuse_unencodable
+from nnorm_export.files.staging import check_output, refuse_unencodable
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.weights import weights_sha256
@@ -115,7 +115,7 @@ def freeze_source(request: Request) -> Frozen:
             frozen.
         InputError: the example does not fit ``forward``, or the model does not run on it.
     """
-    check_target(request.path)  # before the work, which may take minutes
+    check_output(request.path)  # before the work, which may take minutes
     refuse_unencodable(request.path)
     step("freeze")
     model = request.model

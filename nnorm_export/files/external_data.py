@@ -1,12 +1,8 @@
-"""Weights in a file beside the model: when they are written there, and the names of such files.
+"""Weights in a file beside the model: when they are written there, how that file is called, and when it is removed.
 
-Two files cannot be replaced in one step, but one can. Therefore no file of weights that a model refers to is ever
-overwritten. New weights get a name of their own, and the model, which refers to it, is renamed into place last:
-
-- ``model.onnx.data``, if there is no such file and the older ``model.onnx`` has no weights beside it;
-- ``model.onnx.<16 digits>.data`` otherwise, with the first digits of the SHA-256 of the weights.
-
-Equal weights keep the name that they have.
+Two files cannot be replaced in one step, but one can. Therefore the name of the weights has their hash:
+``model.onnx.<16 digits>.data``, the first digits of the file's SHA-256. Weights that a model refers to are never
+overwritten, and equal ones are kept. The model, which refers to its weights, is replaced last.
 """
 
 from __future__ import annotations
@@ -17,22 +13,22 @@ import mmap
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ExportError
-from nnorm_export.files.locations import external_tensors, locations
+from nnorm_export.files.durable import flush
+from nnorm_export.files.locations import external_tensors
 from nnorm_export.files.wire import field_header
 
 EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
 
 
 def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
-    """Writes ``model``; the weights go into ``<path>.data`` if ``external_data``, for None where they exceed 2 GiB.
+    """Writes ``model``; the weights go into a file beside it if ``external_data``, for None where they exceed 2 GiB.
 
     Raises:
         ExportError: the weights exceed 2 GiB and ``external_data`` is False, or they go into a file of their own and
@@ -41,8 +37,16 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with _weights_undescribed(model):
         if external_data or (external_data is None and size > EXTERNAL_DATA_BYTES):
-            _refuse_undecoded(path)
-            ir.save(model, path, external_data=first_name(path))
+            try:
+                path.name.encode()
+            except UnicodeEncodeError as error:
+                raise ExportError(
+                    f"{path} is not UTF-8, and a model holds the name of the file with its weights; give another name"
+                ) from error
+            weights = path.with_name(f"{path.name}.data")
+            ir.save(model, path, external_data=weights.name)
+            if weights.exists():  # onnx_ir keeps small weights in the model
+                _rename_weights(path, weights)
         elif size > EXTERNAL_DATA_BYTES:
             raise ExportError(
                 f"the weights take {size / 2**30:.1f} GiB, and a file without external data holds 2 at most; leave "
@@ -50,15 +54,6 @@ def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
             )
         else:
             _write(ir.to_proto(model), path)
-
-
-def _refuse_undecoded(path: Path) -> None:
-    try:
-        path.name.encode()
-    except UnicodeEncodeError as error:
-        raise ExportError(
-            f"{path} is not UTF-8, and a model holds the name of the file with its weights; give another name"
-        ) from error
 
 
 @contextmanager
@@ -100,86 +95,65 @@ def _write(proto: onnx.ModelProto, path: Path) -> None:
             file.write(weight.SerializeToString())
 
 
-def first_name(path: Path) -> str:
-    return f"{path.name}.data"
-
-
-def is_own(path: Path, name: str) -> bool:
-    """Whether ``name`` is one that this package gives to the weights of ``path``."""
-    return re.fullmatch(rf"{re.escape(path.name)}(\.[0-9a-f]{{16}})?\.data", name) is not None
-
-
-def owned(path: Path) -> set[str]:
-    """The names of the files beside ``path`` that this package wrote for it and that it refers to.
-
-    Raises:
-        OSError: the folder or ``path`` cannot be read.
-    """
-    present = {entry for entry in os.listdir(path.parent) if is_own(path, entry)}
-    if not present or not path.is_file() or not any(_holds(path, name) for name in present):
-        return set()
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except DecodeError:
-        return set()
-    return present.intersection(locations(proto))
-
-
-def is_read_by_others(path: Path, name: str) -> bool:
-    """Whether another model beside ``path``, a copy of the older one for example, may refer to the weights ``name``.
-
-    ``path`` need not exist. A model that cannot be read may refer to them.
-    """
-    for other in path.parent.glob("*.onnx"):
-        try:
-            if other.name != path.name and other.is_file() and _holds(other, name):
-                return True
-        except FileNotFoundError:  # it was removed meanwhile
-            continue
-        except OSError:
-            return True
-    return False
-
-
-def named(path: Path, model: Path, old: set[str]) -> str:
-    """The name of ``model``'s weights in the place of ``path``; ``model``, a new file, is changed to refer to it.
-
-    Args:
-        path: where the model is to lie.
-        model: the model, with its weights beside it under the first name.
-        old: the weights of the older ``path``, by name.
-
-    Raises:
-        OSError: the files cannot be read or written.
-    """
-    weights = model.with_name(first_name(model))
-    same = [name for name in old if filecmp.cmp(path.with_name(name), weights, shallow=False)]
-    if same or not (old or os.path.lexists(path.with_name(weights.name))):
-        name = same[0] if same else weights.name
-    else:
-        name = f"{path.name}.{_sha256(weights)[:16]}.data"
-    if name != weights.name:
-        proto = onnx.load(model, load_external_data=False)
-        for tensor in external_tensors(proto):
-            for entry in tensor.external_data:
-                if entry.key == "location":
-                    entry.value = name
-        model.write_bytes(proto.SerializeToString())
-        weights.rename(weights.with_name(name))
-    return name
-
-
-def _sha256(path: Path) -> str:
+def _rename_weights(model: Path, weights: Path) -> None:
+    """Gives ``weights`` the name that has their hash, in the file ``model`` too."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with weights.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return digest.hexdigest()
+    name = f"{model.name}.{digest.hexdigest()[:16]}.data"
+    proto = onnx.load(model, load_external_data=False)
+    for tensor in external_tensors(proto):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+    model.write_bytes(proto.SerializeToString())
+    os.replace(weights, model.with_name(name))
 
 
-def _holds(path: Path, name: str) -> bool:
-    """Whether the bytes of ``name`` occur in ``path``: parsing a file of 2 GiB to learn that they do not is slow."""
-    if path.stat().st_size == 0:
+def move_weights(new: Path, output: Path) -> None:
+    """Moves the weights beside the model ``new`` to where they lie beside ``output``, unless equal ones lie there.
+
+    Raises:
+        OSError: a file cannot be moved.
+    """
+    for name in _weights_of(output, new.parent):
+        weights = output.with_name(name)
+        if not (weights.exists() and filecmp.cmp(new.with_name(name), weights, shallow=False)):
+            os.replace(new.with_name(name), weights)
+        flush(output.parent)
+
+
+def remove_unread(output: Path, unfinished: str) -> None:
+    """Removes the weights that were written for ``output`` and that no model refers to.
+
+    The models are ``output``, the ONNX files beside it, a copy of an older ``output`` for example, and the files that
+    match the pattern ``unfinished``, which other writers are about to move.
+    """
+    names = _weights_of(output, output.parent)
+    if names:
+        # In this order no model is missed that another machine moves meanwhile.
+        models = [*output.parent.glob(unfinished), *output.parent.glob("*.onnx"), output]
+        for name in names:
+            if not any(_may_refer(model, name) for model in models):
+                with suppress(OSError):  # the next writer tries again
+                    output.with_name(name).unlink()
+
+
+def _weights_of(output: Path, folder: Path) -> list[str]:
+    """The names of the files in ``folder`` that :func:`save` wrote for ``output``."""
+    pattern = re.compile(rf"{re.escape(output.name)}\.[0-9a-f]{{16}}\.data")
+    return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
+
+
+def _may_refer(model: Path, name: str) -> bool:
+    """Whether the bytes of ``name`` occur in ``model``, a search that is faster than parsing a file of 2 GiB."""
+    try:
+        if not model.is_file() or model.stat().st_size == 0:
+            return False
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
+            return contents.find(os.fsencode(name)) >= 0
+    except FileNotFoundError:  # it was removed meanwhile
         return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
-        return contents.find(name.encode()) >= 0
+    except (OSError, ValueError):  # a model that cannot be read may refer to them
+        return True

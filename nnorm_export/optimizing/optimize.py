@@ -15,7 +15,7 @@ from nnorm_export.errors import ModelFileError, ParityError, root_cause
 from nnorm_export.files.changes import renamed
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
-from nnorm_export.files.staging import check_target, refuse_needed, save, staged, writing
+from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
 from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
@@ -138,7 +138,7 @@ def optimize(
         After an error ``output`` is unchanged.
     """
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
-    check_target(target)
+    check_output(target)
     _refuse(source, target)
     ort = import_onnxruntime()
     model = optimized_graph(source, ort)

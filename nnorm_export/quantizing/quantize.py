@@ -15,7 +15,7 @@ from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ParityError
 from nnorm_export.files.onnx_file import ModelFile, read
-from nnorm_export.files.staging import check_target, save, staged, writing
+from nnorm_export.files.staging import check_output, save, staged, writing
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.graphs.forms import apply_form
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
@@ -138,7 +138,7 @@ def quantize(
     has_tables = form != "primitives" and not row.products_alone
     import_onnxruntime()
     source, written = read(Path(path).expanduser()), Path(f).expanduser()
-    check_target(written)
+    check_output(written)
     refuse(source, written, weights)
     report = progress or _silent
     infos = inputs_of(source.proto)

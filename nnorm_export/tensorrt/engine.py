@@ -13,7 +13,7 @@ from typing import Any
 
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
-from nnorm_export.files.staging import check_target, staged, writing
+from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.tensorrt import installation, rtx as tensorrt_rtx, rtx_plugins
 from nnorm_export.tensorrt.network import Built, Progress, allow_decomposition, monitored, plugins_in
 from nnorm_export.tensorrt.parser_input import write_for_parser
@@ -128,9 +128,9 @@ def build_engine(
             "compute capabilities are chosen for TensorRT-RTX (rtx=True, --rtx); TensorRT builds for the GPU of this "
             "machine"
         )
-    check_target(output)
+    check_output(output)
     if timing_cache is not None:
-        check_target(timing_cache)
+        check_output(timing_cache)
     builder = RtxBuilder(compute_capabilities) if rtx else TensorRTBuilder()
     source, target = read(Path(path).expanduser()), Path(output).expanduser()
     if target.exists() and target.samefile(source.path):

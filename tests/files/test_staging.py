@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,9 @@ import onnx_ir as ir
 import pytest
 
 from nnorm_export.errors import ExportError
-from nnorm_export.files import durable, external_data as staged_weights
+from nnorm_export.files import durable, staging
 from nnorm_export.files.durable import read_whole
-from nnorm_export.files.staging import check_target, save, staged, staged_folder
+from nnorm_export.files.staging import check_output, save, scratch_folder, staged, staged_folder
 from nnorm_export.runtimes import load
 
 
@@ -29,8 +32,8 @@ def model(value: float) -> ir.Model:
 
 
 def write(path: Path, value: float, external_data: bool) -> None:
-    with staged(path) as staging:
-        save(model(value), staging, external_data)
+    with staged(path) as new:
+        save(model(value), new, external_data)
 
 
 def value_in(path: Path) -> float:
@@ -39,6 +42,13 @@ def value_in(path: Path) -> float:
     weights = onnx.numpy_helper.to_array(proto.graph.initializer[0])
     assert proto.graph.name == f"g{float(weights[0, 0])}"
     return float(weights[0, 0])
+
+
+def weights_of(path: Path) -> set[str]:
+    """The files beside ``path`` that have the hash of their content in their names."""
+    files = {entry.name: entry for entry in path.parent.glob(f"{path.name}.*.data")}
+    digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    return {name for name, digest in digests.items() if name == f"{path.name}.{digest[:16]}.data"}
 
 
 class Killed(BaseException):
@@ -58,9 +68,10 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
         return call
 
-    for name in ("replace", "rename", "unlink", "fsync"):
+    for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync"):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    monkeypatch.setattr("nnorm_export.files.staging._finish", lambda *_: None)
+    clean_up = staging._clean_up
+    monkeypatch.setattr(staging, "_clean_up", lambda *paths: None if left[0] < 0 else clean_up(*paths))
 
 
 FORMS = pytest.mark.parametrize(("old", "new"), [(True, True), (True, False), (False, True), (False, False)])
@@ -82,8 +93,9 @@ def test_a_writer_killed_at_any_step_leaves_a_whole_file(old: bool, new: bool, t
                 finished = False
         seen.add(value_in(path))
         write(path, 3.0, new)
-        data = {p.name for p in tmp_path.iterdir()} - {"m.onnx", "m.onnx.backup.data"}
-        assert len(data) == new, f"step {steps} leaves {data}"
+        beside = {p.name for p in tmp_path.iterdir()} - {"m.onnx", "m.onnx.backup.data"}
+        assert beside == weights_of(path), f"step {steps} leaves {beside}"
+        assert len(beside) == new
         if finished:
             break
     assert finished
@@ -91,19 +103,42 @@ def test_a_writer_killed_at_any_step_leaves_a_whole_file(old: bool, new: bool, t
 
 
 def test_names_of_weights(tmp_path: Path) -> None:
-    path, first = tmp_path / "m.onnx", tmp_path / "m.onnx.data"
+    path = tmp_path / "m.onnx"
     write(path, 1.0, external_data=True)
-    assert first.exists()
+    (first,) = {p.name for p in tmp_path.iterdir()} - {"m.onnx"}
+    assert weights_of(path) == {first}
+    file = (tmp_path / first).stat().st_ino
     write(path, 1.0, external_data=True)
-    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}  # equal weights keep their name
+    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", first}
+    assert (tmp_path / first).stat().st_ino == file  # equal weights are kept
     write(path, 2.0, external_data=True)
     (second,) = {p.name for p in tmp_path.iterdir()} - {"m.onnx"}
-    assert second != first.name
-    assert second.startswith("m.onnx.")
-    assert second.endswith(".data")
+    assert second != first
+    assert weights_of(path) == {second}
     assert value_in(path) == 2.0
     write(path, 1.0, external_data=False)
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]  # weights that nothing refers to are removed
+
+
+def test_weights_that_were_damaged_are_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, 1.0, external_data=True)
+    (name,) = weights_of(path)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[100] ^= 1
+    (tmp_path / name).write_bytes(data)
+    write(path, 1.0, external_data=True)
+    assert weights_of(path) == {name}
+
+
+def test_weights_that_torch_wrote_stay(tmp_path: Path) -> None:
+    """They are another program's, and no model of this package ever refers to a file of that name."""
+    path = tmp_path / "m.onnx"
+    onnx.save(ir.to_proto(model(1.0)), path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    assert value_in(path) == 1.0
+    write(path, 2.0, external_data=True)
+    assert value_in(path) == 2.0
+    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data", *weights_of(path)}
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
@@ -120,12 +155,75 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
 
 def test_a_live_writer_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    with staged(path) as staging:
-        save(model(1.0), staging, external_data=True)
+    with staged(path) as new:
+        save(model(1.0), new, external_data=True)
         write(path, 2.0, external_data=True)
         assert value_in(path) == 2.0
-        assert staging.exists()
+        assert new.exists()
     assert value_in(path) == 1.0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_weights_that_a_live_writer_moves_again_stay(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, 1.0, external_data=True)
+    first = weights_of(path)
+    with staged(path) as new:
+        save(model(1.0), new, external_data=True)
+        write(path, 2.0, external_data=True)
+        assert first < weights_of(path)  # the live writer keeps them, and does not move its own
+    assert value_in(path) == 1.0
+    assert weights_of(path) == first
+
+
+def test_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Its temporary folder, which may take gigabytes, stays while it lives, and the next writer removes it."""
+    path = tmp_path / "m.onnx"
+    write(path, 1.0, external_data=True)
+    told, tell = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            with staged(path) as new:
+                save(model(2.0), new, external_data=True)
+                os.write(tell, b"1")
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(tell)
+    assert os.read(told, 1) == b"1"
+    (left,) = tmp_path.glob(".m.onnx.nnorm-*")
+    write(path, 3.0, external_data=True)
+    assert left.exists()
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    os.close(told)
+    assert len(list(left.rglob("*.data"))) == 1
+    assert value_in(path) == 3.0
+    write(path, 4.0, external_data=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", *weights_of(path)}
+    assert len(weights_of(path)) == 1
+
+
+def test_two_writers_and_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, 1.0, external_data=True)
+    failures = []
+
+    def repeat(*values: float) -> None:
+        try:
+            for value in values * 20:
+                write(path, value, external_data=True)
+        except Exception as error:  # told by the main thread
+            failures.append(error)
+
+    writers = [threading.Thread(target=repeat, args=values) for values in ((1.0, 2.0), (2.0, 3.0))]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert read_whole(path, lambda: value_in(path)) in (1.0, 2.0, 3.0)
+    assert failures == []
+    assert value_in(path) in (2.0, 3.0)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -161,37 +259,72 @@ def test_what_does_not_change_is_read_once(tmp_path: Path) -> None:
     assert len(reads) == 1
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_folder_killed_at_any_step_is_whole(
-    can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fill(value: str) -> None:
-        with staged_folder(tmp_path / "f") as new:
-            (new / "a").write_text(value)
-            (new / "b").write_text(value)
+def fill(folder: Path, value: str) -> None:
+    with staged_folder(folder) as new:
+        (new / "a").write_text(value)
+        (new / "b").write_text(value)
 
-    if not can_exchange:
-        monkeypatch.setattr("nnorm_export.files.staging.exchange", lambda *_: False)
+
+def test_a_folder_killed_at_any_step_is_whole_or_put_back(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
     seen = set()
-    for steps in range(20):
-        fill("old")
+    for steps in range(40):
+        fill(folder, "old")
         with pytest.MonkeyPatch.context() as patch:
             kill_after(patch, steps)
             try:
-                fill("new")
+                fill(folder, "new")
                 finished = True
             except Killed:
                 finished = False
-        if can_exchange:
-            seen.add((tmp_path / "f" / "a").read_text())
-            assert (tmp_path / "f" / "a").read_text() == (tmp_path / "f" / "b").read_text()
-        fill("next")
-        assert (tmp_path / "f" / "b").read_text() == "next"
+        if folder.exists():
+            seen.add((folder / "a").read_text())
+        else:
+            seen.add("nothing")
+            with scratch_folder(folder):  # a writer that has written nothing yet
+                assert (folder / "a").read_text() == "old"
+        assert (folder / "a").read_text() == (folder / "b").read_text()
+        fill(folder, "next")
+        assert (folder / "b").read_text() == "next"
         assert [p.name for p in tmp_path.iterdir()] == ["f"]
         if finished:
             break
     assert finished
-    assert not can_exchange or seen == {"old", "new"}
+    assert seen == {"old", "nothing", "new"}
+
+
+def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "f", "old")
+    replace = os.replace
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(source).parent.name == "new":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(ExportError, match="Input/output error; nothing was written"):
+        fill(tmp_path / "f", "new")
+    assert (tmp_path / "f" / "a").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_weights_of_a_model_that_cannot_be_moved_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, 1.0, external_data=True)
+    before, weights = path.read_bytes(), weights_of(path)
+    replace = os.replace
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(target) == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(ExportError, match="nothing was written"):
+        write(path, 2.0, external_data=True)
+    assert path.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", *weights}
 
 
 def test_a_folder_that_must_be_new(tmp_path: Path) -> None:
@@ -201,11 +334,23 @@ def test_a_folder_that_must_be_new(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["7"]
 
 
-def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_lock", lambda *_, **__: False)
-    for value in (1.0, 2.0):
-        write(tmp_path / "m.onnx", value, external_data=True)
-    assert value_in(tmp_path / "m.onnx") == 2.0
+@pytest.mark.parametrize("system", ["Windows", "NFS"])
+def test_file_systems_without_locks(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    if system == "Windows":
+        monkeypatch.setattr(durable, "fcntl", None)
+    else:
+        monkeypatch.setattr(durable.fcntl, "flock", refused)
+    path = tmp_path / "m.onnx"
+    with staged(path) as new:
+        save(model(1.0), new, external_data=True)
+        for value in (2.0, 3.0):
+            write(path, value, external_data=True)
+        assert value_in(path) == 3.0
+        assert new.exists()  # nobody knows that its writer does not live
+    assert value_in(path) == 1.0
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -235,22 +380,23 @@ def test_a_first_writer_killed_beside_another_model(
             kill_after(patch, steps)
             with contextlib.suppress(Killed):
                 write(path, 1.0, external_data=True)
-        if (tmp_path / "m.onnx.data").exists():
+        if weights_of(path):
             break
     assert not path.exists()
+    (weights,) = weights_of(path)
     if not readable:
-        holds = staged_weights._holds
+        opened = Path.open
 
-        def refused(model: Path, name: str) -> bool:
-            if model == other:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(model))
-            return holds(model, name)
+        def refused(file: Path, *args: object, **kwargs: object) -> object:
+            if file == other:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+            return opened(file, *args, **kwargs)  # type: ignore[call-overload]
 
-        monkeypatch.setattr(staged_weights, "_holds", refused)
+        monkeypatch.setattr(Path, "open", refused)
     write(path, 2.0, external_data=False)
     assert value_in(path) == 2.0
     # Whatever a model reads that cannot be read stays.
-    assert (tmp_path / "m.onnx.data").exists() is not readable
+    assert (tmp_path / weights).exists() is not readable
 
 
 def test_a_name_that_a_model_cannot_hold(tmp_path: Path) -> None:
@@ -261,18 +407,18 @@ def test_a_name_that_a_model_cannot_hold(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_targets_refused_before_the_work(tmp_path: Path) -> None:
-    for target, reason in ((tmp_path / "none" / "m", "there is no folder"), (tmp_path, "is a folder")):
+def test_outputs_refused_before_the_work(tmp_path: Path) -> None:
+    for output, reason in ((tmp_path / "none" / "m", "there is no folder"), (tmp_path, "is a folder")):
         with pytest.raises(ExportError, match=reason):
-            check_target(target)
+            check_output(output)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     for name, reason in (("pipe", "is a device or a pipe"), ("loop", "leads to itself"), ("a\0b", "null character")):
         with pytest.raises(ExportError, match=reason):
-            check_target(tmp_path / name)
+            check_output(tmp_path / name)
     (tmp_path / "pipe").unlink()
     (tmp_path / "loop").unlink()
     if os.geteuid() != 0:  # root may write everywhere
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(ExportError, match="you may not write"):
-            check_target(tmp_path / "locked" / "m")
+            check_output(tmp_path / "locked" / "m")

@@ -5,8 +5,8 @@
 Every command that writes runs in a forked process, with everything imported and its model translated. It writes a
 model whose weights are all the same number, in the place of one with another number. Half of the writers end
 themselves after a random number of calls that change the file system, the other half are killed at a random moment of
-their writing. The reader and the look afterwards accept the older file or the new one, whole. Another writer then
-finishes, and nothing may be left beside its file.
+their writing. The reader and the look afterwards accept the older file or the new one, whole, and no folder where one
+is replaced, which takes two renames. Another writer then finishes, and nothing may be left beside its file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from torch import nn
 from nnorm_export import export, export_program, export_torchscript, load
 from nnorm_export.exporting.formats import onnx as onnx_exporter, pt2, torchscript
 from nnorm_export.exporting.request import freeze_source
-from nnorm_export.files import staging
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.pytorch_archive import read_archive
 from nnorm_export.layers import LayerNormalNorm
@@ -75,7 +74,10 @@ def weights_of(path: Path) -> float:
 
 @dataclass
 class Case:
-    """A command that writes ``path``: ``write(value)``, and ``read()``, which returns the value of a whole file."""
+    """A command that writes ``path``: ``write(value)``, and ``read()``, which returns the value of a whole file.
+
+    A folder may be missing for a moment, and after a kill until the next writer: ``look()`` returns None then.
+    """
 
     name: str
     path: Path
@@ -84,9 +86,10 @@ class Case:
     kills: int = 0
     steps: int = 0
     seconds: float = 0.1
+    is_folder: bool = False
 
     def look(self) -> object:
-        return read_whole(self.path, self.read)
+        return read_whole(self.path, lambda: None if self.is_folder and not self.path.exists() else self.read())
 
 
 def cases(folder: Path) -> list[Case]:
@@ -95,10 +98,12 @@ def cases(folder: Path) -> list[Case]:
     source = {value: export(model_of(value), x, folder / f"source{value}.onnx", verify=False).path for value in VALUES}
     found: list[Case] = []
 
-    def add(name: str, write: Callable[[Path, float], object], read: Callable[[Path], object]) -> None:
+    def add(
+        name: str, write: Callable[[Path, float], object], read: Callable[[Path], object], *, is_folder: bool = False
+    ) -> None:
         path = folder / name / "m.onnx" if "." not in name else folder / name.replace(".", "-") / f"m.{name[1:]}"
         path.parent.mkdir()
-        found.append(Case(name, path, lambda value: write(path, value), lambda: read(path)))
+        found.append(Case(name, path, lambda value: write(path, value), lambda: read(path), is_folder=is_folder))
 
     translated = onnx_exporter._translated
     known: dict[float, bytes] = {}
@@ -186,7 +191,7 @@ def cases(folder: Path) -> list[Case]:
         assert all((array == value).all() for array in arrays)
         return value
 
-    add("verify-record", certify, certified)
+    add("verify-record", certify, certified, is_folder=True)
 
     def write_page(path: Path, value: float) -> None:
         report = mock.MagicMock(runtime=str(value), criterion="c", outputs=[])
@@ -215,7 +220,7 @@ def cases(folder: Path) -> list[Case]:
         assert f"count: {int(values[-1])} " in config
         return values[-1]
 
-    add("serve-repo", serve, served)
+    add("serve-repo", serve, served, is_folder=True)
     return found
 
 
@@ -235,7 +240,6 @@ def hooks(fail_at: int | None, count: list[int]) -> Iterator[Any]:
     for name in ("replace", "rename", "fsync", "unlink", "mkdir", "rmdir", "open", "link"):
         yield mock.patch.object(os, name, wrap(getattr(os, name)))
     yield mock.patch.object(builtins, "open", wrap(builtins.open))
-    yield mock.patch.object(staging, "exchange", wrap(staging.exchange))
 
 
 def run(case: Case, value: float, *, step: int | None = None, after: float | None = None) -> bool:
@@ -286,7 +290,7 @@ def read_all_the_time(watched: list[Case], stop: int) -> None:
     while True:
         for case in watched:
             try:
-                assert case.look() in VALUES
+                assert case.look() in (*VALUES, *[None] * case.is_folder)
             except Exception as error:  # whatever reading raises over a file that is not whole
                 print(f"MIXED {case.name}: {type(error).__name__}: {error}", flush=True)
             looks += 1
@@ -300,10 +304,11 @@ def read_all_the_time(watched: list[Case], stop: int) -> None:
 
 @dataclass
 class Found:
-    """What the kills left: how often the older file, files beside it, and what the reader saw."""
+    """What the kills left: how often the older file or no folder, files beside it, and what the reader saw."""
 
     kills: int = 0
     old: int = 0
+    missing: int = 0
     leftovers: list[str] = field(default_factory=list)
     mixed: list[str] = field(default_factory=list)
     looks: int = 0
@@ -317,6 +322,7 @@ def kill(watched: list[Case], kills: int, chance: random.Random, found: Found) -
         while found.kills < kills:
             case = watched[found.kills % len(watched)]
             before = case.look()
+            assert before in VALUES
             value = VALUES[before == VALUES[0]]
             by_step = chance.random() < 0.5
             step = chance.randint(1, case.steps) if by_step else None
@@ -326,7 +332,9 @@ def kill(watched: list[Case], kills: int, chance: random.Random, found: Found) -
                 found.kills += 1
                 progress.advance(task)
             now = case.look()
-            if now not in (before, value):
+            if now is None and case.is_folder:
+                found.missing += 1
+            elif now not in (before, value):
                 found.mixed.append(f"{case.name}: {now} after a kill in writing {value} over {before}")
             found.old += now == before
             run(case, before if now == value else value)
@@ -370,9 +378,9 @@ def main(kills: int, seed: int, folder: Path) -> int:
     for case in watched:
         print(f"| {case.name} | {case.kills} | {case.steps} |")
     print(
-        f"\n{found.kills} kills, seed {seed}: the older file was in place {found.old} times and the new one "
-        f"{found.kills - found.old} times; mixed files {len(found.mixed)}, leftovers {len(found.leftovers)}; the "
-        f"reader looked {found.looks:,} times"
+        f"\n{found.kills} kills, seed {seed}: the older file was in place {found.old} times, no folder {found.missing} "
+        f"times and the new one {found.kills - found.old - found.missing} times; mixed files {len(found.mixed)}, "
+        f"leftovers {len(found.leftovers)}; the reader looked {found.looks:,} times"
     )
     print(*found.mixed[:20], *found.leftovers[:20], sep="\n")
     return int(bool(found.mixed or found.leftovers))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.inspection import LayerDescription, ModelDescription
-from nnorm_export.files.staging import check_target, staged, writing
+from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.names import layer_name
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def check_plot(path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise NnormExportError(f"{path}: a plot is written as {', '.join(FORMATS)}; give it one of these suffixes")
-    check_target(path)
+    check_output(path)
     import_matplotlib()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
-from nnorm_export.files.staging import check_target, staged, writing
+from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.names import layer_name, listed, without_user
@@ -110,7 +110,7 @@ def check_page(page: str | Path) -> None:
     page = Path(page)
     if page.suffix.lower() not in ENDINGS:
         raise ExportError(f"{page}: a report is an HTML page; give it the suffix {ENDINGS[0]}")
-    check_target(page)
+    check_output(page)
     import_matplotlib("report")
 
 
