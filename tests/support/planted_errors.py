@@ -225,7 +225,8 @@ def trained(model: nn.Module) -> nn.Module:
 
 HEAD = """# What a comparison finds
 
-Written by `PYTHONPATH=tests python tests/support/planted_errors.py` with torch {torch}, ONNX Runtime {onnxruntime}, OpenVINO {openvino},
+Written by `PYTHONPATH=tests python tests/support/planted_errors.py` with torch {torch}, ONNX Runtime {onnxruntime},
+OpenVINO {openvino},
 {machine}. The numbers are shares of the error budget: above 1 the file fails. Errors in the result are {roundings}
 roundings of the scale of their channel, or of their row and channel, in float32.
 """
