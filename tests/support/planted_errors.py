@@ -1,6 +1,6 @@
 """What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of unaltered files.
 
-python tests/support/planted_errors.py  # writes results/parity.md, in an hour on two cores
+PYTHONPATH=tests python tests/support/planted_errors.py  # writes results/parity.md, in an hour on two cores
 """
 
 from __future__ import annotations
@@ -225,7 +225,8 @@ def trained(model: nn.Module) -> nn.Module:
 
 HEAD = """# What a comparison finds
 
-Written by `python tests/support/planted_errors.py` with torch {torch}, ONNX Runtime {onnxruntime}, OpenVINO {openvino},
+Written by `PYTHONPATH=tests python tests/support/planted_errors.py` with torch {torch}, ONNX Runtime {onnxruntime},
+OpenVINO {openvino},
 {machine}. The numbers are shares of the error budget: above 1 the file fails. Errors in the result are {roundings}
 roundings of the scale of their channel, or of their row and channel, in float32.
 """
