@@ -23,11 +23,12 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.compare_files import compare
 from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
 
 
 @dataclass(frozen=True)
-class FormReport:
+class FormReport(Report):
     """A file in another form.
 
     Attributes:
@@ -43,10 +44,6 @@ class FormReport:
     normalizations: dict[str, int]
     size: int
     parity: ParityReport | None
-
-    def to_json(self) -> dict[str, Any]:
-        parity = None if self.parity is None else self.parity.to_json()
-        return {**vars(self), "path": str(self.path), "parity": parity}
 
     def __str__(self) -> str:
         parity = "not verified" if self.parity is None else str(self.parity)

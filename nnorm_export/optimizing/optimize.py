@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_grap
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
 from nnorm_export.parity.compare_files import compare
 from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.onnxruntime.optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
@@ -43,7 +44,7 @@ class OptimizedLayer:
 
 
 @dataclass(frozen=True)
-class OptimizeReport:
+class OptimizeReport(Report):
     """An optimized file.
 
     Attributes:
@@ -64,17 +65,6 @@ class OptimizeReport:
     reorders_after: int
     layers: list[OptimizedLayer]
     parity: ParityReport | None
-
-    def to_json(self) -> dict[str, Any]:
-        parity = None if self.parity is None else self.parity.to_json()
-        layers = [asdict(layer) for layer in self.layers]
-        return {
-            **vars(self),
-            "path": str(self.path),
-            "machine": asdict(self.machine),
-            "layers": layers,
-            "parity": parity,
-        }
 
     @property
     def in_blocks(self) -> list[OptimizedLayer]:

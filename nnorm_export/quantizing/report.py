@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +14,7 @@ from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.accuracy import OutputAgreement
 from nnorm_export.quantizing.activations import JOINED
 from nnorm_export.quantizing.qdq import NORMS
+from nnorm_export.reports import Report
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class QuantizedLayer:
 
 
 @dataclass(frozen=True)
-class QuantizeReport:
+class QuantizeReport(Report):
     """A quantized file.
 
     Attributes:
@@ -71,10 +71,6 @@ class QuantizeReport:
     outputs: list[OutputAgreement]
     implementations: dict[str, str]
     notices: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        lists = {name: [asdict(each) for each in getattr(self, name)] for name in ("layers", "outputs")}
-        return {**vars(self), "path": str(self.path), **lists}
 
     @property
     def quantized(self) -> list[QuantizedLayer]:

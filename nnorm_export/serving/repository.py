@@ -18,6 +18,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
+from nnorm_export.reports import Report
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
 from nnorm_export.serving.dry_run import Batch, batch_of, try_out
@@ -41,7 +42,7 @@ _LIMITS = {
 
 
 @dataclass(frozen=True)
-class Repository:
+class Repository(Report):
     """What :func:`write_repository` has written.
 
     Attributes:
@@ -55,9 +56,6 @@ class Repository:
     version: int
     config: str
     notes: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), "version": self.version, "config": self.config, "notes": self.notes}
 
 
 def write_repository(

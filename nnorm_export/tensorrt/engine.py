@@ -14,6 +14,7 @@ from typing import Any
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_target, staged, writing
+from nnorm_export.reports import Report
 from nnorm_export.tensorrt import installation, rtx as tensorrt_rtx, rtx_plugins
 from nnorm_export.tensorrt.network import Built, Progress, allow_decomposition, monitored, plugins_in
 from nnorm_export.tensorrt.parser_input import write_for_parser
@@ -34,7 +35,7 @@ _CHOSEN_BY_RTX = (
 
 
 @dataclass(frozen=True)
-class EngineReport:
+class EngineReport(Report):
     """An engine that was built.
 
     Attributes:
