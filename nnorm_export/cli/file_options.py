@@ -42,7 +42,7 @@ class QuantizeOptions:
             "--target -t RUNTIME",
             "The runtime that the file is for: onnxruntime (default), tensorrt or openvino. The last two compute norms "
             "in float, and get 8 bits in front of products alone.",
-            **panels.one_of("nnorm_export.quantizing.schemes:TARGETS"),
+            **panels.one_of("nnorm_export.quantizing.schemes:SCHEMES"),
         ),
     ] = "onnxruntime"
     form: Annotated[

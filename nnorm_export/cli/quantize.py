@@ -14,7 +14,7 @@ from nnorm_export.cli.output import Output, print_facts, print_table, size_text,
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
-    from nnorm_export.quantizing.accuracy import OutputAgreement
+    from nnorm_export.quantizing.accuracy import OutputAccuracy
     from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 
 _FEW = 10  # layers of a ranking that are shown without --verbose
@@ -144,7 +144,7 @@ def _weights(report: QuantizeReport) -> str:
     return f"weights {report.weights}{' of 7 bits' if report.reduce_range else ''}"
 
 
-def _sqnr_text(output: OutputAgreement) -> str:
+def _sqnr_text(output: OutputAccuracy) -> str:
     if not output.compared:
         return "of another shape"
     return "equal" if math.isinf(output.sqnr) else f"{output.sqnr:.1f} dB"

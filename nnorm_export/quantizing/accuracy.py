@@ -13,7 +13,7 @@ from nnorm_export.files.tensors import TensorInfo
 
 
 @dataclass(frozen=True)
-class OutputAgreement:
+class OutputAccuracy:
     """An output of a quantized file compared with the reference on some samples.
 
     Attributes:
@@ -71,15 +71,15 @@ class _Sums:
         return 10 * math.log10(ratio) if ratio != 0.0 else -math.inf
 
 
-def agreements(
+def accuracy_of(
     infos: Sequence[TensorInfo], actual: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]
-) -> list[OutputAgreement]:
+) -> list[OutputAccuracy]:
     """Compares the outputs ``infos`` over batches: each of ``actual`` and ``expected`` has the outputs in order."""
     sums = [_Sums() for _ in infos]
     for mine, its in zip(actual, expected, strict=True):
         sums = [each.with_batch(a, b) for each, a, b in zip(sums, mine, its, strict=True)]
     return [
-        OutputAgreement(
+        OutputAccuracy(
             info.name, each.sqnr, each.equal / each.ranked if each.ranked else None, each.rows, each.compared
         )
         for info, each in zip(infos, sums, strict=True)
@@ -87,16 +87,16 @@ def agreements(
 
 
 def sqnr(actual: Array, expected: Array) -> float:
-    """The signal-to-quantization-noise ratio of ``actual`` in decibels; see :class:`OutputAgreement`."""
+    """The signal-to-quantization-noise ratio of ``actual`` in decibels; see :class:`OutputAccuracy`."""
     return _Sums().with_batch(actual, expected).sqnr
 
 
-def sqnr_of(outputs: Sequence[OutputAgreement]) -> float:
+def sqnr_of(outputs: Sequence[OutputAccuracy]) -> float:
     """The least of the outputs that are compared; NaN if one is NaN."""
     return float(np.min([output.sqnr for output in outputs if output.compared], initial=math.inf))
 
 
-def shortfalls(outputs: Sequence[OutputAgreement], min_agreement: float | None, min_sqnr: float | None) -> list[str]:
+def shortfalls(outputs: Sequence[OutputAccuracy], min_agreement: float | None, min_sqnr: float | None) -> list[str]:
     """What is below the thresholds; comparisons are such that NaN is."""
     found: list[str] = []
     for output in outputs:

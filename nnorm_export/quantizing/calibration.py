@@ -15,6 +15,10 @@ _NAMES = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 Progress = Callable[[str, float], None]
 
 
+def no_progress(phase: str, done: float) -> None:
+    """A ``Progress`` that reports nothing."""
+
+
 def ranges_of(
     path: Path,
     op_types: Collection[str],

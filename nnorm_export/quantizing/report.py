@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from nnorm_export.names import DOMAIN
-from nnorm_export.quantizing.accuracy import OutputAgreement
+from nnorm_export.quantizing.accuracy import OutputAccuracy
 from nnorm_export.quantizing.activations import JOINED
 from nnorm_export.quantizing.qdq import NORMS
 from nnorm_export.reports import Report
@@ -68,7 +68,7 @@ class QuantizeReport(Report):
     layers: list[QuantizedLayer]
     reference: str
     compared: str
-    outputs: list[OutputAgreement]
+    outputs: list[OutputAccuracy]
     implementations: dict[str, str]
     notices: list[str]
 
