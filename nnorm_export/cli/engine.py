@@ -113,7 +113,7 @@ def _print(report: EngineReport, verbose: bool) -> None:
     facts = [
         ("file", str(report.path)),
         ("size", size_text(report.size)),
-        ("for", report.target),
+        ("for", report.built_for),
         *(("shapes", f"{name}: {shapes}") for name, shapes in report.profiles.items()),
         ("normalizations", counted(ran) or "none that are nodes of the file"),
         ("kernels", "" if report.kernels is None else str(report.kernels)),

@@ -1,4 +1,4 @@
-"""How far a quantized file is from what it was made of: signal-to-noise ratios, and equal greatest entries."""
+"""How accurate the outputs of a quantized file are: signal-to-noise ratios, and rows with the same greatest entry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutputAccuracy:
         top1_agreement: the share of rows whose greatest entry is at the same place; None for an output that is not a
             matrix of floating-point numbers.
         rows: the number of rows, or of samples.
-        compared: False if its shape is another than that of the reference, as of the places of numbers above 0.
+        compared: False if its shape differs from that of the reference, because it depends on the data.
     """
 
     name: str
@@ -76,8 +76,8 @@ def accuracy_of(
 ) -> list[OutputAccuracy]:
     """Compares the outputs ``infos`` over batches: each of ``actual`` and ``expected`` has the outputs in order."""
     sums = [_Sums() for _ in infos]
-    for mine, its in zip(actual, expected, strict=True):
-        sums = [each.with_batch(a, b) for each, a, b in zip(sums, mine, its, strict=True)]
+    for batch in zip(actual, expected, strict=True):
+        sums = [each.with_batch(a, b) for each, a, b in zip(sums, *batch, strict=True)]
     return [
         OutputAccuracy(
             info.name, each.sqnr, each.equal / each.ranked if each.ranked else None, each.rows, each.compared
@@ -97,7 +97,7 @@ def sqnr_of(outputs: Sequence[OutputAccuracy]) -> float:
 
 
 def shortfalls(outputs: Sequence[OutputAccuracy], min_agreement: float | None, min_sqnr: float | None) -> list[str]:
-    """What is below the thresholds; comparisons are such that NaN is."""
+    """The outputs that miss a threshold, in words. NaN misses each."""
     found: list[str] = []
     for output in outputs:
         if not output.compared:

@@ -1,4 +1,4 @@
-"""The float32 graph that is calibrated and quantized: without bodies, and as a portable file."""
+"""The float32 graph that is calibrated and quantized: as a portable file, and in memory without bodies."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FloatGraph:
 
 
 def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
+    """``proto`` with the bodies that this version writes."""
     model = ir.from_proto(proto)
     if any(node.domain == DOMAIN for node in model.graph):
         apply_form(model, "portable")

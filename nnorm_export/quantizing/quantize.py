@@ -74,8 +74,8 @@ def quantize(
 
     The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
 
-    >>> nnorm_export.quantize("net.onnx", images, "net.int8.onnx")
-    >>> runner = nnorm_export.load("net.int8.onnx")
+    >>> report = nnorm_export.quantize("net.onnx", images, "net.int8.onnx")
+    >>> (logits,) = nnorm_export.load(report.path)(images)
 
     Args:
         path: a float32 file in the form ``portable`` or ``custom``. An ONNX file of another writer is quantized too.

@@ -1,4 +1,4 @@
-"""What quantize() did: the layers in int8 and in float, and how far the outputs are from the reference."""
+"""What quantize() did: the layers in int8 and in float, and the accuracy of the outputs."""
 
 from __future__ import annotations
 
