@@ -63,7 +63,7 @@ class Calibrated:
         return model, tables
 
     def runner(self, names: Sequence[str]) -> Runner:
-        """Runs the model with the nodes ``names`` in int8."""
+        """A runner of the model with the nodes ``names`` in int8."""
         path = self.graph.path.with_name("quantized.onnx")
         save(self.quantized(names)[0], path, None)
         return load(path, "onnxruntime", session_config=self.request.scheme.session_config)

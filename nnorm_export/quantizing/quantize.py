@@ -177,7 +177,7 @@ def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer
             weights=settings.weights,
             reduce_range=settings.reduce_range,
             samples=calibrated.samples,
-            layers=layers_found(graph.layers, graph.proto, calibrated.floats, tables, gains, ratios, request.why_float),
+            layers=layers_found(calibrated, tables, gains, ratios),
             reference=reference.source,
             compared=reference.data,
             outputs=outputs,
