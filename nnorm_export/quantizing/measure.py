@@ -43,7 +43,7 @@ class Calibrated:
 
     def quantized(self, names: Sequence[str]) -> tuple[ir.Model, set[str]]:
         """The model with the nodes ``names`` in int8, and the names of the norms that are tables in it."""
-        request = self.request
+        request, source = self.request, self.request.source
         model, tables = self.graph.quantized(self.ranges, names, request.settings)
         if any(node.domain == DOMAIN for node in model.graph):
             model.opset_imports[DOMAIN] = DOMAIN_VERSION
@@ -51,14 +51,12 @@ class Calibrated:
         model.producer_name, model.producer_version = "nnorm_export", __version__
         about = f"{request.settings}, {request.method} on {self.samples} samples"
         entries = {"version": __version__, "quantization": about}
-        if request.source.normalizations:
+        if source.normalizations:
             entries["form"] = request.form
-        if "layers" in request.source.metadata:
+        if "layers" in source.metadata:
             op_types = {node.name: node.op_type for node in model.graph}
-            layers = request.source.layers
-            entries["layers"] = json.dumps(
-                [{**layer, "op_type": op_types.get(layer["node"], layer["op_type"])} for layer in layers]
-            )
+            layers = [{**layer, "op_type": op_types.get(layer["node"], layer["op_type"])} for layer in source.layers]
+            entries["layers"] = json.dumps(layers)
         model.metadata_props.update({METADATA_PREFIX + key: value for key, value in entries.items()})
         return model, tables
 

@@ -12,19 +12,19 @@ from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_target, save, staged, writing
 from nnorm_export.files.tensors import inputs_of
 from nnorm_export.names import listed
-from nnorm_export.quantizing.accuracy import OutputAccuracy, shortfalls
+from nnorm_export.quantizing.accuracy import OutputAccuracy, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, no_progress
 from nnorm_export.quantizing.calibration_data import Data, batches_of
+from nnorm_export.quantizing.layers import layers_of, with_norms
 from nnorm_export.quantizing.measure import Calibrated, measure
-from nnorm_export.quantizing.qdq import Settings
-from nnorm_export.quantizing.rank_layers import rank_layers
+from nnorm_export.quantizing.qdq import PRODUCTS, Settings
 from nnorm_export.quantizing.reference import Reference, reference_of
 from nnorm_export.quantizing.refusals import check_options, refuse
 from nnorm_export.quantizing.report import QuantizeReport, layers_found
 from nnorm_export.quantizing.request import Request
 from nnorm_export.quantizing.schemes import DEFAULT_TARGET, chosen, scheme_of
-from nnorm_export.runtimes import load
+from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime.overflow import overflow_of
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nnorm_export.parity.reference.pytorch_model import Passthrough
 
 _FEW_SAMPLES = 32
+_RANKED_BATCHES = 4
 
 
 def quantize(
@@ -165,7 +166,7 @@ def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer
             save(model, staging, request.external_data)
         runner = load(staging, "onnxruntime", session_config=config)
         outputs = reference.compare(runner, request.progress)
-        gains = rank_layers(calibrated, reference, runner) if rank else {}
+        gains = _rank(calibrated, reference, runner) if rank else {}
         _refuse_shortfalls(request, outputs, gains)
         ratios = sqnr_by_layer(graph.path, staging, graph.outputs, reference.feeds[0], config) if by_layer else {}
         return QuantizeReport(
@@ -184,6 +185,25 @@ def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer
             implementations=runner.implementations,
             notices=_notices(request, calibrated.samples, staging),
         )
+
+
+def _rank(calibrated: Calibrated, reference: Reference, runner: Runner) -> dict[str, float]:
+    """Path of a layer with a product -> the decibels by which the least SQNR rises if it alone stays float.
+
+    Args:
+        runner: runs the file in which all of ``calibrated.names`` are in int8.
+    """
+    proto, names, reference = calibrated.graph.proto, calibrated.names, reference.first(_RANKED_BATCHES)
+    products = {node.name for node in proto.graph.node if node.op_type in PRODUCTS}
+    layers = {path: nodes for path, nodes in layers_of(proto, names).items() if not products.isdisjoint(nodes)}
+    basis = sqnr_of(reference.compare(runner))
+    gains = {}
+    for done, (path, nodes) in enumerate(layers.items()):
+        calibrated.request.progress("ranking", done / len(layers))
+        alone = with_norms(proto, nodes)
+        other = calibrated.runner([name for name in names if name not in alone])
+        gains[path] = sqnr_of(reference.compare(other)) - basis
+    return gains
 
 
 def _refuse_shortfalls(request: Request, outputs: Sequence[OutputAccuracy], gains: dict[str, float]) -> None:
