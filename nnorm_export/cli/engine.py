@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +71,7 @@ def engine(
             progress=progress,
         )
     output.notices(report.notices)
-    output.show(asdict(report), lambda: _print(report, output.verbose))
+    output.show(report.to_json(), lambda: _print(report, output.verbose))
 
 
 def _shapes(flag: str, specs: list[str] | None) -> Shapes:
@@ -114,7 +113,7 @@ def _print(report: EngineReport, verbose: bool) -> None:
     facts = [
         ("file", str(report.path)),
         ("size", size_text(report.size)),
-        ("for", report.target),
+        ("for", report.built_for),
         *(("shapes", f"{name}: {shapes}") for name, shapes in report.profiles.items()),
         ("normalizations", counted(ran) or "none that are nodes of the file"),
         ("kernels", "" if report.kernels is None else str(report.kernels)),

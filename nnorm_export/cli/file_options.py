@@ -42,7 +42,7 @@ class QuantizeOptions:
             "--target -t RUNTIME",
             "The runtime that the file is for: onnxruntime (default), tensorrt or openvino. The last two compute norms "
             "in float, and get 8 bits in front of products alone.",
-            **panels.one_of("nnorm_export.quantizing.schemes:TARGETS"),
+            **panels.one_of("nnorm_export.quantizing.schemes:SCHEMES"),
         ),
     ] = "onnxruntime"
     form: Annotated[
@@ -175,7 +175,7 @@ class EngineOptions:
 class ServerOptions:
     """The fields have the names of the parameters of ``write_repository``."""
 
-    repository: Annotated[str, panels.general("--output -o FOLDER", "The model repository; created if missing.")]
+    output: Annotated[str, panels.general("--output -o FOLDER", "The model repository; created if missing.")]
     name: Annotated[str | None, panels.general("--name NAME", "The model's name there; by default the file's.")] = None
     version: Annotated[
         int | None, panels.general("--version N", "The version to write; by default the next.", min=1)

@@ -14,10 +14,10 @@ from nnorm_export.cli.output import Output, print_facts, print_table, size_text,
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
-    from nnorm_export.quantizing.accuracy import OutputAgreement
+    from nnorm_export.quantizing.accuracy import OutputAccuracy
     from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport
 
-_FEW = 10  # layers of a ranking that are shown without --verbose
+_RANKED_LAYERS = 10  # that are shown without --verbose
 
 
 def quantize(
@@ -123,7 +123,7 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
     )
     ranked = [layer for layer in report.layers if layer.gain is not None]
     has_ratios = any(layer.sqnr is not None for layer in report.layers)
-    shown = report.layers if verbose or has_ratios else ranked[:_FEW]
+    shown = report.layers if verbose or has_ratios else ranked[:_RANKED_LAYERS]
     if shown:
         headings = ("layer", "op", "gain in float", *(("SQNR",) if has_ratios else ()))
         print_table(headings, (_row(layer)[: len(headings)] for layer in shown), apart=True)
@@ -144,7 +144,7 @@ def _weights(report: QuantizeReport) -> str:
     return f"weights {report.weights}{' of 7 bits' if report.reduce_range else ''}"
 
 
-def _sqnr_text(output: OutputAgreement) -> str:
+def _sqnr_text(output: OutputAccuracy) -> str:
     if not output.compared:
         return "of another shape"
     return "equal" if math.isinf(output.sqnr) else f"{output.sqnr:.1f} dB"

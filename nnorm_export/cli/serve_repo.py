@@ -54,7 +54,7 @@ def serve_repo(
         dtypes = {info.name: info.dtype for info in open_model(Path(path)).inputs}
         inputs, notices = read_inputs_of_file(input_specs, dtypes)
         output.notices(notices)
-    with output.working(f"Writing {options.repository}: copy, load, run"):
+    with output.working(f"Writing {options.output}: copy, load, run"):
         written = write_repository(
             path, **vars(options), overwrite_config=overwrite_config, inputs=inputs if input_specs else None
         )

@@ -23,11 +23,12 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.compare_files import compare
 from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
 
 
 @dataclass(frozen=True)
-class FormReport:
+class FormReport(Report):
     """A file in another form.
 
     Attributes:
@@ -43,10 +44,6 @@ class FormReport:
     normalizations: dict[str, int]
     size: int
     parity: ParityReport | None
-
-    def to_json(self) -> dict[str, Any]:
-        parity = None if self.parity is None else self.parity.to_json()
-        return {**vars(self), "path": str(self.path), "parity": parity}
 
     def __str__(self) -> str:
         parity = "not verified" if self.parity is None else str(self.parity)
@@ -67,6 +64,9 @@ def change_form(
     ``primitives`` is for runtimes that read no functions (OpenVINO, OpenCV, tract). ``portable`` gives nodes without
     bodies their bodies again, and their names, which onnx.version_converter and onnx.compose take away. The weights
     and the other nodes stay as they are; ``primitives`` folds what it inlines, as :func:`nnorm_export.export` does.
+
+    >>> report = nnorm_export.change_form("net.onnx", "net.primitives.onnx", "primitives")
+    >>> compiled = openvino.Core().compile_model(report.path)
 
     Args:
         path: a file with nodes of the domain ``nnorm``: in the form ``portable`` or ``custom``.
@@ -89,12 +89,12 @@ def change_form(
         After an error ``output`` is unchanged.
     """
     check_form(form)
-    source, target = read(Path(path).expanduser()), Path(output).expanduser()
-    check_output(target)
-    refuse_needed(target, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form}.onnx")
+    source, output = read(Path(path).expanduser()), Path(output).expanduser()
+    check_output(output)
+    refuse_needed(output, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form}.onnx")
     file = _restored(source)
     nodes = dict(Counter(node.op_type for node in all_nodes(file.proto) if node.domain == DOMAIN))
-    with staged(target) as staging:
+    with staged(output) as staging:
         try:
             model = ir.from_proto(file.proto)
             if "ai.onnx" in model.opset_imports:  # the other name of the standard domain
@@ -104,22 +104,22 @@ def change_form(
             model.opset_imports[DOMAIN] = DOMAIN_VERSION
             apply_form(model, form)
             model.metadata_props[METADATA_PREFIX + "form"] = form
-            with writing(target):
+            with writing(output):
                 save(model, staging, external_data)
         except (ir.serde.SerdeError, ir.passes.PassError) as error:
             raise ModelFileError(
                 f"{path}: the file is damaged, or has something that onnx_ir cannot rewrite ({root_cause(error)}); "
                 "onnx.checker.check_model says what ONNX does not allow in it"
             ) from error
-        parity = _compare(source, staging, target, inputs) if verify else None
+        parity = _compare(source, staging, output, inputs) if verify else None
         if parity is not None and not parity:
             raise ParityError(
-                f"{target} was not written: its results differ from those of {path}.\n{parity}",
+                f"{output} was not written: its results differ from those of {path}.\n{parity}",
                 f"This is a defect of nnorm_export: use {path}, and report the defect with the file that is written "
                 "with verify=False (--no-verify)",
             )
         size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    return FormReport(target, form, nodes, size, parity)
+    return FormReport(output, form, nodes, size, parity)
 
 
 def _restored(source: ModelFile) -> ModelFile:
@@ -166,7 +166,7 @@ def _rename(message: onnx.NodeProto | onnx.FunctionProto, domain: str, field: st
 
 
 def _compare(
-    source: ModelFile, staging: Path, target: Path, inputs: Sequence[Any] | Mapping[str, Any] | None
+    source: ModelFile, staging: Path, output: Path, inputs: Sequence[Any] | Mapping[str, Any] | None
 ) -> ParityReport:
     # Renamed operators are run by their bodies, of which load() would warn.
     kernels = False if renamed(source) else None
@@ -179,17 +179,17 @@ def _compare(
             original, made = load(source.path, "reference"), load(staging, "reference")
         except ModelFileError:
             raise ModelFileError(
-                f"{source.path} cannot be compared with {target}, because one of them does not run here ({error}). "
+                f"{source.path} cannot be compared with {output}, because one of them does not run here ({error}). "
                 "Install what it needs, or write the file without comparing it (verify=False, --no-verify)"
             ) from error
-    name = f"the new file {target.name}"
+    name = f"the new file {output.name}"
     report = compare(made, original, inputs, name=name, other_roundings=True)
     if report and (bodies := run_by_bodies(staging, made)) is not None:
         try:
             by_bodies = compare(bodies, original, inputs, name=f"{name}, by its bodies,", other_roundings=True)
         except InputError as error:  # the kernels have run on the inputs
             raise ModelFileError(
-                f"{target}: its bodies do not run in ONNX Runtime ({root_cause(error)}), so that it would run only "
+                f"{output}: its bodies do not run in ONNX Runtime ({root_cause(error)}), so that it would run only "
                 "where the kernels are installed; write it without comparing it if that is enough (verify=False, "
                 "--no-verify)"
             ) from error

@@ -14,10 +14,11 @@ from nnorm_export.models.arguments import resize_batch
 from nnorm_export.models.dynamic_axes import at_other_lengths
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.parity.verify import compare_with_pytorch
+from nnorm_export.reports import Report
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportReport(Report):
     """A written file.
 
     Attributes:
@@ -59,10 +60,6 @@ class ExportReport:
         return cls(
             path, note.format, note.form, None, nodes, note.layers, note.weights_sha256, parity, target, not_verified
         )
-
-    def to_json(self) -> dict[str, Any]:
-        parity = None if self.parity is None else self.parity.to_json()
-        return {**vars(self), "path": str(self.path), "parity": parity}
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.pytorch_archive import COREML, EXECUTORCH, LITERT, Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import LAYER_PATH, PRODUCER
+from nnorm_export.reports import Report
 
 STANDARD_DOMAIN = "ai.onnx"
 
@@ -56,7 +57,7 @@ class LayerDescription:
 
 
 @dataclass(frozen=True)
-class ModelDescription:
+class ModelDescription(Report):
     """A model file.
 
     Attributes:
@@ -107,10 +108,6 @@ class ModelDescription:
             for layer in self.layers
         ]
         return replace(self, runtime=runtime, layers=layers)
-
-    def to_json(self) -> dict[str, Any]:
-        tensors = {key: [info.to_json() for info in getattr(self, key)] for key in ("inputs", "outputs")}
-        return asdict(self) | tensors
 
 
 def describe(path: str | Path) -> ModelDescription:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from nnorm_export.dtypes import DTYPES, numpy_of_onnx
+from nnorm_export.reports import Report
 
 Axes = tuple[int | str | None, ...]
 
@@ -43,7 +44,7 @@ class LinearLength:
 
 
 @dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(Report):
     """An input or output.
 
     Attributes:

@@ -1,7 +1,7 @@
-"""A trial of each frozen layer: it must compute what the layer computes, on a few small inputs.
+"""Compares each frozen layer with its original on a few small inputs: both must compute the same.
 
 The rules of :mod:`nnorm_export.freezing.understood` compare classes. They cannot read the code of a class that is
-known by its name and attributes alone. The trial runs it. A layer that does not run on any of the inputs is left to the
+known by its name and attributes alone, so it is run here. A layer that does not run on any of the inputs is left to the
 rules.
 """
 
@@ -20,7 +20,7 @@ from nnorm_export.process import without_warnings
 
 _ROWS = 3  # of an input; each row has another scale, so that ε matters in some of them
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}  # of the greatest entry; a layer may compute in float32 inside
-_LARGEST = 2**24  # entries of a layer, with the linear maps in it, that are copied for a trial
+_MOST_ENTRIES = 2**24  # of a layer, with the linear maps in it, that is copied to be run
 
 
 def require_same_results(path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module]) -> None:
@@ -29,7 +29,7 @@ def require_same_results(path: str, layer: nn.Module, freeze: Callable[[nn.Modul
     Both are copies in float64, so that rounding does not count; in float32 if the layer does not run in float64.
     """
     entries = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers()))
-    if entries > _LARGEST:
+    if entries > _MOST_ENTRIES:
         if not type(layer).__module__.startswith("nnorm_export."):
             warnings.warn(
                 f"layer {layer_name(path)} ({type(layer).__name__}) has {entries} entries, too many to be tried on "
@@ -39,14 +39,14 @@ def require_same_results(path: str, layer: nn.Module, freeze: Callable[[nn.Modul
             )
         return
     for dtype, tolerance in _TOLERANCES.items():
-        if _agree(path, layer, freeze, dtype, tolerance):
+        if _is_same(path, layer, freeze, dtype, tolerance):
             return
 
 
-def _agree(
+def _is_same(
     path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module], dtype: torch.dtype, tolerance: float
 ) -> bool:
-    """Whether the layer and its frozen form agree on an input at least; False if they run on none."""
+    """Whether the layer and its frozen form compute the same; False if they run on no input."""
     compared, misfit = False, ""
     with torch.no_grad(), without_warnings(), torch.random.fork_rng(devices=[]):
         try:

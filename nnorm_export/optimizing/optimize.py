@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_grap
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
 from nnorm_export.parity.compare_files import compare
 from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.onnxruntime.optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
@@ -43,7 +44,7 @@ class OptimizedLayer:
 
 
 @dataclass(frozen=True)
-class OptimizeReport:
+class OptimizeReport(Report):
     """An optimized file.
 
     Attributes:
@@ -64,17 +65,6 @@ class OptimizeReport:
     reorders_after: int
     layers: list[OptimizedLayer]
     parity: ParityReport | None
-
-    def to_json(self) -> dict[str, Any]:
-        parity = None if self.parity is None else self.parity.to_json()
-        layers = [asdict(layer) for layer in self.layers]
-        return {
-            **vars(self),
-            "path": str(self.path),
-            "machine": asdict(self.machine),
-            "layers": layers,
-            "parity": parity,
-        }
 
     @property
     def in_blocks(self) -> list[OptimizedLayer]:
@@ -119,6 +109,9 @@ def optimize(
     :func:`nnorm_export.load` opens the file on processors with blocks of the same size, and refuses it on others. To
     open the file without it, register the kernels and disable the graph optimizations of ONNX Runtime.
 
+    >>> report = nnorm_export.optimize("net.onnx", "net.cpu.onnx")
+    >>> (logits,) = nnorm_export.load(report.path)(images)
+
     Args:
         path: a file in the form ``portable`` or ``custom``. Keep it: other machines need a version of their own.
         output: the file to write.
@@ -137,9 +130,9 @@ def optimize(
         ExportError: ``output`` cannot be written.
         After an error ``output`` is unchanged.
     """
-    source, target = read(Path(path).expanduser()), Path(output).expanduser()
-    check_output(target)
-    _refuse(source, target)
+    source, output = read(Path(path).expanduser()), Path(output).expanduser()
+    check_output(output)
+    _refuse(source, output)
     ort = import_onnxruntime()
     model = optimized_graph(source, ort)
     machine = this_machine(ort)
@@ -148,8 +141,8 @@ def optimize(
     if not has_blocks(model):
         machine = Machine(machine.architecture, None, machine.onnxruntime)
     carry_over(source, model, machine)
-    with staged(target) as staging:
-        with writing(target):
+    with staged(output) as staging:
+        with writing(output):
             save(model, staging, external_data)
         try:
             runner = load(staging)
@@ -164,16 +157,16 @@ def optimize(
             parity = compare(runner, load(source.path), inputs, name=name, other_roundings=False)
         if parity is not None and not parity:
             raise ParityError(
-                f"{target} was not written: its results differ from those of {path}.\n{parity}",
+                f"{output} was not written: its results differ from those of {path}.\n{parity}",
                 f"This is a defect of nnorm_export: use {path}, and report the defect with the file that optimize "
                 "writes with verify=False (--no-verify)",
             )
         size = sum(file.stat().st_size for file in staging.parent.iterdir())
     after = count_reorders(model)
-    return OptimizeReport(target, machine, size, len(model.graph), before, after, _layers(model, left), parity)
+    return OptimizeReport(output, machine, size, len(model.graph), before, after, _layers(model, left), parity)
 
 
-def _refuse(source: ModelFile, target: Path) -> None:
+def _refuse(source: ModelFile, output: Path) -> None:
     if source.form == OPTIMIZED:
         raise ModelFileError(
             f"{source.path}: the file is optimized already; give the portable file that it was made from"
@@ -187,7 +180,7 @@ def _refuse(source: ModelFile, target: Path) -> None:
     if names := renamed(source):
         raise ModelFileError(f"{source.path}: {names}")
     why = "the optimized file would replace the portable one, which other machines need"
-    refuse_needed(target, source.path, [source.path.name, *source.external_data], why, ".cpu.onnx")
+    refuse_needed(output, source.path, [source.path.name, *source.external_data], why, ".cpu.onnx")
 
 
 def _layers(model: ir.Model, left: Mapping[ir.Node, str]) -> list[OptimizedLayer]:

@@ -1,4 +1,4 @@
-"""How far a quantized file is from what it was made of: signal-to-noise ratios, and equal greatest entries."""
+"""How accurate the outputs of a quantized file are: signal-to-noise ratios, and rows with the same greatest entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnorm_export.files.tensors import TensorInfo
 
 
 @dataclass(frozen=True)
-class OutputAgreement:
+class OutputAccuracy:
     """An output of a quantized file compared with the reference on some samples.
 
     Attributes:
@@ -23,7 +23,7 @@ class OutputAgreement:
         top1_agreement: the share of rows whose greatest entry is at the same place; None for an output that is not a
             matrix of floating-point numbers.
         rows: the number of rows, or of samples.
-        compared: False if its shape is another than that of the reference, as of the places of numbers above 0.
+        compared: False if its shape differs from that of the reference, because it depends on the data.
     """
 
     name: str
@@ -71,15 +71,15 @@ class _Sums:
         return 10 * math.log10(ratio) if ratio != 0.0 else -math.inf
 
 
-def agreements(
+def accuracy_of(
     infos: Sequence[TensorInfo], actual: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]
-) -> list[OutputAgreement]:
+) -> list[OutputAccuracy]:
     """Compares the outputs ``infos`` over batches: each of ``actual`` and ``expected`` has the outputs in order."""
     sums = [_Sums() for _ in infos]
-    for mine, its in zip(actual, expected, strict=True):
-        sums = [each.with_batch(a, b) for each, a, b in zip(sums, mine, its, strict=True)]
+    for batch in zip(actual, expected, strict=True):
+        sums = [each.with_batch(a, b) for each, a, b in zip(sums, *batch, strict=True)]
     return [
-        OutputAgreement(
+        OutputAccuracy(
             info.name, each.sqnr, each.equal / each.ranked if each.ranked else None, each.rows, each.compared
         )
         for info, each in zip(infos, sums, strict=True)
@@ -87,17 +87,17 @@ def agreements(
 
 
 def sqnr(actual: Array, expected: Array) -> float:
-    """The signal-to-quantization-noise ratio of ``actual`` in decibels; see :class:`OutputAgreement`."""
+    """The signal-to-quantization-noise ratio of ``actual`` in decibels; see :class:`OutputAccuracy`."""
     return _Sums().with_batch(actual, expected).sqnr
 
 
-def sqnr_of(outputs: Sequence[OutputAgreement]) -> float:
+def sqnr_of(outputs: Sequence[OutputAccuracy]) -> float:
     """The least of the outputs that are compared; NaN if one is NaN."""
     return float(np.min([output.sqnr for output in outputs if output.compared], initial=math.inf))
 
 
-def shortfalls(outputs: Sequence[OutputAgreement], min_agreement: float | None, min_sqnr: float | None) -> list[str]:
-    """What is below the thresholds; comparisons are such that NaN is."""
+def shortfalls(outputs: Sequence[OutputAccuracy], min_agreement: float | None, min_sqnr: float | None) -> list[str]:
+    """The outputs that miss a threshold, in words. NaN misses each."""
     found: list[str] = []
     for output in outputs:
         if not output.compared:

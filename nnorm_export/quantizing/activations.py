@@ -1,9 +1,9 @@
-"""Joins a norm and the activation behind it while a graph is quantized: a table has both, and one rounding is saved.
+"""Joins a norm and the activation after it before the graph is quantized: one table for both saves a rounding.
 
     BatchNormalNorm → HardSwish             becomes    BatchNormalNormHardSwish
     BatchNormalNorm → y·Sigmoid(y)          becomes    BatchNormalNormSwish
 
-These operators have no kernel and no body. What has become no table in the end is taken apart again.
+These operators have no kernel and no body. A joined norm that does not become a table is split again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _activation(y: str, step: Step, readers: dict[str, list[onnx.NodeProto]]) ->
 
 
 def split_activation(norm: ir.Node, graph: ir.Graph) -> None:
-    """Takes a norm that :func:`join_activations` has made apart again."""
+    """Splits a norm that :func:`join_activations` has joined."""
     operator = JOINED[norm.op_type]
     (step,) = operator.epilogue
     op_type, attributes = _parsed(step.gate)

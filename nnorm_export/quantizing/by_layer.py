@@ -1,4 +1,4 @@
-"""How far each layer of a quantized file is from the same layer of the float32 file."""
+"""How accurate each layer of a quantized file is, compared with the same layer of the float32 file."""
 
 from __future__ import annotations
 

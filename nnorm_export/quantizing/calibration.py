@@ -11,8 +11,12 @@ from nnorm_export.process import redirected
 from nnorm_export.quantizing.calibration_data import Feed
 
 METHODS = ("minmax", "entropy", "percentile")
-_NAMES = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+_CALIBRATION_METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 Progress = Callable[[str, float], None]
+
+
+def no_progress(phase: str, done: float) -> None:
+    """A ``Progress`` that reports nothing."""
 
 
 def ranges_of(
@@ -42,7 +46,7 @@ def ranges_of(
                 path,
                 list(op_types),
                 augmented_model_path=str(path.with_name("augmented.onnx")),
-                calibrate_method=getattr(CalibrationMethod, _NAMES[method]),
+                calibrate_method=getattr(CalibrationMethod, _CALIBRATION_METHODS[method]),
                 use_external_data_format=True,
                 extra_options={"percentile": percentile} if method == "percentile" else {},
             )

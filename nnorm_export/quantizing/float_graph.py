@@ -1,4 +1,4 @@
-"""The float32 graph that is calibrated and quantized: without bodies, and as a portable file."""
+"""The float32 graph that is calibrated and quantized: as a portable file, and in memory without bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.layers import layers_of, name_nodes
 from nnorm_export.quantizing.norms import use_tables
 from nnorm_export.quantizing.preparation import multiply_biases, separated
-from nnorm_export.quantizing.qdq import LEAST_RANK_OF_MAPS, Settings, nodes_to_quantize, ranks_of, with_qdq
+from nnorm_export.quantizing.qdq import LEAST_RANK_OF_MAPS, NORMS, Settings, nodes_to_quantize, ranks_of, with_qdq
 from nnorm_export.quantizing.refusals import refuse_not_finite
 from nnorm_export.quantizing.sums import split_sums
 
@@ -52,6 +52,14 @@ class FloatGraph:
     def layers(self) -> dict[str, list[str]]:
         """Path of a layer -> the names of its nodes that may be quantized."""
         return layers_of(self.proto, nodes_to_quantize(self.proto))
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Path of a layer -> the tensor that its last node computes; norms that stay float are layers too."""
+        nodes = self.proto.graph.node
+        made = {node.name: node.output[0] for node in nodes}
+        floats = [node.name for node in nodes if node.domain == DOMAIN and node.op_type not in NORMS]
+        return {path: made[names[-1]] for path, names in self.layers.items()} | {name: made[name] for name in floats}
 
     def names(self, settings: Settings, floats: Mapping[str, str]) -> list[str]:
         """The names of the nodes that are quantized.
@@ -88,7 +96,7 @@ class FloatGraph:
 
 
 def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with the bodies that its normalizations have now, in place of the older ones."""
+    """``proto`` with the bodies that this version writes."""
     model = ir.from_proto(proto)
     if any(node.domain == DOMAIN for node in model.graph):
         apply_form(model, "portable")

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's quantizer takes for granted of a graph, made true: it computes other numbers where it is not."""
+"""Rewrites factors of biases and shared weights, with which ONNX Runtime's quantizer computes wrong numbers."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ON_MAPS = (
 FLOAT_NORMS = {**OPERATORS, **JOINED}
 NORMS = {op_type: twin for op_type in FLOAT_NORMS if (twin := f"Quantized{op_type}") in QUANTIZED_OPERATORS}
 WEIGHTS = ("per-channel", "per-tensor")
-_INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
+_SHAPES_ARE_INFERRED = ("onnx.infer", "onnxruntime.quant")  # tells the quantizer that shapes are inferred
 LEAST_RANK_OF_MAPS = 4
 # Zero points of 0, biases in float, and nothing behind a product.
 _FOR_PRODUCTS_ALONE = {
@@ -103,7 +103,7 @@ def with_qdq(proto: onnx.ModelProto, ranges: Any, names: Collection[str], settin
     norms = _hide_parameters(copy)
     parameters = {name for inputs in norms.values() for name in inputs}
     kept = [tensor for tensor in proto.graph.initializer if tensor.name in parameters]
-    copy.metadata_props.add(key=_INFERRED[0], value=_INFERRED[1])
+    copy.metadata_props.add(key=_SHAPES_ARE_INFERRED[0], value=_SHAPES_ARE_INFERRED[1])
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
     # Files for ONNX Runtime do not need it: a ViT has 29.1 dB with signed activations, 29.2 with unsigned ones.
     if settings.products_alone and settings.reduce_range:

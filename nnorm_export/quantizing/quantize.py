@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
-import onnx_ir as ir
-
-from nnorm_export._version import __version__
-from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ParityError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_output, save, staged, writing
-from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.graphs.forms import apply_form
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, listed
-from nnorm_export.quantizing.accuracy import OutputAgreement, agreements, shortfalls, sqnr_of
-from nnorm_export.quantizing.activations import ACTIVATIONS, join_activations
+from nnorm_export.files.tensors import inputs_of
+from nnorm_export.names import listed
+from nnorm_export.quantizing.accuracy import OutputAccuracy, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
-from nnorm_export.quantizing.calibration import Progress, ranges_of
-from nnorm_export.quantizing.calibration_data import Data, Feed, batches_of, count_of
-from nnorm_export.quantizing.float_graph import ASKED_FOR, FloatGraph
-from nnorm_export.quantizing.layers import kept_nodes, layers_of, with_norms
-from nnorm_export.quantizing.qdq import (
-    NORMS,
-    PRODUCTS,
-    Settings,
-)
+from nnorm_export.quantizing.calibration import Progress, no_progress
+from nnorm_export.quantizing.calibration_data import Data, batches_of
+from nnorm_export.quantizing.layers import layers_of, with_norms
+from nnorm_export.quantizing.measure import Calibrated, measure
+from nnorm_export.quantizing.qdq import PRODUCTS, Settings
+from nnorm_export.quantizing.reference import Reference, reference_of
 from nnorm_export.quantizing.refusals import check_options, refuse
-from nnorm_export.quantizing.report import QuantizedLayer, QuantizeReport, layers_found
-from nnorm_export.quantizing.schemes import DEFAULT_TARGET, Target, chosen, target_named
-from nnorm_export.quantizing.suitable import unsuitable, without_range
+from nnorm_export.quantizing.report import QuantizeReport, layers_found
+from nnorm_export.quantizing.request import Request
+from nnorm_export.quantizing.schemes import DEFAULT_TARGET, chosen, scheme_of
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime.overflow import overflow_of
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
@@ -44,13 +33,14 @@ if TYPE_CHECKING:
 
     from nnorm_export.parity.reference.pytorch_model import Passthrough
 
+_FEW_SAMPLES = 32
 _RANKED_BATCHES = 4
 
 
 def quantize(
     path: str | Path,
     calibration: Data,
-    f: str | Path,
+    output: str | Path,
     *,
     method: str = "minmax",
     percentile: float = 99.999,
@@ -85,11 +75,14 @@ def quantize(
 
     The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
 
+    >>> report = nnorm_export.quantize("net.onnx", images, "net.int8.onnx")
+    >>> (logits,) = nnorm_export.load(report.path)(images)
+
     Args:
         path: a float32 file in the form ``portable`` or ``custom``. An ONNX file of another writer is quantized too.
         calibration: inputs as the network meets them in service, a few hundred samples: the inputs of the file, by
             position or by name, with the samples in the first axis; or an iterable of such batches.
-        f: the file to write.
+        output: the file to write.
         method: how the range of a tensor is found. ``minmax``: its least and greatest value; ``percentile``: without
             the rarest values; ``entropy``: the range that loses least information.
         percentile: the percentage of the values that the range of ``percentile`` holds.
@@ -127,179 +120,99 @@ def quantize(
         InputError: the data do not fit the file, or a name in ``keep`` is unknown.
         ParityError: an output is below ``min_agreement`` or ``min_sqnr``.
         RuntimeMissingError: ONNX Runtime is not installed.
-        ExportError: an option is unknown, the target does not take it, or ``f`` cannot be written.
-        After an error ``f`` is unchanged.
+        ExportError: an option is unknown, the target does not take it, or ``output`` cannot be written.
+        After an error ``output`` is unchanged.
     """
     check_options(weights, method, percentile, batch_size, min_agreement)
-    row = target_named(target)
-    form, activation = chosen(row, "form", form), chosen(row, "activation", activation)
-    reduced = row.reduce_range if reduce_range is None else reduce_range
-    settings = Settings(activation, weights, reduced, row.products_alone)
-    has_tables = form != "primitives" and not row.products_alone
+    scheme = scheme_of(target)
+    form, activation = chosen(scheme, "form", form), chosen(scheme, "activation", activation)
+    reduced = scheme.reduce_range if reduce_range is None else reduce_range
     import_onnxruntime()
-    source, written = read(Path(path).expanduser()), Path(f).expanduser()
-    check_output(written)
-    refuse(source, written, weights)
-    report = progress or _silent
+    request = Request(
+        source=read(Path(path).expanduser()),
+        output=Path(output).expanduser(),
+        scheme=scheme,
+        settings=Settings(activation, weights, reduced, scheme.products_alone),
+        form=form,
+        method=method,
+        percentile=percentile,
+        keep=listed(keep, "keep", InputError),
+        min_agreement=min_agreement,
+        min_sqnr=min_sqnr,
+        external_data=external_data,
+        progress=progress or no_progress,
+    )
+    source = request.source
+    check_output(request.output)
+    refuse(source, request.output, weights)
     infos = inputs_of(source.proto)
     feeds = batches_of(calibration, infos, batch_size, "calibration")
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
-    reference = _expected(source, tests, model, passthrough)  # first, because ONNX Runtime refuses a damaged file
+    data = "calibration" if test is None else "test"
+    reference = reference_of(source, data, tests, model, passthrough)  # first: ONNX Runtime refuses a damaged file
     with tempfile.TemporaryDirectory() as folder:
-        graph = FloatGraph(source, Path(folder), with_tables=has_tables)
-        floats = dict.fromkeys(kept_nodes(graph.proto, listed(keep, "keep", InputError)), ASKED_FOR)
-        if has_tables:
-            join_activations(graph.proto, set(floats))
-        floats = unsuitable(graph.proto, settings) | floats
-        graph.names(settings, floats)  # before the calibration, which takes long
-        ranges = ranges_of(graph.path, (*settings.op_types, *ACTIVATIONS), feeds, method, percentile, report)
-        floats = without_range(graph.proto, ranges) | floats
-        names = graph.names(settings, floats)
-        report("quantizing", 0.0)
-        made, tables = graph.quantized(ranges, names, settings)
-        about = f"{settings}, {method} on {count_of(feeds)} samples"
-        _note(made, source, about, form)
-        with staged(written) as staging:
-            with writing(written):
-                save(made, staging, external_data)
-            runner = load(staging, "onnxruntime", session_config=row.session_config)
-            outputs = _compared(runner, tests, reference, report)
-            gains: dict[str, float] = {}
-            if rank:
-
-                def quantized(nodes: Sequence[str]) -> Runner:
-                    other, _ = graph.quantized(ranges, nodes, settings)
-                    _note(other, source, about, form)
-                    save(other, Path(folder) / "ranked.onnx", None)
-                    return load(Path(folder) / "ranked.onnx", "onnxruntime", session_config=row.session_config)
-
-                gains = _gains(quantized, graph.proto, names, runner, list(zip(tests, reference, strict=True)), report)
-            if wrong := shortfalls(outputs, _asked(min_agreement, outputs), min_sqnr):
-                raise ParityError(f"{written} was not written: {'; '.join(wrong)}", _advice(method, gains))
-            ratios = sqnr_by_layer(
-                graph.path,
-                staging,
-                _outputs_of(graph.proto, graph.layers) if by_layer else {},
-                tests[0],
-                row.session_config,
-            )
-            implementations = runner.implementations
-            overflow = "" if row.products_alone else overflow_of(read(staging, large_weights=False))
-            size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    found = layers_found(graph.layers, graph.proto, floats, tables, gains, ratios, _why_float(row, form))
-    return QuantizeReport(
-        written,
-        size,
-        _size(source),
-        method,
-        activation,
-        weights,
-        reduced,
-        count_of(feeds),
-        found,
-        "the float32 file" if model is None else "PyTorch",
-        "calibration" if test is None else "test",
-        outputs,
-        implementations,
-        [*_notices(source, found, count_of(feeds)), *filter(None, [overflow])],
-    )
+        calibrated = measure(request, feeds, Path(folder))
+        return _write(calibrated, reference, rank=rank, by_layer=by_layer)
 
 
-def _note(model: ir.Model, source: ModelFile, about: str, form: str) -> None:
-    """Gives ``model`` its bodies, and writes into its metadata what it is."""
-    if any(node.domain == DOMAIN for node in model.graph):
-        model.opset_imports[DOMAIN] = DOMAIN_VERSION
-        apply_form(model, form)
-    model.producer_name, model.producer_version = "nnorm_export", __version__
-    op_types_by_node = {node.name: node.op_type for node in model.graph}
-    entries = {"version": __version__, "quantization": about}
-    if source.normalizations:
-        entries["form"] = form
-    if "layers" in source.metadata:
-        noted = [{**entry, "op_type": op_types_by_node.get(entry["node"], entry["op_type"])} for entry in source.layers]
-        entries["layers"] = json.dumps(noted)
-    model.metadata_props.update({METADATA_PREFIX + key: value for key, value in entries.items()})
-
-
-def _expected(
-    source: ModelFile, feeds: Sequence[Feed], model: nn.Module | None, passthrough: Passthrough
-) -> list[list[Array]]:
-    """The outputs of the reference on each batch."""
-    if model is None:
-        runner = load(source.path, "onnxruntime")
-        return [runner(**feed) for feed in feeds]
-    from nnorm_export.parity.reference.pytorch_model import outputs_in_float32  # noqa: PLC0415 - needs PyTorch
-
-    results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
-    names = [info.name for info in outputs_of(source.proto)]
-    if len(results[0]) != len(names):
-        raise InputError(
-            f"{type(model).__name__} returns {len(results[0])} tensors, {source.path} returns {len(names)} "
-            f"({', '.join(names)}): give the model that the file was made from"
+def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer: bool) -> QuantizeReport:
+    """Writes the file if its outputs are near those of ``reference``."""
+    request, graph = calibrated.request, calibrated.graph
+    settings, config = request.settings, request.scheme.session_config
+    request.progress("quantizing", 0.0)
+    model, tables = calibrated.quantized(calibrated.names)
+    with staged(request.output) as staging:
+        with writing(request.output):
+            save(model, staging, request.external_data)
+        runner = load(staging, "onnxruntime", session_config=config)
+        outputs = reference.compare(runner, request.progress)
+        gains = _rank(calibrated, reference, runner) if rank else {}
+        _refuse_shortfalls(request, outputs, gains)
+        ratios = sqnr_by_layer(graph.path, staging, graph.outputs, reference.feeds[0], config) if by_layer else {}
+        return QuantizeReport(
+            path=request.output,
+            size=sum(each.stat().st_size for each in staging.parent.iterdir()),
+            float_size=_size(request.source),
+            method=request.method,
+            activation=settings.activation,
+            weights=settings.weights,
+            reduce_range=settings.reduce_range,
+            samples=calibrated.samples,
+            layers=layers_found(calibrated, tables, gains, ratios),
+            reference=reference.source,
+            compared=reference.data,
+            outputs=outputs,
+            implementations=runner.implementations,
+            notices=_notices(request, calibrated.samples, staging),
         )
-    for info, found in zip(outputs_of(source.proto), results[0], strict=True):
-        if not info.fits(found.shape):
-            raise InputError(
-                f"{type(model).__name__} returns {info.name} of shape {list(found.shape)}, {source.path} returns "
-                f"{info}: give the model that the file was made from"
-            )
-    return results
 
 
-def _compared(
-    runner: Runner, feeds: Sequence[Feed], expected: Sequence[Sequence[Array]], report: Callable[[str, float], None]
-) -> list[OutputAgreement]:
-    actual = []
-    for done, feed in enumerate(feeds):
-        report("comparing", done / len(feeds))
-        actual.append(runner(**feed))
-    outputs = agreements(runner.outputs, actual, expected)
-    if not any(output.compared for output in outputs):
-        raise InputError(
-            "no output can be compared with the reference, because their shapes differ; give other data, or let the "
-            "file return what these outputs are computed from"
-        )
-    return outputs
-
-
-def _asked(min_agreement: float | None, outputs: Sequence[OutputAgreement]) -> float | None:
-    if min_agreement is not None and all(output.top1_agreement is None for output in outputs):
-        raise InputError(
-            "min_agreement: no output is a matrix of scores, whose greatest entries could agree; set min_sqnr instead"
-        )
-    return min_agreement
-
-
-def _gains(
-    quantized: Callable[[Sequence[str]], Runner],
-    proto: onnx.ModelProto,
-    names: Sequence[str],
-    runner: Runner,
-    tests: Sequence[tuple[Feed, Sequence[Array]]],
-    report: Progress,
-) -> dict[str, float]:
-    """Path of a layer with a product -> by how much the least SQNR rises if it alone stays float.
+def _rank(calibrated: Calibrated, reference: Reference, runner: Runner) -> dict[str, float]:
+    """Path of a layer with a product -> the decibels by which the least SQNR rises if it alone stays float.
 
     Args:
-        quantized: opens a file in which the given nodes are quantized.
-        names: the nodes that are quantized in the file of ``runner``.
-        tests: the inputs and the outputs of the reference, batch by batch.
+        runner: runs the file in which all of ``calibrated.names`` are in int8.
     """
-    feeds, expected = zip(*tests[:_RANKED_BATCHES], strict=True)
+    proto, names, reference = calibrated.graph.proto, calibrated.names, reference.first(_RANKED_BATCHES)
     products = {node.name for node in proto.graph.node if node.op_type in PRODUCTS}
-    ranked = {path: nodes for path, nodes in layers_of(proto, names).items() if not products.isdisjoint(nodes)}
-    basis = sqnr_of(_compared(runner, feeds, expected, _silent))
+    layers = {path: nodes for path, nodes in layers_of(proto, names).items() if not products.isdisjoint(nodes)}
+    basis = sqnr_of(reference.compare(runner))
     gains = {}
-    for done, (path, nodes) in enumerate(ranked.items()):
-        report("ranking", done / len(ranked))
+    for done, (path, nodes) in enumerate(layers.items()):
+        calibrated.request.progress("ranking", done / len(layers))
         alone = with_norms(proto, nodes)
-        other = quantized([name for name in names if name not in alone])
-        gains[path] = sqnr_of(_compared(other, feeds, expected, _silent)) - basis
+        other = calibrated.runner([name for name in names if name not in alone])
+        gains[path] = sqnr_of(reference.compare(other)) - basis
     return gains
 
 
-def _silent(phase: str, done: float) -> None:
-    """Reports no progress."""
+def _refuse_shortfalls(request: Request, outputs: Sequence[OutputAccuracy], gains: dict[str, float]) -> None:
+    if request.min_agreement is not None and all(output.top1_agreement is None for output in outputs):
+        raise InputError(
+            "min_agreement: no output is a matrix of scores, whose greatest entries could agree; set min_sqnr instead"
+        )
+    if wrong := shortfalls(outputs, request.min_agreement, request.min_sqnr):
+        raise ParityError(f"{request.output} was not written: {'; '.join(wrong)}", _advice(request.method, gains))
 
 
 def _advice(method: str, gains: dict[str, float]) -> str:
@@ -313,24 +226,9 @@ def _advice(method: str, gains: dict[str, float]) -> str:
     )
 
 
-def _outputs_of(proto: onnx.ModelProto, layers: dict[str, list[str]]) -> dict[str, str]:
-    """Path of a layer -> the tensor that its last node computes; norms that stay float are layers too."""
-    made = {node.name: node.output[0] for node in proto.graph.node}
-    floats = {
-        node.name: node.output[0] for node in proto.graph.node if node.domain == DOMAIN and node.op_type not in NORMS
-    }
-    return {path: made[names[-1]] for path, names in layers.items()} | floats
-
-
-def _why_float(target: Target, form: str) -> str:
-    """Why a frozen norm computes in float, unless the user asked for it."""
-    if target.products_alone:
-        return f"{target.title} computes norms in float"
-    return "the form primitives has no tables" if form == "primitives" else "its input or output is not quantized"
-
-
-def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) -> list[str]:
-    notices = []
+def _notices(request: Request, samples: int, staging: Path) -> list[str]:
+    """What a user should know besides the numbers of the file, which lies at ``staging``."""
+    source, notices = request.source, []
     if source.form == "primitives" and source.layers:
         notices.append(
             f"the {len(source.layers)} normalizations of {source.path} are inlined, and stay float: quantize the "
@@ -338,10 +236,9 @@ def _notices(source: ModelFile, layers: Sequence[QuantizedLayer], samples: int) 
         )
     if samples < _FEW_SAMPLES:
         notices.append(f"calibrated on {samples} samples: a few hundred give better ranges")
+    if not request.scheme.products_alone and (overflow := overflow_of(read(staging, large_weights=False))):
+        notices.append(overflow)
     return notices
-
-
-_FEW_SAMPLES = 32
 
 
 def _size(source: ModelFile) -> int:

@@ -1,4 +1,4 @@
-"""What :func:`.quantize` does not take, in words: unknown options, files that it cannot quantize."""
+"""Refuses options that :func:`.quantize` does not know, and files that it cannot quantize."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def check_options(weights: str, method: str, percentile: float, batch_size: int,
         raise ExportError(f"batch_size is {batch_size!r}; give a whole number of at least 1")
 
 
-def refuse(source: ModelFile, target: Path, weights: str) -> None:
+def refuse(source: ModelFile, output: Path, weights: str) -> None:
     if source.has_normalizations_in_branches:
         raise ModelFileError(
             f"{source.path}: a normalization is inside a control-flow operator, where nothing is quantized; export the "
             "branches as models of their own"
         )
     why = "the quantized file would replace the float32 one, which it is compared with"
-    refuse_needed(target, source.path, [source.path.name, *source.external_data], why, ".int8.onnx")
+    refuse_needed(output, source.path, [source.path.name, *source.external_data], why, ".int8.onnx")
     refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantized already; give the float32 file that it was made from")

@@ -1,20 +1,22 @@
-"""What quantize() did: the layers in int8 and in float, and how far the outputs are from the reference."""
+"""What quantize() did: the layers in int8 and in float, and the accuracy of the outputs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from nnorm_export.names import DOMAIN
-from nnorm_export.quantizing.accuracy import OutputAgreement
+from nnorm_export.quantizing.accuracy import OutputAccuracy
 from nnorm_export.quantizing.activations import JOINED
 from nnorm_export.quantizing.qdq import NORMS
+from nnorm_export.reports import Report
+
+if TYPE_CHECKING:
+    from nnorm_export.quantizing.measure import Calibrated
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class QuantizedLayer:
 
 
 @dataclass(frozen=True)
-class QuantizeReport:
+class QuantizeReport(Report):
     """A quantized file.
 
     Attributes:
@@ -68,13 +70,9 @@ class QuantizeReport:
     layers: list[QuantizedLayer]
     reference: str
     compared: str
-    outputs: list[OutputAgreement]
+    outputs: list[OutputAccuracy]
     implementations: dict[str, str]
     notices: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        lists = {name: [asdict(each) for each in getattr(self, name)] for name in ("layers", "outputs")}
-        return {**vars(self), "path": str(self.path), **lists}
 
     @property
     def quantized(self) -> list[QuantizedLayer]:
@@ -89,32 +87,26 @@ class QuantizeReport:
 
 
 def layers_found(
-    layers: dict[str, list[str]],
-    proto: onnx.ModelProto,
-    floats: Mapping[str, str],
-    tables: set[str],
-    gains: dict[str, float],
-    ratios: dict[str, float],
-    why_no_table: str,
+    calibrated: Calibrated, tables: set[str], gains: dict[str, float], ratios: dict[str, float]
 ) -> list[QuantizedLayer]:
-    """What became of ``layers``, path -> names of nodes of ``proto``, and of the norms that are never in int8.
+    """What became of the layers of ``calibrated``, and of the norms that are never in int8.
 
     Args:
-        floats: name of a node that stays float -> why.
+        tables: the names of the norms that are tables.
+        gains, ratios: path of a layer -> :attr:`QuantizedLayer.gain` and :attr:`QuantizedLayer.sqnr`.
     """
-    nodes = {node.name: node for node in proto.graph.node}
+    graph, floats = calibrated.graph, calibrated.floats
+    nodes = {node.name: node for node in graph.proto.graph.node}
     found = []
-    for path, names in layers.items():
+    for path, names in graph.layers.items():
         types = Counter(_op_type(nodes[name].op_type, is_table=name in tables) for name in names)
-        why = ""
-        if reasons := [floats[name] for name in names if name in floats]:
-            why = reasons[0]
-        elif any(nodes[name].domain == DOMAIN and name not in tables for name in names):
-            why = why_no_table
+        why = next((floats[name] for name in names if name in floats), "")
+        if not why and any(nodes[name].domain == DOMAIN and name not in tables for name in names):
+            why = calibrated.request.why_float
         found.append(QuantizedLayer(path, ", ".join(types), why, gains.get(path), ratios.get(path)))
     statistics = [
-        QuantizedLayer(node.name, node.op_type, "it computes statistics from its input", sqnr=ratios.get(node.name))
-        for node in proto.graph.node
+        QuantizedLayer(name, node.op_type, "it computes statistics from its input", sqnr=ratios.get(name))
+        for name, node in nodes.items()
         if node.domain == DOMAIN and node.op_type not in NORMS
     ]
     if gains:

@@ -22,7 +22,7 @@ ACTIVATIONS = ("uint8", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Scheme:
     """What a runtime computes in int8.
 
     Attributes:
@@ -48,17 +48,17 @@ class Target:
         return {IN_FLOAT: "1"} if self.products_alone else {}
 
 
-TARGETS = {
+SCHEMES = {
     row.name: row
     for row in (
-        Target(
+        Scheme(
             name="onnxruntime",
             title="ONNX Runtime",
             forms=("portable", "custom", "primitives"),
             activations=ACTIVATIONS,
             reduce_range=True,
         ),
-        Target(
+        Scheme(
             name="tensorrt",
             title="TensorRT",
             forms=("portable", "custom", "primitives"),
@@ -66,7 +66,7 @@ TARGETS = {
             reduce_range=False,
             products_alone=True,
         ),
-        Target(
+        Scheme(
             name="openvino",
             title="OpenVINO",
             forms=("primitives",),
@@ -78,29 +78,29 @@ TARGETS = {
 }
 
 
-def target_named(name: str) -> Target:
-    """The row of ``name``.
+def scheme_of(target: str) -> Scheme:
+    """The row of the runtime ``target``.
 
     Raises:
         ExportError: there is no such target.
     """
-    if name not in TARGETS:
-        raise ExportError(f"unknown target {name!r}; choose one of {', '.join(TARGETS)}")
-    return TARGETS[name]
+    if target not in SCHEMES:
+        raise ExportError(f"unknown target {target!r}; choose one of {', '.join(SCHEMES)}")
+    return SCHEMES[target]
 
 
-def chosen(target: Target, option: str, value: str | None) -> str:
-    """``value`` of ``option``, ``form`` or ``activation``; by default the first that ``target`` takes.
+def chosen(scheme: Scheme, option: str, value: str | None) -> str:
+    """``value`` of ``option``, ``form`` or ``activation``; by default the first that ``scheme`` has.
 
     Raises:
         ExportError: ``value`` is unknown, or the target does not take it.
     """
-    choices, known = (target.forms, FORMS) if option == "form" else (target.activations, ACTIVATIONS)
+    choices, known = (scheme.forms, FORMS) if option == "form" else (scheme.activations, ACTIVATIONS)
     if value is None or value in choices:
         return value or choices[0]
     if value in known:
         raise ExportError(
-            f"the target {target.name} takes {option} {' or '.join(choices)}: leave out {option}={value!r} "
+            f"the target {scheme.name} takes {option} {' or '.join(choices)}: leave out {option}={value!r} "
             f"(--{option} {value}), or choose another target"
         )
     raise ExportError(f"unknown {option} {value!r}; choose one of {', '.join(known)}")

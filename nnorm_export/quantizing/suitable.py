@@ -1,4 +1,4 @@
-"""The nodes that stay float, and why: the quantizer, or 8 bits, would make something else of them."""
+"""The nodes that stay float, and why: the quantizer or 8 bits would change what they compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from nnorm_export.files.onnx_file import with_nested
 from nnorm_export.quantizing.preparation import beta_of
 from nnorm_export.quantizing.qdq import MOVING, ON_MAPS, PRODUCTS, Settings
 
-_REMOVED = ("Relu", "Clip")  # the quantizer removes them: the range of what they compute says the same
+_REMOVED_BY_QUANTIZER = ("Relu", "Clip")  # the range of their output clips as they do
+_BETWEEN_SOFTMAX_AND_PRODUCT = (*MOVING, "Dropout", "Cast", "Where", "Identity")
 
 
 def unsuitable(proto: onnx.ModelProto, settings: Settings) -> dict[str, str]:
@@ -35,7 +36,7 @@ def unsuitable(proto: onnx.ModelProto, settings: Settings) -> dict[str, str]:
             found[node.name] = "its range leaves out 0, which a scale and a zero point cannot"
         elif node.op_type in MOVING and node.input[0] in constants:
             found[node.name] = "its input is a constant"
-        elif node.op_type in _REMOVED and node.input[0] in read_inside:
+        elif node.op_type in _REMOVED_BY_QUANTIZER and node.input[0] in read_inside:
             found[node.name] = "a branch or a loop reads its input too"
         elif node.op_type in ON_MAPS and node.name in scores:
             found[node.name] = "it computes the scores of an attention, to which a mask may be added"
@@ -44,7 +45,7 @@ def unsuitable(proto: onnx.ModelProto, settings: Settings) -> dict[str, str]:
 
 def without_range(proto: onnx.ModelProto, ranges: Any) -> dict[str, str]:
     """Name of a node that reads or computes infinite numbers on the calibration data -> that."""
-    endless = {
+    infinite = {
         name
         for name, data in ranges.items()
         if not (np.isfinite(data.lowest).all() and np.isfinite(data.highest).all())
@@ -57,7 +58,7 @@ def without_range(proto: onnx.ModelProto, ranges: Any) -> dict[str, str]:
     return {
         node.name: "it reads or computes infinite numbers, which 8 bits cannot hold"
         for node in proto.graph.node
-        if not (endless | weights).isdisjoint((*node.input, *node.output))
+        if not (infinite | weights).isdisjoint((*node.input, *node.output))
     }
 
 
@@ -78,7 +79,7 @@ def _before_softmax(graph: onnx.GraphProto) -> set[str]:
 
 
 def _is_attention(graph: onnx.GraphProto, softmax: onnx.NodeProto) -> bool:
-    """Whether a product of matrices reads the probabilities of ``softmax``, moved at most."""
+    """Whether a product of matrices reads the probabilities of ``softmax``."""
     reached, waiting = {softmax.output[0]}, [softmax.output[0]]
     while waiting:
         name = waiting.pop()
@@ -87,13 +88,10 @@ def _is_attention(graph: onnx.GraphProto, softmax: onnx.NodeProto) -> bool:
                 continue
             if node.op_type in ("MatMul", "Einsum"):
                 return True
-            if node.op_type in (*MOVING, *_PASSING) and node.output[0] not in reached:
+            if node.op_type in _BETWEEN_SOFTMAX_AND_PRODUCT and node.output[0] not in reached:
                 reached.add(node.output[0])
                 waiting.append(node.output[0])
     return False
-
-
-_PASSING = ("Dropout", "Cast", "Where", "Identity")
 
 
 def _holds_zero(clip: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:

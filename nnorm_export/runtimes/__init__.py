@@ -41,7 +41,10 @@ def runtimes_for(path: str | Path) -> list[Runtime]:
 
 
 def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = False, **options: Any) -> Runner:
-    """Opens a model file in a runtime: ``runner = load("model.onnx"); logits, = runner(images)``.
+    """Opens a model file in a runtime.
+
+    >>> runner = nnorm_export.load("net.onnx")
+    >>> (logits,) = runner(images)
 
     Args:
         path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or what

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
 from nnorm_export.library import SAME_BITS
 from nnorm_export.reading import size_of
+from nnorm_export.reports import Report
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.runtime import installed_version
@@ -50,7 +51,7 @@ class RuntimeDiagnosis:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Report):
     """What :func:`diagnose` found.
 
     Attributes:
@@ -71,7 +72,7 @@ class Diagnosis:
         return next((found for found in self.runtimes if found.runtime == self.needed and found.problem), None)
 
     def to_json(self) -> dict[str, Any]:
-        return {"exit_code": self.missing.exit_code if self.missing else 0, **asdict(self)}
+        return {"exit_code": self.missing.exit_code if self.missing else 0, **super().to_json()}
 
 
 def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trust_pickle: bool = False) -> Diagnosis:

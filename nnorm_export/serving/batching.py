@@ -1,4 +1,4 @@
-"""Whether Triton may combine requests: only if every row of an output comes from the same row of the inputs."""
+"""Whether Triton may combine requests: only if each row of an output depends on the same row of the inputs alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.verdict.compare_outputs import constant_over_rows
 from nnorm_export.runtimes import Runner
 
-ROWS = 8  # that are compared
-_BATCHES = (3, 2, ROWS)
+COMPARED_ROWS = 8
+_BATCHES = (3, 2, COMPARED_ROWS)
 # Of the greatest entry of an output. Products round in another order in other batches; int8 and 16 bits much more so.
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 3e-2
 
@@ -27,7 +27,7 @@ class Rows:
 
     Attributes:
         results: the outputs of the run; None if the model has not run.
-        fault: why its requests must not be combined; empty if nothing speaks against it.
+        fault: why its requests must not be combined; empty if no reason is known.
         unchecked: why nothing is known; empty if rows were compared.
     """
 
@@ -94,7 +94,7 @@ class _Refused(Exception):
 
 
 def _compared(runner: Runner, feed: Feed, greatest: int, tolerance: float) -> Rows:
-    count = min(ROWS, greatest, *(len(array) for array in feed.values()))
+    count = min(COMPARED_ROWS, greatest, *(len(array) for array in feed.values()))
     try:
         alone = [runner(**_taken(feed, np.array([row]))) for row in range(count)]
     except InputError as error:

@@ -15,9 +15,9 @@ from nnorm_export.errors import ExportError
 from nnorm_export.files.tensors import TensorInfo
 
 FILE = "config.pbtxt"
-_SIGNED = "# nnorm-export serve-repo wrote this file, and keeps your changes: "
+_HEADER = "# nnorm-export serve-repo wrote this file, and keeps your changes: "
 # The digests of the text and of the tensors, whose lines a user may write otherwise.
-_SIGNATURE = re.compile(rf"^{_SIGNED}(?P<text>[0-9a-f]{{64}}), (?P<tensors>[0-9a-f]{{64}})\n", re.MULTILINE)
+_SIGNATURE = re.compile(rf"^{_HEADER}(?P<text>[0-9a-f]{{64}}), (?P<tensors>[0-9a-f]{{64}})\n", re.MULTILINE)
 _BACKEND = re.compile(r'^\s*(?:backend|platform)\s*:\s*"(\w+)"', re.MULTILINE)
 _BACKENDS_OF_PLATFORMS = {"tensorrt_plan": "tensorrt", "onnxruntime_onnx": "onnxruntime"}
 _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*(\d+)", re.MULTILINE)
@@ -74,7 +74,7 @@ class Config:
             ExportError: ``old`` is for another backend, for other tensors, or has changes that would be lost.
         """
         text = str(self)
-        new = f"{_SIGNED}{_digest(text)}, {self._tensors}\n{text}"
+        new = f"{_HEADER}{_digest(text)}, {self._tensors}\n{text}"
         if old is None:
             return new
         signature = _SIGNATURE.search(old)

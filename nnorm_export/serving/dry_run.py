@@ -1,4 +1,4 @@
-"""A trial of what will be served: it is run on this machine, which decides whether Triton combines requests."""
+"""dry_run(): runs on this machine what will be served, which decides whether Triton combines requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.parity.compare_files import SEED, random_inputs
 from nnorm_export.runtimes import Runner
 from nnorm_export.serving.batching import (
-    ROWS,
+    COMPARED_ROWS,
     Feed,
     Rows,
     compare_rows,
@@ -50,7 +50,7 @@ def batch_of(model: Model, given: int | None) -> Batch:
     """The batches that the tensors of ``model`` allow.
 
     Args:
-        given: the greatest batch that the user wants; None for :data:`GREATEST_BATCH` where the trial allows it.
+        given: the greatest batch that the user wants; None for :data:`GREATEST_BATCH` where the dry run allows it.
     """
     if given == 0:
         return Batch(0)
@@ -65,7 +65,7 @@ def batch_of(model: Model, given: int | None) -> Batch:
     return Batch(min(greatest, built_for), axis, given is not None, notes)
 
 
-def try_out(opened: Opened, model: Model, batch: Batch, inputs: Inputs) -> tuple[int, list[str]]:
+def dry_run(opened: Opened, model: Model, batch: Batch, inputs: Inputs) -> tuple[int, list[str]]:
     """Runs what was opened; returns the max_batch_size, 0 without batching, and notes.
 
     Args:
@@ -129,8 +129,8 @@ def _random(runner: Runner, model: Model, rows: int) -> Iterator[Feed]:
 
 def _random_batches(runner: Runner, model: Model) -> Iterator[Feed]:
     """Random rows; the second has zeros, where it has an influence on the others."""
-    for feed in _random(runner, model, ROWS):
-        batches = {name: array[:ROWS] for name, array in feed.items()}  # an axis 2*batch has more
+    for feed in _random(runner, model, COMPARED_ROWS):
+        batches = {name: array[:COMPARED_ROWS] for name, array in feed.items()}  # an axis 2*batch has more
         for array in batches.values():
             array[1:2] = 0
         yield batches
@@ -140,7 +140,7 @@ def _notes_on(rows: Rows, runner: Runner, inputs: Inputs) -> list[str]:
     """What a user should know of the run.
 
     Raises:
-        InputError: see :func:`try_out`.
+        InputError: see :func:`dry_run`.
     """
     if rows.results is None:
         if inputs is not None:

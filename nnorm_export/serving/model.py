@@ -27,12 +27,12 @@ from nnorm_export.runtimes.onnxruntime.session_options import loading
 from nnorm_export.runtimes.tensorrt import is_engine
 
 # How ONNX Runtime says that it lacks an operator or a version of the format, which that of the server may have.
-_LACKS = (
+_UNSUPPORTED = (
     "NOT_IMPLEMENTED",
     "Unsupported model IR version",
     "support for models stamped with official released onnx opset",
 )
-_INEXACT = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_COARSE_TYPES = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Model:
     @property
     def is_coarse(self) -> bool:
         """Whether it computes in int8 or 16 bits, as far as is known."""
-        return self.file is None or self.file.has_float16 or self.file.holds(*_INEXACT)
+        return self.file is None or self.file.has_float16 or self.file.holds(*_COARSE_TYPES)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def open_as_served(path: Path, model: Model, backend: str, device: str, kernels:
         return Opened(_opened(path, model, "onnxruntime", options), notes=notes)
     except ModelFileError as error:
         has_no_kernels = model.file.bare and not options and library.find_library() is None
-        if not any(words in str(error) for words in _LACKS) and not has_no_kernels:
+        if not any(words in str(error) for words in _UNSUPPORTED) and not has_no_kernels:
             raise
         return _opened_otherwise(path, model, error, notes)
 

@@ -18,9 +18,10 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
+from nnorm_export.reports import Report
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
-from nnorm_export.serving.dry_run import Batch, batch_of, try_out
+from nnorm_export.serving.dry_run import Batch, batch_of, dry_run
 from nnorm_export.serving.model import Model, library_for, notes_on, open_as_served, open_model
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
@@ -28,7 +29,7 @@ _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "mode
 
 _NAME = re.compile(r"(?!\.)(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[\w.\-]*[\w\-]", re.ASCII)  # Windows has devices
 _RESERVED = {*_FILES.values(), "model.py"}
-_WHOLE = ". Nothing was written: copy the model and its weights again, or export it again"
+_COPY_AGAIN = ". Nothing was written: copy the model and its weights again, or export it again"
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
 # The least and the greatest number; Triton reads 32 bits, and 64 of versions and delays.
 _LIMITS = {
@@ -41,7 +42,7 @@ _LIMITS = {
 
 
 @dataclass(frozen=True)
-class Repository:
+class Repository(Report):
     """What :func:`write_repository` has written.
 
     Attributes:
@@ -56,13 +57,10 @@ class Repository:
     config: str
     notes: list[str]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), "version": self.version, "config": self.config, "notes": self.notes}
-
 
 def write_repository(
     path: str | Path,
-    repository: str | Path,
+    output: str | Path,
     *,
     name: str | None = None,
     backend: str | None = None,
@@ -76,7 +74,7 @@ def write_repository(
     overwrite_config: bool = False,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Repository:
-    """Writes ``path`` into ``repository`` as a new version of the model ``name``, with a config.pbtxt.
+    """Writes ``path`` into the repository ``output`` as a new version of the model ``name``, with a config.pbtxt.
 
     What it writes is loaded and run on this machine before it takes its place: the copied files, by ONNX Runtime as the
     backend uses it. ``notes`` say so where this machine cannot run them as the server does: a GPU is missing, or
@@ -84,6 +82,7 @@ def write_repository(
 
     Args:
         path: an engine of TensorRT (not of TensorRT-RTX), or an ONNX file in any form except ``optimized``.
+        output: the folder of the repository; it is made if it is missing.
         name: the model's name; by default the file's.
         backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers without the ONNX Runtime
             backend. By default the one for the file.
@@ -112,7 +111,7 @@ def write_repository(
         ExportError: the version exists, an option is wrong, the folder cannot be written, Triton cannot serve a tensor
             of the model, or config.pbtxt is for another model or has changes. The repository then stays as it was.
     """
-    path, repository = _path(path, "the model"), _path(repository, "the repository")
+    path, output = _path(path, "the model"), _path(output, "the repository")
     engine = is_engine(path)
     backend = backend or ("tensorrt" if engine else "onnxruntime")
     name = path.stem if name is None else name
@@ -139,7 +138,7 @@ def write_repository(
     )
     str(config)  # refuses tensors that Triton cannot serve
     _external_data(path)  # refuses names outside of the folder before anything is written
-    writer = _Writer(path, repository / name, _Trial(model, config, batch, inputs), overwrite_config)
+    writer = _Writer(path, output / name, _DryRun(model, config, batch, inputs), overwrite_config)
     number, text, more = writer.write(version)
     return Repository(writer.folder, number, text, [*notes, *notes_on(model, backend, device), *more])
 
@@ -185,7 +184,7 @@ def _refuse(path: Path, backend: str, engine: bool, name: str, device: str, thre
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _DryRun:
     """Completes ``config``, which is without batching, by what a run of the files shows."""
 
     model: Model
@@ -204,11 +203,11 @@ class _Trial:
         file = folder / _FILES[config.backend]
         try:
             opened = open_as_served(file, model, config.backend, config.device, config.kernels)
-            batch, notes = try_out(opened, model, self.batch, self.inputs)
+            batch, notes = dry_run(opened, model, self.batch, self.inputs)
         except NnormExportError as error:
             reason = self._with_own_names(str(error), file).rstrip(".")
             place = "" if str(model.path) in reason else f"{model.path}: "
-            remedy = _WHOLE if isinstance(error, ModelFileError) else ""
+            remedy = _COPY_AGAIN if isinstance(error, ModelFileError) else ""
             raise type(error)(f"{place}{reason}{remedy}") from error
         return replace(config, max_batch_size=batch), [self._with_own_names(note, file) for note in notes]
 
@@ -224,7 +223,7 @@ class _Writer:
 
     path: Path
     folder: Path
-    trial: _Trial
+    dry_run: _DryRun
     overwrite_config: bool
 
     def write(self, version: int | None) -> tuple[int, str, list[str]]:
@@ -234,8 +233,8 @@ class _Writer:
             if version is not None:
                 _refuse_present(folder, version)  # before the copy and the run, which take long for a large model
             with parents_made(folder), scratch_folder(folder) as scratch:
-                _write_version(self.path, scratch, self.trial.config.backend)
-                config, notes = self.trial.of(scratch)
+                _write_version(self.path, scratch, self.dry_run.config.backend)
+                config, notes = self.dry_run.of(scratch)
                 with _only_writer(folder):
                     present = [int(entry.name) for entry in folder.glob("[0-9]*") if _is_version(entry)]
                     number = int(version) if version is not None else max(present, default=0) + 1
@@ -258,7 +257,7 @@ class _Writer:
         return number, text, notes
 
     def _move(self, scratch: Path, number: int, text: str, old: str | None) -> None:
-        """Moves the version ``scratch``, which was tried, into its place."""
+        """Moves the version ``scratch``, which has run, into its place."""
         folder = self.folder
         if old == text:
             with staged_folder(folder / str(number), replace=False) as version:
@@ -337,12 +336,12 @@ def _write_version(path: Path, folder: Path, backend: str) -> None:
         shutil.copyfile(_PYTHON_MODEL, folder / "model.py")
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: str, copy: str) -> None:
     """A second name of the file ``source``, or a copy where the file system has no such names."""
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, copy, follow_symlinks=False)
     except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
+        shutil.copy2(source, copy, follow_symlinks=False)
 
 
 def _read_config(folder: Path) -> str | None:

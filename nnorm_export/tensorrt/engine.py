@@ -14,6 +14,7 @@ from typing import Any
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_output, staged, writing
+from nnorm_export.reports import Report
 from nnorm_export.tensorrt import installation, rtx as tensorrt_rtx, rtx_plugins
 from nnorm_export.tensorrt.network import Built, Progress, allow_decomposition, monitored, plugins_in
 from nnorm_export.tensorrt.parser_input import write_for_parser
@@ -34,7 +35,7 @@ _CHOSEN_BY_RTX = (
 
 
 @dataclass(frozen=True)
-class EngineReport:
+class EngineReport(Report):
     """An engine that was built.
 
     Attributes:
@@ -66,8 +67,8 @@ class EngineReport:
         return dict(Counter(self.implementations.values()))
 
     @property
-    def target(self) -> str:
-        """What it is for: ``TensorRT-RTX 1.7.1, compute capabilities 8.6 and 8.9``."""
+    def built_for(self) -> str:
+        """What runs it: ``TensorRT-RTX 1.7.1, compute capabilities 8.6 and 8.9``."""
         if self.runtime == "tensorrt":
             return f"TensorRT {self.tensorrt}, and GPUs like the one in this machine"
         listed = " and ".join(self.compute_capabilities) or "8.0 and later"
@@ -76,7 +77,7 @@ class EngineReport:
     def __str__(self) -> str:
         ran = ", ".join(f"{count} by {way}" for way, count in self.counts.items()) or "none that are nodes of the file"
         shapes = "; ".join(f"{name} {shapes}" for name, shapes in self.profiles.items()) or "fixed"
-        return f"{self.path}: for {self.target}, shapes: {shapes}, normalizations: {ran}"
+        return f"{self.path}: for {self.built_for}, shapes: {shapes}, normalizations: {ran}"
 
 
 def build_engine(
@@ -97,6 +98,9 @@ def build_engine(
     The precision is that of the file: export with ``dtype="fp16"`` for an engine in float16.
     :func:`nnorm_export.load` opens the engine with ``runtime="tensorrt"`` or ``"tensorrt-rtx"``; elsewhere it needs the
     plugins loaded, if it has any (:func:`nnorm_export.get_plugin_path`).
+
+    >>> report = nnorm_export.build_engine("net.onnx", "net.plan")
+    >>> (logits,) = nnorm_export.load(report.path)(images)
 
     Args:
         path: a file in the form ``portable``, ``primitives`` or ``custom``.
@@ -132,20 +136,20 @@ def build_engine(
     if timing_cache is not None:
         check_output(timing_cache)
     builder = RtxBuilder(compute_capabilities) if rtx else TensorRTBuilder()
-    source, target = read(Path(path).expanduser()), Path(output).expanduser()
-    if target.exists() and target.samefile(source.path):
+    source, output = read(Path(path).expanduser()), Path(output).expanduser()
+    if output.exists() and output.samefile(source.path):
         raise ModelFileError(f"{source.path}: the engine would take the place of the model; give it another name")
     cache = None if timing_cache is None else Path(timing_cache).expanduser()
-    with staged(target) as staging, _staged_cache(cache) as staged_cache:
+    with staged(output) as staging, _staged_cache(cache) as staged_cache:
         built = compile_engine(
             builder, source, profiles=profiles, plugins=plugins, tf32=tf32, timing_cache=staged_cache, progress=progress
         )
-        with writing(target):
+        with writing(output):
             staging.write_bytes(built.serialized)
     notices = [] if profiles is not None else _default_notices(built.profiles)
     notices += builder.notices + _plugin_notices(source, built, plugins)
     return EngineReport(
-        path=target,
+        path=output,
         size=len(built.serialized),
         runtime=builder.runtime,
         tensorrt=builder.version,
@@ -233,9 +237,9 @@ class RtxBuilder:
 
     def __init__(self, compute_capabilities: Sequence[str] | None = None) -> None:
         self._tensorrt = tensorrt_rtx.import_rtx()
-        self._targets = tensorrt_rtx.Targets(self._tensorrt, compute_capabilities)
+        self._capabilities = tensorrt_rtx.ComputeCapabilities(self._tensorrt, compute_capabilities)
         self.version = self._tensorrt.__version__
-        self.compute_capabilities = self._targets.names or []
+        self.compute_capabilities = self._capabilities.names or []
         self.notices = [] if self.compute_capabilities else [_CHOSEN_BY_RTX]
 
     def load_plugins(self, file: ModelFile, plugins: bool | None) -> str:
@@ -266,7 +270,7 @@ class RtxBuilder:
             self._tensorrt,
             onnx,
             profiles,
-            self._targets,
+            self._capabilities,
             source=file.path,
             tf32=tf32,
             progress=progress or (lambda phase, done: None),

@@ -69,7 +69,7 @@ def require_gpu() -> None:
         )
 
 
-class Targets:
+class ComputeCapabilities:
     """The compute capabilities that an engine is for.
 
     Args:
@@ -147,7 +147,14 @@ def parse(tensorrt: Any, onnx: Path, source: Path) -> Parsed:
 
 
 def build(
-    tensorrt: Any, onnx: Path, profiles: Profiles, targets: Targets, *, source: Path, tf32: bool, progress: Progress
+    tensorrt: Any,
+    onnx: Path,
+    profiles: Profiles,
+    capabilities: ComputeCapabilities,
+    *,
+    source: Path,
+    tf32: bool,
+    progress: Progress,
 ) -> Built:
     """The engine of ``onnx``, as of :func:`parse`.
 
@@ -161,7 +168,7 @@ def build(
     # Its default is TF32, which loses half of float32's digits.
     (config.set_flag if tf32 else config.clear_flag)(tensorrt.BuilderFlag.TF32)
     config.profiling_verbosity = tensorrt.ProfilingVerbosity.DETAILED
-    targets.set_in(config)
+    capabilities.set_in(config)
     if profiles:
         profile = builder.create_optimization_profile()
         for name, shapes in profiles.items():
@@ -171,7 +178,7 @@ def build(
         config.progress_monitor = monitor
         serialized = builder.build_serialized_network(network, config)
     if serialized is None:
-        raise _failure(source, "build an engine of it", tensorrt, "\n".join(parsed.log.errors), targets.advice)
+        raise _failure(source, "build an engine of it", tensorrt, "\n".join(parsed.log.errors), capabilities.advice)
     return Built(bytes(serialized), plugins_in(tensorrt, network), kernels_in(parsed.log.layers))
 
 

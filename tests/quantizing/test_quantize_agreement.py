@@ -16,7 +16,7 @@ import nnorm_export
 from nnorm_export import quantize
 from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN
-from nnorm_export.quantizing.accuracy import agreements, shortfalls, sqnr_of
+from nnorm_export.quantizing.accuracy import accuracy_of, shortfalls, sqnr_of
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def test_files_of_other_writers(kind: str, op: str, problem: str, tmp_path: Path
 def test_signal_to_noise(actual: Sequence[Sequence[float]], sqnr: float, top1: float | None) -> None:
     expected = np.array([[3.0, 4.0], [4.0, 3.0]], np.float32)
     info = nnorm_export.runtimes.TensorInfo("y", np.dtype(np.float32), ("n", 2))
-    (found,) = agreements(
+    (found,) = accuracy_of(
         [info],
         [[np.array(actual[:1], np.float32)], [np.array(actual[1:], np.float32)]],
         [[expected[:1]], [expected[1:]]],

@@ -18,7 +18,7 @@ from nnorm_export import NnormExportError, QuantizeReport, load, quantize
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import with_outputs
 from nnorm_export.quantizing.accuracy import sqnr
-from nnorm_export.quantizing.schemes import TARGETS
+from nnorm_export.quantizing.schemes import SCHEMES
 from nnorm_export.runtimes.onnxruntime import overflow
 from nnorm_export.runtimes.onnxruntime.overflow import IN_32_BITS, IN_FLOAT, WITHOUT_OVERFLOW
 from nnorm_export.serving.repository import write_repository
@@ -52,7 +52,7 @@ def named(notes: list[str]) -> list[str]:
     return [note.partition(":")[0] for note in notes if "VNNI" in note]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", SCHEMES)
 def test_second_factors_have_7_bits_where_sums_overflow(
     target: str, made: dict[str, QuantizeReport], data: Tensor
 ) -> None:

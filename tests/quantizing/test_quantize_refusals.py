@@ -67,16 +67,16 @@ def test_data_that_do_not_fit(given: Any, message: str, source: Path, tmp_path: 
         ({"percentile": 0.99}, ExportError, "percentile is 0.99; give a number above 50"),
         ({"batch_size": 0}, ExportError, "at least 1"),
         ({"min_agreement": 99}, ExportError, "min_agreement is 99; give a share from 0 to 1, 0.99 for 99 %"),
-        ({"f": "net.onnx"}, ModelFileError, r"write it to another name, .*net\.int8\.onnx"),
-        ({"f": "nowhere/net.onnx"}, ExportError, "there is no folder"),
+        ({"output": "net.onnx"}, ModelFileError, r"write it to another name, .*net\.int8\.onnx"),
+        ({"output": "nowhere/net.onnx"}, ExportError, "there is no folder"),
     ],
 )
 def test_refused_options(
     options: dict[str, Any], error: type[Exception], message: str, source: Path, data: Tensor
 ) -> None:
-    f = source.parent / options.pop("f", "other.onnx")
+    output = source.parent / options.pop("output", "other.onnx")
     with pytest.raises(error, match=message):
-        quantize(source, data, f, **options)
+        quantize(source, data, output, **options)
 
 
 def test_a_weight_without_a_scale_is_refused(source: Path, data: Tensor, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nnorm_export import ExportError, ModelFileError, QuantizeReport, load, quantize
 from nnorm_export.files.onnx_file import read
-from nnorm_export.quantizing.schemes import TARGETS
+from nnorm_export.quantizing.schemes import SCHEMES
 from nnorm_export.tensorrt.parser_input import write_for_parser
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_only_what_products_read_is_in_8_bits(target: str, made: dict[str, Quant
         assert not zero_point.any()
         assert readers[node.output[0]] <= {"Conv", "Gemm", "MatMul"}
     assert {layer.kept for layer in report.layers if "Norm" in layer.op_types} == {
-        f"{TARGETS[target].title} computes norms in float",
+        f"{SCHEMES[target].title} computes norms in float",
         "it computes statistics from its input",
     }
     assert {layer.kept for layer in report.layers if "Norm" not in layer.op_types} == {""}

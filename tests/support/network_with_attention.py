@@ -9,7 +9,7 @@ from small_network import randomized
 from torch import Tensor, nn
 
 from nnorm_export import QuantizeReport, export, layers, quantize
-from nnorm_export.quantizing.schemes import TARGETS
+from nnorm_export.quantizing.schemes import SCHEMES
 
 
 class Network(nn.Module):
@@ -38,4 +38,4 @@ def write_network(folder: Path) -> Path:
 
 def quantize_for_all(source: Path) -> dict[str, QuantizeReport]:
     """Target -> the file for it, beside ``source``."""
-    return {name: quantize(source, images(), source.with_name(f"{name}.onnx"), target=name) for name in TARGETS}
+    return {name: quantize(source, images(), source.with_name(f"{name}.onnx"), target=name) for name in SCHEMES}

@@ -126,7 +126,7 @@ def test_an_engine_for_several_cards(small: Path, tmp_path: Path) -> None:
     )
     assert report.path.stat().st_size == report.size > 10_000
     assert (report.runtime, report.tensorrt) == ("tensorrt-rtx", tensorrt_rtx.__version__)
-    assert report.target == f"TensorRT-RTX {tensorrt_rtx.__version__}, compute capabilities 8.6 and 8.9 and 12.0"
+    assert report.built_for == f"TensorRT-RTX {tensorrt_rtx.__version__}, compute capabilities 8.6 and 8.9 and 12.0"
     nodes = [node.name for node in onnx_file.read(small).normalizations]
     assert report.implementations == dict.fromkeys(nodes, "body")
     assert str(report.profiles["x"]) == "[1, 3, 8, 6] to [64, 3, 8, 6], best at [8, 3, 8, 6]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import Part, norms_of, with_outputs
 from nnorm_export.parity.layer_by_layer.isolation import opened
+from nnorm_export.reports import Report
 from nnorm_export.runtimes import RUNTIMES, Runner
 
 _GREATEST = 1 << 30  # bytes of a file whose normalizations are looked at: with its weights it is one protobuf message
@@ -31,7 +32,7 @@ class NodeBits:
 
 
 @dataclass(frozen=True)
-class FileBits:
+class FileBits(Report):
     """Digests of a file on some inputs.
 
     Attributes:
@@ -41,9 +42,6 @@ class FileBits:
 
     nodes: list[NodeBits]
     outputs: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, text: Any) -> FileBits:

@@ -8,9 +8,8 @@ does not, it is the normalization that differs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.parity.certificates.bits import bits_of
 from nnorm_export.parity.certificates.certificate import recorded_bits
+from nnorm_export.reports import ComparisonReport
 from nnorm_export.runtimes import load
 
 
@@ -33,7 +33,7 @@ class NodeComparison:
 
 
 @dataclass(frozen=True)
-class BitsReport:
+class BitsReport(ComparisonReport):
     """Two runs of a file on the same inputs, bit by bit; true if every bit agrees.
 
     Attributes:
@@ -66,9 +66,6 @@ class BitsReport:
 
     def __str__(self) -> str:
         return f"{self.runs[0]} and {self.runs[1]}: {self.verdict}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": bool(self), "verdict": self.verdict, **asdict(self)}
 
 
 def compare_bits(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from nnorm_export.parity.verdict.allowed_error import unstable_results, yardstic
 from nnorm_export.parity.verdict.compare_outputs import dependence, judge, judge_outputs, require_dependence
 from nnorm_export.parity.verdict.float64 import usable_truth
 from nnorm_export.parity.verdict.outcome import ON_CHANGED_INPUTS, OutputParity, on_changed_inputs
+from nnorm_export.reports import ComparisonReport
 from nnorm_export.runtimes import Runner, load
 
 
@@ -64,7 +65,7 @@ class LayerParity:
 
 
 @dataclass(frozen=True)
-class Bisection:
+class Bisection(ComparisonReport):
     """The outcome; true if nothing differs.
 
     Attributes:
@@ -121,9 +122,6 @@ class Bisection:
             before = f"layer {layer.name}"
         wrong = ", ".join(str(output) for output in self.outputs if not output.passed)
         return f"{every} is sound; the fault lies after {before}: {wrong}" if wrong else "nothing differs"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": bool(self), "verdict": self.verdict, **asdict(self)}
 
 
 @neutral()

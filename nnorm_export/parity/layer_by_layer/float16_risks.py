@@ -7,7 +7,7 @@ be unsafe in it. Other implementations compute sums in float16; sums that would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.modules import require_module, unwrapped
 from nnorm_export.parity.reference.pytorch_model import Passthrough, observe
+from nnorm_export.reports import Report
 from nnorm_export.steps import step
 
 GREATEST = float(np.finfo(np.float16).max)  # 65504
@@ -34,7 +35,7 @@ _OF_TORCH: dict[type[nn.Module], SampleSize] = {
 
 
 @dataclass(frozen=True)
-class HalfRisk:
+class HalfRisk(Report):
     """A layer that float16 puts at risk.
 
     Attributes:
@@ -50,9 +51,6 @@ class HalfRisk:
     greatest: tuple[float, float]
     unsafe: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @neutral()

@@ -8,7 +8,7 @@ alone on inputs that reach them (:mod:`nnorm_export.parity.layer_by_layer.probe_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from nnorm_export.parity.layer_by_layer.probe_inputs import (
 from nnorm_export.parity.verdict.allowed_error import common_yardstick
 from nnorm_export.parity.verdict.compare_outputs import judge
 from nnorm_export.parity.verdict.outcome import OutputParity, worst
+from nnorm_export.reports import ComparisonReport
 from nnorm_export.steps import step
 
 
@@ -61,7 +62,7 @@ class LayerProbe:
 
 
 @dataclass(frozen=True)
-class ProbeReport:
+class ProbeReport(ComparisonReport):
     """The outcome; true if every normalization computes its formula on every probe.
 
     Attributes:
@@ -74,9 +75,6 @@ class ProbeReport:
 
     def __bool__(self) -> bool:
         return all(layer.parity.passed for layer in self.layers)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": bool(self), **asdict(self)}
 
 
 def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:

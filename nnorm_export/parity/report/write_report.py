@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 @neutral()
 def write_report(
-    page: str | Path,
+    output: str | Path,
     path: str | Path,
     model: nn.Module,
     inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
@@ -50,23 +50,23 @@ def write_report(
     passthrough: Passthrough = (),
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ``page``, whole or not at all: ``report``, and a description of the file beside its model.
+    """Writes ``output``, whole or not at all: ``report``, and a description of the file beside its model.
 
     The description has the error of each layer and what ran it (:func:`nnorm_export.bisect`), the distribution of λ in
     each layer, the layers that float16 would put at risk, and the environment; if one of them cannot be determined, the
     page says why. The page loads no other files.
 
     Args:
-        page: an ``.html`` file.
+        output: an ``.html`` file.
         path, model, inputs, runtime, passthrough: the arguments with which :func:`nnorm_export.verify` made ``report``.
         probes: shown too, if given.
         about: where the model comes from, by names (``checkpoint``, ``command``, …); shown with the environment.
 
     Raises:
         RuntimeMissingError: matplotlib is not installed.
-        ExportError: ``page`` has another suffix, or cannot be written.
+        ExportError: ``output`` has another suffix, or cannot be written.
     """
-    check_page(page)
+    check_page(output)
     passthrough = listed(passthrough, "passthrough", FreezeError)
     step("compare layer by layer")
     layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough))
@@ -91,8 +91,8 @@ def write_report(
         no_risks=no_risks,
         environment=_environment(path, inputs, described) | dict(about or {}),
     )
-    with staged(Path(page)) as target, writing(Path(page)):
-        target.write_text(text, encoding="utf-8")
+    with staged(Path(output)) as staging, writing(Path(output)):
+        staging.write_text(text, encoding="utf-8")
 
 
 def _environment(path: str | Path, inputs: Any, described: ModelDescription | None) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+from nnorm_export.reports import ComparisonReport
 
 UNSTEADY = "PyTorch returns another result each time; look for F.dropout without training=self.training"
 
@@ -62,7 +63,7 @@ class OutputParity:
 
 
 @dataclass(frozen=True)
-class ParityReport:
+class ParityReport(ComparisonReport):
     """The outcome of a comparison; true when it passes.
 
     Attributes:
@@ -110,9 +111,6 @@ class ParityReport:
             return f"{', '.join(output.name for output in failed)} differs"
         by_bodies = ", ".join(output.name for output in self.by_bodies or () if not output.passed)
         return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": bool(self), **asdict(self)}
 
 
 ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order or with other masks"

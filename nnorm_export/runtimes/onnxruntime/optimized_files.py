@@ -26,14 +26,14 @@ def this_machine(ort: Any) -> Machine:
     return Machine(architecture, _block_size(ort), ort.__version__)
 
 
-def refuse_elsewhere(file: ModelFile, target: Machine, ort: Any) -> None:
-    """Raises ModelFileError if ``file``, optimized for ``target``, may not run on this machine."""
+def refuse_elsewhere(file: ModelFile, machine: Machine, ort: Any) -> None:
+    """Raises ModelFileError if ``file``, optimized for ``machine``, may not run on this machine."""
     here = this_machine(ort)
-    if here.architecture == target.architecture and target.block in (None, here.block):
+    if here.architecture == machine.architecture and machine.block in (None, here.block):
         return
-    layout = f" with {blocks(here.block)}" if here.architecture == target.architecture else ""
+    layout = f" with {blocks(here.block)}" if here.architecture == machine.architecture else ""
     raise ModelFileError(
-        f"{file.path}: the file is optimized for {target}, this machine is {here.architecture}{layout}. "
+        f"{file.path}: the file is optimized for {machine}, this machine is {here.architecture}{layout}. "
         "Optimize the portable file on this machine (nnorm-export optimize model.onnx), or serve the portable file: "
         "it runs everywhere"
     )

@@ -122,9 +122,9 @@ class OnnxRuntimeRunner(Runner):
         self._providers = checked(self.default_providers if providers is None else providers)
         self._require_providers()
         self._is_on_cpu = on_cpu_alone(names_of(self._providers))
-        self._target = machine_of(self._file)
-        if self._target is not None:
-            refuse_elsewhere(self._file, self._target, self._ort)
+        self._machine = machine_of(self._file)
+        if self._machine is not None:
+            refuse_elsewhere(self._file, self._machine, self._ort)
             refuse_without_kernels(self._file, names_of(self._providers), kernels, session_options)
             kernels = True
         if session_options is not None:  # they may have kernels
@@ -212,7 +212,7 @@ class OnnxRuntimeRunner(Runner):
 
     def _open(self, options: Any, **changes: Any) -> Any:
         """A session with ``options``, of which ``changes`` are set for as long as it is opened."""
-        if self._target is not None:
+        if self._machine is not None:
             changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         with (
             loading(self._file.path, self._ort.__version__, lambda error: self._reason(str(error).strip())),
@@ -233,11 +233,11 @@ class OnnxRuntimeRunner(Runner):
     def _reason(self, reason: str) -> str:
         if lost := [name for name in self._file.external_data if not (self._file.path.parent / name).exists()]:
             return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({reason})"
-        if self._target is not None:
+        if self._machine is not None:
             return (
-                f"the file was optimized by ONNX Runtime {self._target.onnxruntime}. If you gave session_options, call "
-                "nnorm_export.register(session_options) first; else optimize the portable file again with this ONNX "
-                f"Runtime. ({reason})"
+                f"the file was optimized by ONNX Runtime {self._machine.onnxruntime}. If you gave session_options, "
+                "call nnorm_export.register(session_options) first; else optimize the portable file again with this "
+                f"ONNX Runtime. ({reason})"
             )
         if changes := [*changes_of(self._file), *self._bodies_of_which_one_runs()]:
             return f"{'; '.join(changes)}. ({reason})"

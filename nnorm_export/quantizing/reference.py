@@ -1,0 +1,86 @@
+"""The outputs that a quantized file is compared with: those of the float32 file, or of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import InputError
+from nnorm_export.files.onnx_file import ModelFile
+from nnorm_export.files.tensors import outputs_of
+from nnorm_export.quantizing.accuracy import OutputAccuracy, accuracy_of
+from nnorm_export.quantizing.calibration import Progress, no_progress
+from nnorm_export.quantizing.calibration_data import Feed
+from nnorm_export.runtimes import Runner, load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nnorm_export.parity.reference.pytorch_model import Passthrough
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The inputs that files are compared on, batch by batch, and the outputs that are expected.
+
+    Attributes:
+        source: where the outputs come from: ``the float32 file`` or ``PyTorch``.
+        data: which inputs they are: ``test`` or ``calibration``.
+    """
+
+    source: str
+    data: str
+    feeds: Sequence[Feed]
+    expected: Sequence[Sequence[Array]]
+
+    def first(self, batches: int) -> Reference:
+        return replace(self, feeds=self.feeds[:batches], expected=self.expected[:batches])
+
+    def compare(self, runner: Runner, progress: Progress = no_progress) -> list[OutputAccuracy]:
+        """Compares the outputs of ``runner``.
+
+        Raises:
+            InputError: no output has the shape that is expected.
+        """
+        actual = []
+        for done, feed in enumerate(self.feeds):
+            progress("comparing", done / len(self.feeds))
+            actual.append(runner(**feed))
+        outputs = accuracy_of(runner.outputs, actual, self.expected)
+        if not any(output.compared for output in outputs):
+            raise InputError(
+                "no output can be compared with the reference, because their shapes differ; give other data, or let "
+                "the file return what these outputs are computed from"
+            )
+        return outputs
+
+
+def reference_of(
+    file: ModelFile, data: str, feeds: Sequence[Feed], model: nn.Module | None, passthrough: Passthrough
+) -> Reference:
+    """The outputs of ``model`` on ``feeds``, or of ``file`` if it is None.
+
+    Raises:
+        InputError: ``model`` returns other outputs than ``file``.
+    """
+    if model is None:
+        runner = load(file.path, "onnxruntime")
+        return Reference("the float32 file", data, feeds, [runner(**feed) for feed in feeds])
+    from nnorm_export.parity.reference.pytorch_model import outputs_in_float32  # noqa: PLC0415 - needs PyTorch
+
+    results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
+    infos = outputs_of(file.proto)
+    if len(results[0]) != len(infos):
+        raise InputError(
+            f"{type(model).__name__} returns {len(results[0])} tensors, {file.path} returns {len(infos)} "
+            f"({', '.join(info.name for info in infos)}): give the model that the file was made from"
+        )
+    for info, found in zip(infos, results[0], strict=True):
+        if not info.fits(found.shape):
+            raise InputError(
+                f"{type(model).__name__} returns {info.name} of shape {list(found.shape)}, {file.path} returns "
+                f"{info}: give the model that the file was made from"
+            )
+    return Reference("PyTorch", data, feeds, results)
