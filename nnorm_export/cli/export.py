@@ -212,7 +212,9 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
     )
     if verbose and report.layers:
         typer.echo()
-        print_table(("layer", "op", "form"), [(e["path"], e["op_type"], e.get("form", "")) for e in report.layers])
+        print_table(
+            ("layer", "op", "variant"), [(e["path"], e["op_type"], e.get("variant", "")) for e in report.layers]
+        )
     typer.echo()
     if report.not_verified:
         typer.echo(f"not compared: {report.not_verified}")

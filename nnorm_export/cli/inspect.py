@@ -72,7 +72,7 @@ def _print(description: ModelDescription) -> None:
         return
     rows = [_row(layer) for layer in description.layers]
     # A fact that all layers share is printed once: the paths of real models need the width of the table.
-    shared = [name for name in ("form", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    shared = [name for name in ("variant", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
     if shared:
         facts.append(("all layers", ", ".join(f"{name} {rows[0][name]}" for name in shared if rows[0][name] != "-")))
     print_facts(facts)
@@ -110,7 +110,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
 def _row(layer: LayerDescription) -> dict[str, str]:
     size = layer.normalized_shape or layer.channels
     groups = f" in {layer.num_groups}" if layer.num_groups else ""
-    if layer.form is None:
+    if layer.variant is None:
         lambdas = "-"
     elif layer.lambda_range is None:
         lambdas = "from input"
@@ -121,7 +121,7 @@ def _row(layer: LayerDescription) -> dict[str, str]:
         "op": layer.op_type,
         "size": "-" if size is None else f"{size}{groups}",
         "λ": lambdas,
-        "form": layer.form or "-",
+        "variant": layer.variant or "-",
         "ε": "-" if layer.epsilon is None else f"{layer.epsilon:g}",
         "run by": layer.implementation or "-",
     }

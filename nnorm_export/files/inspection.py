@@ -29,7 +29,7 @@ class LayerDescription:
 
     Attributes:
         path: of the layer in the model that was exported; ``layer`` is the name of its class there.
-        form: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
+        variant: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
         lambda_range: least and greatest frozen λ; None if λ is estimated from each input.
         lambda_quartiles: the quartiles of the λ of the channels, the median in the middle; None where the range is, and
             in files of older versions.
@@ -40,7 +40,7 @@ class LayerDescription:
     op_type: str
     path: str
     layer: str | None
-    form: str | None
+    variant: str | None
     epsilon: float | None
     channels: int | None
     normalized_shape: list[int] | None
@@ -217,7 +217,7 @@ def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescrip
         op_type=entry["op_type"],
         path=entry["path"],
         layer=entry.get("layer"),
-        form=entry.get("form"),
+        variant=entry.get("variant"),
         epsilon=entry.get("epsilon"),
         channels=entry.get("channels"),
         normalized_shape=entry.get("normalized_shape"),
