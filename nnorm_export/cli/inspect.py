@@ -83,14 +83,16 @@ def _print(description: ModelDescription) -> None:
 
 def _facts(description: ModelDescription) -> list[tuple[str, str]]:
     sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
-    stranger = "" if description.form != "unknown" else " (not written by nnorm_export)"
+    is_own = "unknown" not in (description.form, description.form or description.producer)
     target = description.optimized_for
     torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
     return [
         ("file", ", ".join(sizes)),
-        ("format", description.format),
-        ("form", description.form + stranger),
-        ("target", description.target or ""),
+        ("format", description.format + ("" if is_own else " (not written by nnorm_export)")),
+        ("form", description.form or ""),
+        ("method", description.method or ""),
+        ("operators", description.operators or ""),
+        ("target", (description.target or "") if description.target != description.format else ""),
         ("quantized", description.quantization or ""),
         ("for", f"{target}; optimized by ONNX Runtime {target.onnxruntime}" if target else ""),
         ("for", f"{description.compiled_for} processors" if description.compiled_for else ""),

@@ -24,9 +24,9 @@ from typing import IO, Any
 
 from nnorm_export.errors import ExportError, ModelFileError, first_line
 from nnorm_export.files import external_data
+from nnorm_export.files.archive import is_package
 from nnorm_export.files.durable import exchange, flush, flush_tree, lock_if_free, locked
 from nnorm_export.files.external_data import save
-from nnorm_export.files.pytorch_archive import is_package
 
 _LOCK, _JOURNAL, _NEW, _OLD = "lock", "journal", "new", "old"
 
