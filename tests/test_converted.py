@@ -98,7 +98,7 @@ def test_what_the_formats_refuse(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"m{FORMATS[name].ending}"
     with pytest.raises(ExportError, match=rf"ends in \{path.suffix}"):
         export(model, x, tmp_path / "m.onnx", target=name)
-    with pytest.raises(ExportError, match="gets a file of .*, which is not ONNX: leave out form='portable'"):
+    with pytest.raises(ExportError, match=r"gets a file of .*, which is not ONNX: leave out form='portable'"):
         export(model, x, path, target=name, form="portable")
     if not importlib.util.find_spec(LIBRARIES.get(name, "coremltools")):
         with pytest.raises(RuntimeMissingError, match=rf"not installed.*pip install 'nnorm_export\[{name}\]'"):

@@ -68,13 +68,7 @@ _ROWS = (
         dtypes=("fp32", "fp16", "bf16"),
     ),
     *(
-        Target(
-            name=row.name,
-            title=row.title,
-            format=row,
-            has_dynamic_axes=row.has_dynamic_axes,
-            dtypes=row.dtypes,
-        )
+        Target(name=row.name, title=row.title, format=row, has_dynamic_axes=not row.is_fixed, dtypes=row.dtypes)
         for row in FORMATS.values()
         if row.name != ONNX
     ),

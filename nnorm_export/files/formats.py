@@ -6,14 +6,14 @@ The modules of a format have its name: ``exporting/formats/NAME.py`` writes a fi
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 ONNX, AOTI, PT2, TORCHSCRIPT = "onnx", "aoti", "pt2", "torchscript"
 EXECUTORCH, LITERT, COREML = "executorch", "litert", "coreml"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Format:
     """A format.
 
@@ -21,35 +21,39 @@ class Format:
         name: as ``target=`` and ``runtime=`` take it.
         title: what messages call it.
         file_name: what the command line calls a file, if the user does not say.
+        entries: what the names of entries begin with, each of at least one, in an archive or a folder.
         needs_ending: whether a file that does not end as ``file_name`` cannot be opened.
         is_folder: whether a file of it is a folder.
         identifier: bytes 4 to 8 of a flatbuffer.
-        entries: what the names of entries begin with, each of at least one, in an archive or a folder.
         package: the distribution that opens it; empty for ONNX, which many open.
-        extra: the extra of this package that has ``package``.
         is_macos_only: whether ``package`` writes files everywhere and runs them on macOS alone.
         options: the arguments of :func:`nnorm_export.export` that only this format takes.
         dtypes: the dtypes that a file may have, by the names of ``dtype=``; empty for all of ``export``.
-        has_dynamic_axes: whether a file may have dynamic axes. If not, it has the lengths of the example.
+        is_fixed: whether a file has the lengths of the example, and no dynamic axes.
     """
 
     name: str
     title: str
     file_name: str
+    entries: tuple[str, ...] = ()
+    _: KW_ONLY
     needs_ending: bool = True
     is_folder: bool = False
     identifier: bytes = b""
-    entries: tuple[str, ...] = ()
     package: str = ""
-    extra: str = ""
     is_macos_only: bool = False
     options: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    has_dynamic_axes: bool = True
+    is_fixed: bool = False
 
     @property
     def ending(self) -> str:
         return Path(self.file_name).suffix
+
+    @property
+    def extra(self) -> str:
+        """The extra of nnorm_export that has ``package``."""
+        return "torch" if self.package == "torch" else self.name
 
     @property
     def elsewhere(self) -> str:
@@ -57,73 +61,37 @@ class Format:
         return f"{self.title} runs on macOS alone" if self.is_macos_only and sys.platform != "darwin" else ""
 
 
+_FP32 = ("fp32",)
 _ROWS = (
+    Format(ONNX, "ONNX", "model.onnx", needs_ending=False, options=("form", "opset_version", "external_data")),
+    # Before pt2, whose entries its archive may have too.
     Format(
-        name=ONNX,
-        title="ONNX",
-        file_name="model.onnx",
+        AOTI, "AOTInductor", "model.aoti.pt2", ("data/aotinductor/",), package="torch", options=("inductor_configs",)
+    ),
+    Format(PT2, "PT2", "model.pt2", ("models/",), package="torch", options=("operators",)),
+    Format(
+        TORCHSCRIPT,
+        "TorchScript",
+        "model.pt",
+        ("constants.pkl", "code/"),
         needs_ending=False,
-        options=("form", "opset_version", "external_data"),
-    ),
-    Format(
-        name=AOTI,  # before pt2, whose entries its archive may have too
-        title="AOTInductor",
-        file_name="model.aoti.pt2",
-        entries=("data/aotinductor/",),
         package="torch",
-        extra="torch",
-        options=("inductor_configs",),
-    ),
-    Format(
-        name=PT2,
-        title="PT2",
-        file_name="model.pt2",
-        entries=("models/",),
-        package="torch",
-        extra="torch",
-        options=("operators",),
-    ),
-    Format(
-        name=TORCHSCRIPT,
-        title="TorchScript",
-        file_name="model.pt",
-        needs_ending=False,
-        entries=("constants.pkl", "code/"),
-        package="torch",
-        extra="torch",
         options=("method", "optimize"),
     ),
     Format(
-        name=EXECUTORCH,
-        title="ExecuTorch",
-        file_name="model.pte",
-        identifier=b"ET12",
-        package="executorch",
-        extra="executorch",
-        dtypes=("fp32",),
-        has_dynamic_axes=False,
+        EXECUTORCH, "ExecuTorch", "model.pte", identifier=b"ET12", package="executorch", dtypes=_FP32, is_fixed=True
     ),
+    Format(LITERT, "LiteRT", "model.tflite", identifier=b"TFL3", package="ai-edge-litert", dtypes=_FP32, is_fixed=True),
     Format(
-        name=LITERT,
-        title="LiteRT",
-        file_name="model.tflite",
-        identifier=b"TFL3",
-        package="ai-edge-litert",
-        extra="litert",
-        dtypes=("fp32",),
-        has_dynamic_axes=False,
-    ),
-    Format(
-        name=COREML,
-        title="Core ML",
-        file_name="model.mlpackage",
+        COREML,
+        "Core ML",
+        "model.mlpackage",
+        ("Manifest.json",),
         is_folder=True,
-        entries=("Manifest.json",),
         package="coremltools",
-        extra="coreml",
         is_macos_only=True,
-        dtypes=("fp32",),
-        has_dynamic_axes=False,
+        dtypes=_FP32,
+        is_fixed=True,
     ),
 )
 FORMATS = {row.name: row for row in _ROWS}
