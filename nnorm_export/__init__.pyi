@@ -13,9 +13,12 @@ from .errors import (
     ParityError as ParityError,
     RuntimeMissingError as RuntimeMissingError,
 )
-from .exporting.formats.onnx import export as export
-from .exporting.formats.pt2 import export_aoti as export_aoti, export_program as export_program
-from .exporting.formats.torchscript import export_torchscript as export_torchscript
+from .exporting.export import (
+    export as export,
+    export_aoti as export_aoti,
+    export_program as export_program,
+    export_torchscript as export_torchscript,
+)
 from .exporting.report import ExportReport as ExportReport
 from .freezing import freeze as freeze
 from .library import (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class NnormExportError(Exception):
@@ -56,11 +58,34 @@ class PyTorchMissingError(RuntimeMissingError, ModuleNotFoundError):
     """
 
 
+def class_and_first_line(error: BaseException) -> str:
+    """The class and the first line of ``error``."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+@contextmanager
+def reported_as(
+    kind: type[NnormExportError], what: str, remedy: str, reason: Callable[[Exception], str] = class_and_first_line
+) -> Iterator[None]:
+    """Raises ``kind`` in place of any exception of other code: what failed, why, and what the user can do.
+
+    That exception stays the cause, which --verbose shows. Errors of this package pass.
+    """
+    try:
+        yield
+    except NnormExportError:
+        raise
+    except Exception as error:
+        why = reason(error)
+        end = "\n" if "\n" in why else ". "
+        raise kind(f"{what}: {why}{end}{remedy}") from error
+
+
 def root_cause(error: BaseException) -> str:
     """The class and the first line of the error that ``error`` came from in the end."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {first_line(error)}"
+    return class_and_first_line(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ DOMAIN = "nnorm"
 DOMAIN_VERSION = 1
 PRODUCER = "nnorm_export"
 
-# Choices of export(), export_torchscript(), export_program() and of the command line.
+# Choices of export() and of the command line.
 FORMS = ("portable", "primitives", "custom")
 TORCHSCRIPT_METHODS = ("trace", "script")
 PT2_OPERATORS = ("decomposed", "kept")

@@ -39,21 +39,21 @@ def convert(
     from nnorm_export.converting.change_form import change_form
     from nnorm_export.files.inspection import describe
 
-    target = options.target or str(Path(path).with_suffix(f".{options.form}.onnx"))
+    destination = options.output or str(Path(path).with_suffix(f".{options.form}.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
     output.notices(notices)
-    with output.working(f"Writing {target}: form, compare"):
+    with output.working(f"Writing {destination}: form, compare"):
         report = change_form(
             path,
-            target,
+            destination,
             options.form,
             inputs=inputs or None,
             verify=not options.no_verify,
             external_data=options.external_data,
         )
-        files = describe(target).files
+        files = describe(destination).files
     output.show(report.to_json() | {"files": files, "notices": notices}, lambda: _print(report))
 
 

@@ -57,11 +57,11 @@ def engine(
         import_polygraphy()
     from nnorm_export.tensorrt.engine import build_engine
 
-    target = options.target or str(Path(path).with_suffix(".rtx.plan" if options.rtx else ".plan"))
-    with output.progressing(f"Building {target}") as progress:
+    destination = options.output or str(Path(path).with_suffix(".rtx.plan" if options.rtx else ".plan"))
+    with output.progressing(f"Building {destination}") as progress:
         report = build_engine(
             path,
-            target,
+            destination,
             profiles=profiles,
             plugins=options.plugins,
             timing_cache=options.timing_cache,

@@ -16,22 +16,17 @@ from nnorm_export.errors import NnormExportError, ParityError
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
     from nnorm_export.exporting.report import ExportReport
+    from nnorm_export.exporting.targets import Target
     from nnorm_export.files.inspection import ModelDescription
 
 
-FORMATS = {  # the function that writes a format, and the default name of the file
-    "onnx": ("export", "model.onnx"),
-    "torchscript": ("export_torchscript", "model.pt"),
-    "pt2": ("export_program", "model.pt2"),
-    "aoti": ("export_aoti", "model.aoti.pt2"),
-}
 _DEPRECATED = (
-    "TorchScript is deprecated in PyTorch, and unsupported on Python 3.14 and newer; --format pt2 or aoti lasts"
+    "TorchScript is deprecated in PyTorch, and unsupported on Python 3.14 and newer; --target pt2 or aoti lasts"
 )
 
 
 def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
-    """Write a trained model as one file, ONNX by default, and prove it equal to PyTorch.
+    """Write a trained model as one file, ONNX by default, and compare it with PyTorch.
 
     The file is written only if it computes what PyTorch computes; otherwise
     an older file of this name stays as it is and the exit code is 1.
@@ -52,15 +47,16 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
 
       nnorm-export export -m program.pt2 --form primitives
 
-      nnorm-export export -m nets:build -c best.pth -i data.npz --format aoti
+      nnorm-export export -m nets:build -c best.pth -i data.npz --target aoti
     """
-    from nnorm_export.exporting.targets import target_named
+    from nnorm_export.exporting.targets import DEFAULT_TARGET, refuse_options, target_named
+    from nnorm_export.files.formats import TORCHSCRIPT
 
-    file_format = _format(options)
-    function, default_name = FORMATS[file_format]
-    path = options.file or (default_name if file_format != "onnx" else f"model{target_named(options.target).ending}")
-    _refuse_misnamed(path, file_format)
-    own_options = _own_options(options, file_format)
+    target = target_named(options.target)
+    path = Path(options.output or target.format.file_name).expanduser()
+    own_options = _own_options(options)
+    _refuse_misnamed(path, target)
+    refuse_options(target, path, own_options)
     import nnorm_export
     from nnorm_export.cli.source import bisect_command, load_source
     from nnorm_export.files.inspection import describe
@@ -72,13 +68,14 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
         args, kwargs, notices = _example(source, model.input_specs, options)
         dynamic_shapes = _dynamic_shapes(source, args, kwargs, options)
     notices = [*source.notices, *notices]
-    output.notices([*notices, _DEPRECATED] if file_format == "torchscript" else notices)
+    output.notices([*notices, _DEPRECATED] if target.name == TORCHSCRIPT else notices)
     try:
         with output.working(f"Exporting to {path}"):
-            report: ExportReport = getattr(nnorm_export, function)(
+            report = nnorm_export.export(
                 source.program or source.module,
                 args,
                 path,
+                target=target.name,
                 kwargs=kwargs,
                 dynamic_shapes=dynamic_shapes,
                 input_names=_names(options.input_names),
@@ -93,11 +90,11 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     except ParityError as error:
         if not error.advice:  # bisect cannot help
             raise
-        form = "--format onnx " if file_format != "onnx" else "--form portable "
-        kept = str(Path(path).with_suffix(".unverified.onnx"))
+        form = "--form portable" if "portable" in target.forms else f"--target {DEFAULT_TARGET}"
+        kept = str(path.with_suffix(".unverified.onnx"))
         raise ParityError(
             error.finding,
-            f"To find the layer that differs, export again with {form}--no-verify -o {shlex.quote(kept)}, then run\n"
+            f"To find the layer that differs, export again with {form} --no-verify -o {shlex.quote(kept)}, then run\n"
             f"  {bisect_command(kept, model)}",
         ) from error
     as_json = report.to_json() | {
@@ -109,49 +106,29 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     output.show(as_json, lambda: _print(report, description, output.verbose))
 
 
-def _format(options: ExportOptions) -> str:
-    """The format that the options ask for; a target decides it."""
-    from nnorm_export.exporting.targets import target_named
+def _refuse_misnamed(path: Path, target: Target) -> None:
+    """An ONNX file with the name of another format is a forgotten ``--target``."""
+    from nnorm_export.files.formats import FORMATS, ONNX
 
-    given = options.file_format
-    if options.target is None or given is None:
-        return given or "onnx"
-    if given != target_named(options.target).file_format:
-        raise NnormExportError(
-            f"--target {options.target} decides the format; leave out --format {given}, or leave out --target"
-        )
-    return given
+    meant = [f"--target {row.name}" for row in FORMATS.values() if row.name != ONNX and row.ending == path.suffix]
+    if target.format.name == ONNX and meant:
+        raise NnormExportError(f"{path} is not a name for an ONNX file; say {' or '.join(meant)}, or end it in .onnx")
 
 
-def _refuse_misnamed(path: str, file_format: str) -> None:
-    """An ONNX file with the name of another format is a forgotten ``--format``."""
-    endings = {".pt2": "--format pt2 or --format aoti", ".pt": "--format torchscript"}
-    meant = endings.get(Path(path).suffix)
-    if file_format == "onnx" and meant:
-        raise NnormExportError(f"{path} is not a name for an ONNX file; say {meant}, or end it in .onnx")
-
-
-def _own_options(options: ExportOptions, file_format: str) -> dict[str, Any]:
-    """Returns the arguments that only this format's function takes, and refuses the options of other formats."""
+def _own_options(options: ExportOptions) -> dict[str, Any]:
+    """The arguments of ``export`` that some formats alone take."""
     from nnorm_export.models.factory import parse_arguments
 
     configs = options.inductor_config and parse_arguments(options.inductor_config, "--inductor-config", dotted=True)
-    arguments: dict[str, Any] = {}
-    for flag, owner, parameter, value in (
-        ("--target", "onnx", "target", options.target),
-        ("--form", "onnx", "form", options.form),
-        ("--opset", "onnx", "opset_version", options.opset),
-        ("--external-data", "onnx", "external_data", options.external_data),
-        ("--method", "torchscript", "method", options.method),
-        ("--no-optimize", "torchscript", "optimize", False if options.no_optimize else None),
-        ("--operators", "pt2", "operators", options.operators),
-        ("--inductor-config", "aoti", "inductor_configs", configs),
-    ):
-        if value is not None and owner != file_format:
-            raise NnormExportError(f"{flag} goes with --format {owner}, and this is {file_format}")
-        if value is not None:
-            arguments[parameter] = value
-    return arguments
+    return {
+        "form": options.form,
+        "opset_version": options.opset,
+        "external_data": options.external_data,
+        "method": options.method,
+        "optimize": False if options.no_optimize else None,
+        "operators": options.operators,
+        "inductor_configs": configs,
+    }
 
 
 def _example(source: Source, specs: list[str] | None, options: ExportOptions) -> tuple[Any, dict[str, Any], list[str]]:
@@ -202,8 +179,11 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
             ("file", str(report.path)),
             ("size", size_text(sum(size or 0 for size in description.files.values()))),
             ("format", report.format),
-            ("target", report.target or ""),
-            ("form", f"{report.form}, opset {report.opset}" if report.opset else report.form),
+            ("target", report.target if report.target != report.format else ""),
+            ("form", f"{report.form}, opset {report.opset}" if report.form else ""),
+            ("method", report.method or ""),
+            ("operators", report.operators or ""),
+            ("device", report.device or ""),
             ("nodes", str(report.nodes)),
             ("normalizations", kinds or "none that nnorm_export knows"),
             *(("input", str(info)) for info in description.inputs),
@@ -212,7 +192,9 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
     )
     if verbose and report.layers:
         typer.echo()
-        print_table(("layer", "op", "form"), [(e["path"], e["op_type"], e.get("form", "")) for e in report.layers])
+        print_table(
+            ("layer", "op", "variant"), [(e["path"], e["op_type"], e.get("variant", "")) for e in report.layers]
+        )
     typer.echo()
     if report.not_verified:
         typer.echo(f"not compared: {report.not_verified}")

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from nnorm_export.cli import panels
-from nnorm_export.cli.options import ExternalData, Inputs, NoVerify, target_option
+from nnorm_export.cli.options import ExternalData, Inputs, NoVerify, output_option
 
 
 @dataclass
 class OptimizeOptions:
     input_specs: Inputs = None
-    target: Annotated[str | None, target_option("MODEL.cpu.onnx beside the model")] = None
+    output: Annotated[str | None, output_option("MODEL.cpu.onnx beside the model")] = None
     external_data: ExternalData = None
     no_verify: NoVerify = False
 
@@ -35,8 +35,8 @@ class QuantizeOptions:
     batch_size: Annotated[
         int, panels.inputs("--batch N", "How many samples run at a time, if the batch is dynamic.", min=1)
     ] = 32
-    target: Annotated[str | None, target_option("MODEL.int8.onnx beside the model")] = None
-    runtime: Annotated[
+    output: Annotated[str | None, output_option("MODEL.int8.onnx beside the model")] = None
+    target: Annotated[
         str,
         panels.file(
             "--target -t RUNTIME",
@@ -135,7 +135,7 @@ class ConvertOptions:
         ),
     ] = "primitives"
     input_specs: Inputs = None
-    target: Annotated[str | None, target_option("MODEL.FORM.onnx beside the model")] = None
+    output: Annotated[str | None, output_option("MODEL.FORM.onnx beside the model")] = None
     external_data: ExternalData = None
     no_verify: NoVerify = False
 
@@ -147,7 +147,7 @@ class EngineOptions:
     ] = None
     best: Annotated[list[str] | None, panels.shapes("--opt NAME:SHAPE", "Its most frequent shape. Repeatable.")] = None
     greatest: Annotated[list[str] | None, panels.shapes("--max NAME:SHAPE", "Its greatest shape. Repeatable.")] = None
-    target: Annotated[str | None, target_option("MODEL.plan, or MODEL.rtx.plan, beside the model")] = None
+    output: Annotated[str | None, output_option("MODEL.plan, or MODEL.rtx.plan, beside the model")] = None
     rtx: Annotated[bool, panels.engine("--rtx", "Build for TensorRT-RTX and RTX cards; the build needs no GPU.")] = (
         False
     )

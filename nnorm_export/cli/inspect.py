@@ -72,7 +72,7 @@ def _print(description: ModelDescription) -> None:
         return
     rows = [_row(layer) for layer in description.layers]
     # A fact that all layers share is printed once: the paths of real models need the width of the table.
-    shared = [name for name in ("form", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    shared = [name for name in ("variant", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
     if shared:
         facts.append(("all layers", ", ".join(f"{name} {rows[0][name]}" for name in shared if rows[0][name] != "-")))
     print_facts(facts)
@@ -83,14 +83,16 @@ def _print(description: ModelDescription) -> None:
 
 def _facts(description: ModelDescription) -> list[tuple[str, str]]:
     sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
-    stranger = "" if description.form != "unknown" else " (not written by nnorm_export)"
+    is_own = "unknown" not in (description.form, description.form or description.producer)
     target = description.optimized_for
     torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
     return [
         ("file", ", ".join(sizes)),
-        ("format", description.format),
-        ("form", description.form + stranger),
-        ("target", description.target or ""),
+        ("format", description.format + ("" if is_own else " (not written by nnorm_export)")),
+        ("form", description.form or ""),
+        ("method", description.method or ""),
+        ("operators", description.operators or ""),
+        ("target", (description.target or "") if description.target != description.format else ""),
         ("quantized", description.quantization or ""),
         ("for", f"{target}; optimized by ONNX Runtime {target.onnxruntime}" if target else ""),
         ("for", f"{description.compiled_for} processors" if description.compiled_for else ""),
@@ -110,7 +112,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
 def _row(layer: LayerDescription) -> dict[str, str]:
     size = layer.normalized_shape or layer.channels
     groups = f" in {layer.num_groups}" if layer.num_groups else ""
-    if layer.form is None:
+    if layer.variant is None:
         lambdas = "-"
     elif layer.lambda_range is None:
         lambdas = "from input"
@@ -121,7 +123,7 @@ def _row(layer: LayerDescription) -> dict[str, str]:
         "op": layer.op_type,
         "size": "-" if size is None else f"{size}{groups}",
         "λ": lambdas,
-        "form": layer.form or "-",
+        "variant": layer.variant or "-",
         "ε": "-" if layer.epsilon is None else f"{layer.epsilon:g}",
         "run by": layer.implementation or "-",
     }

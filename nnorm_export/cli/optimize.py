@@ -42,16 +42,16 @@ def optimize(
     from nnorm_export.files.inspection import describe
     from nnorm_export.optimizing.optimize import optimize as write
 
-    target = options.target or str(Path(path).with_suffix(".cpu.onnx"))
+    destination = options.output or str(Path(path).with_suffix(".cpu.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
     output.notices(notices)
-    with output.working(f"Optimizing into {target}: ONNX Runtime's graph, layout, verify"):
+    with output.working(f"Optimizing into {destination}: ONNX Runtime's graph, layout, verify"):
         report = write(
-            path, target, inputs=inputs or None, verify=not options.no_verify, external_data=options.external_data
+            path, destination, inputs=inputs or None, verify=not options.no_verify, external_data=options.external_data
         )
-        files = describe(target).files
+        files = describe(destination).files
     output.notices(report.notices)
     as_json = report.to_json() | {"files": files, "notices": [*notices, *report.notices]}
     output.show(as_json, lambda: _print(report, output.verbose))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 from nnorm_export.cli import panels
+from nnorm_export.exporting.targets import listed_targets
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -20,9 +21,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_groups(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
 
     shown = [inspect.signature(groups[p.name]).parameters.values() if p.name in groups else [p] for p in parameters]
     keyword_only = [parameter.replace(kind=parameter.KEYWORD_ONLY) for group in shown for parameter in group]
@@ -31,7 +34,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return with_groups
 
 
-def target_option(default: str) -> Any:
+def output_option(default: str) -> Any:
     return panels.file("--output -o FILE", f"The file to write; by default {default}.")
 
 
@@ -145,24 +148,14 @@ class ExportOptions:
     )
     input_names: Annotated[str | None, panels.inputs("--input-names A,B", "Names of the inputs in the file.")] = None
     output_names: Annotated[str | None, panels.inputs("--output-names A,B", "Names of the outputs in the file.")] = None
-    file: Annotated[str | None, target_option("model.onnx, or model with the ending of the format")] = None
+    output: Annotated[str | None, output_option("model with the ending of the format: model.onnx")] = None
     target: Annotated[
         str | None,
         panels.file(
-            "--target -t RUNTIME",
-            "The runtime that the file is for, which gets the format, form, opset and shapes that it reads: "
-            "onnxruntime (default), openvino, opencv, web (onnxruntime-web), tract, tensorrt, executorch (.pte), "
-            "litert (.tflite), coreml (.mlpackage).",
+            "--target -t NAME",
+            "The runtime or the format that the file is for, which decides the form, opset and shapes: "
+            f"{listed_targets()}.",
             **panels.one_of("nnorm_export.exporting.targets:TARGETS"),
-        ),
-    ] = None
-    file_format: Annotated[
-        str | None,
-        panels.file(
-            "--format -f FORMAT",
-            "onnx (default): ONNX Runtime, TensorRT and others. pt2: torch.export.load. aoti: the same compiled by "
-            "AOTInductor, for Python and C++. torchscript: torch.jit.load and LibTorch; PyTorch has deprecated it.",
-            **panels.one_of("nnorm_export.cli.export:FORMATS"),
         ),
     ] = None
     dtype: Annotated[

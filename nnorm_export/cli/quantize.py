@@ -57,7 +57,7 @@ def quantize(
     from nnorm_export.files.inspection import describe
     from nnorm_export.quantizing.quantize import quantize as write
 
-    target = options.target or str(Path(path).with_suffix(".int8.onnx"))
+    destination = options.output or str(Path(path).with_suffix(".int8.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         calibration, notices = read_inputs_of_file(options.calibrate, dtypes)
@@ -69,14 +69,14 @@ def quantize(
         report = write(
             path,
             calibration,
-            target,
+            destination,
             method=options.method,
             percentile=options.percentile,
             activation=options.activation,
             weights=options.weights,
             reduce_range=options.reduce_range,
             keep=options.keep or (),
-            target=options.runtime,
+            target=options.target,
             form=options.form,
             batch_size=options.batch_size,
             test=test,
@@ -90,7 +90,7 @@ def quantize(
             progress=progress,
         )
     output.notices(report.notices)
-    as_json = report.to_json() | {"files": describe(target).files, "notices": [*notices, *report.notices]}
+    as_json = report.to_json() | {"files": describe(destination).files, "notices": [*notices, *report.notices]}
     output.show(as_json, lambda: _print(report, output.verbose))
 
 

@@ -1,7 +1,7 @@
-"""The frozen model, run once before it is traced.
+"""dry_run(): one call of the frozen model before it is traced.
 
-An input that does not fit is then told in the words of the model's own code, and not in those of a tracer. And a layer
-that freeze() cannot see, because an attribute of another kind of object or a global leads to it, is seen when it runs.
+An input that does not fit is then reported in the words of the model's own code, and not in those of a tracer. A layer
+that freeze() cannot see, because a global or an attribute of another kind of object leads to it, is seen when it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nnorm_export.process import redirected
 Passthrough = Iterable[str | type[nn.Module]]
 
 
-def rehearse(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> Changes:
+def dry_run(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> Changes:
     """Runs a copy of the frozen ``module`` on ``example``; the copy shares its parameters.
 
     Returns:

@@ -1,8 +1,9 @@
-"""What a written file says of itself: ONNX's metadata, and the note in the formats of PyTorch."""
+"""What a written file says of itself: ONNX's metadata, and the note in the other formats."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def _layer(node: str, op_type: str, path: str, frozen: Frozen) -> Entry:
     return {"node": node, "op_type": op_type, "path": path, **frozen.records.get(path, {})}
 
 
-def stamp(model: ir.Model, form: str, target: str, layers: list[Entry], weights_sha256: str) -> None:
+def write_metadata(model: ir.Model, form: str, target: str, layers: list[Entry], weights_sha256: str) -> None:
     """Writes into ``model`` which program made it, in which form, for which target, and what its layers were."""
     model.producer_name = PRODUCER
     model.producer_version = __version__
@@ -71,12 +72,19 @@ def stamp(model: ir.Model, form: str, target: str, layers: list[Entry], weights_
 
 
 def note(
-    frozen: Frozen, *, file_format: str, form: str, nodes: dict[str, int], layers: list[Entry], tensors: Tensors
+    frozen: Frozen,
+    nodes: dict[str, int],
+    layers: list[Entry],
+    tensors: Tensors,
+    *,
+    method: str | None = None,
+    operators: str | None = None,
 ) -> Note:
-    """The note for a PyTorch file that is made from ``frozen``."""
+    """The note for a file that is made from ``frozen``."""
     return Note(
-        format=file_format,
-        form=form,
+        format=frozen.request.target.format.name,
+        method=method,
+        operators=operators,
         version=__version__,
         torch=_TORCH,
         device=device_of(frozen.module).type,
@@ -86,6 +94,13 @@ def note(
         outputs=tensors[1],
         layers=layers,
     )
+
+
+def note_of_program(traced: Traced, program: torch.export.ExportedProgram, operators: str | None = None) -> Note:
+    """The note for a file of ``program``, which was made from ``traced``."""
+    called = [node.target for node in nodes_of(program)]
+    nodes = dict(Counter(operator.namespace for operator in called if isinstance(operator, torch._ops.OpOverload)))
+    return note(traced.frozen, nodes, layers_of_program(traced), tensors_of_program(traced), operators=operators)
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.errors import ExportError, first_line
+from nnorm_export.errors import ExportError, reported_as
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Changes:
         assigned: paths of parameters, buffers and other attributes of the model that are other tensors now.
         written: paths of those that were written to.
         appeared: paths of tensors that were not there before, or are others now in a list, a tuple or a dict: tables
-            that are made when they are needed, or state. What they are shows in later calls.
+            that are made when they are needed, or state. Later calls show which.
         inputs: whether an input was written to.
         forgotten: those of ``appeared`` that are state, which a trace does not keep.
     """
@@ -74,14 +74,14 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}".lstrip("."), value
 
 
-_OF_TORCH = frozenset(vars(nn.Module()))  # _parameters, _buffers, _modules, hooks
+_ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module()))  # _parameters, _buffers, _modules, hooks
 
 
 def _contained(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The tensors in lists, tuples and dicts that are attributes of a module."""
     for path, layer in module.named_modules():
         for name, value in vars(layer).items():
-            if name in _OF_TORCH or not isinstance(value, (list, tuple, dict)):
+            if name in _ATTRIBUTES_OF_MODULES or not isinstance(value, (list, tuple, dict)):
                 continue
             for index, leaf in enumerate(pytree.tree_leaves(value)):
                 if isinstance(leaf, Tensor):
@@ -109,14 +109,8 @@ def functional(program: torch.export.ExportedProgram, remedy: str) -> torch.expo
     Raises:
         ExportError: torch cannot write it so.
     """
-    try:
+    with reported_as(ExportError, "torch cannot decompose the program", remedy):
         decomposed: torch.export.ExportedProgram = program.run_decompositions({})
-    except (
-        Exception
-    ) as error:  # the passes of torch raise errors of many classes; the user reads which one, and a remedy
-        raise ExportError(
-            f"torch cannot decompose the program: {type(error).__name__}: {first_line(error)}. {remedy}"
-        ) from error
     return decomposed
 
 
@@ -124,7 +118,7 @@ def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None,
     """Raises an ExportError if a result depends on a tensor of the model that forward changes.
 
     Args:
-        program: as :func:`functional` returns it, which does not tell of tensors that forward assigns and that are not
+        program: as :func:`functional` returns it, which does not list tensors that forward assigns and that are not
             buffers.
         changes: what a call changes; None if that is not known.
         keeps_state: whether a file of the format keeps them, so that the comparison alone is in the way.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError
-from nnorm_export.exporting.dry_run import rehearse
+from nnorm_export.exporting.dry_run import dry_run
 from nnorm_export.exporting.mutations import Changes
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.targets import Target, refuse_dtype
@@ -31,13 +31,14 @@ Model = nn.Module | torch.export.ExportedProgram
 Passthrough = Iterable[str | type[nn.Module]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments that :func:`nnorm_export.export` and the other exporters share."""
+    """The arguments of :func:`nnorm_export.export` that all formats share; ``path`` is the file to write."""
 
     model: Model
     args: Sequence[Any] | Tensor
-    f: str | Path
+    path: Path
+    target: Target
     kwargs: Mapping[str, Any] | None
     input_names: Sequence[str] | None
     output_names: Sequence[str] | None
@@ -45,16 +46,11 @@ class Request:
     dtype: str | torch.dtype | None
     verify: bool
     passthrough: Passthrough
-    strict: bool = False
+    strict: bool
 
     def __post_init__(self) -> None:
         # A tuple, because it is read several times and may be an iterator.
         object.__setattr__(self, "passthrough", tuple(listed(self.passthrough, "passthrough", FreezeError)))
-
-    @property
-    def path(self) -> Path:
-        """The file to write."""
-        return Path(self.f).expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +107,24 @@ def freeze_source(request: Request) -> Frozen:
 
     Raises:
         FreezeError: a layer cannot be frozen.
-        ExportError: a path that cannot be written, an unknown dtype, or an exported program of a model that was not
-            frozen.
+        ExportError: a path that cannot be written, an unknown dtype, an exported program of a model that was not
+            frozen, or a model that the target does not take.
         InputError: the example does not fit ``forward``, or the model does not run on it.
     """
     check_output(request.path)  # before the work, which may take minutes
     refuse_unencodable(request.path)
     step("freeze")
     model = request.model
-    return (
-        _of_program(request, model) if isinstance(model, torch.export.ExportedProgram) else _of_module(request, model)
-    )
+    if isinstance(model, torch.export.ExportedProgram):
+        frozen = _of_program(request, model)
+    else:
+        frozen = _of_module(request, model)
+    _refuse_model(request.target, frozen)
+    return frozen
 
 
-def refuse_model(target: Target, frozen: Frozen) -> None:
-    """Raises an ExportError if the runtime ``target`` does not take the dtypes or the dynamic axes of the model."""
+def _refuse_model(target: Target, frozen: Frozen) -> None:
+    """Raises an ExportError if ``target`` does not take the dtypes or the dynamic axes of the model."""
     program = frozen.program
     tensors = [*arguments.tensors_in(frozen.example), *frozen.module.parameters(), *frozen.module.buffers()]
     for name in sorted({arguments.dtype_name(tensor.dtype) or "" for tensor in tensors if tensor.is_floating_point()}):
@@ -155,7 +154,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     if request.dynamic_shapes is None:
         arguments.refuse_empty_batch(example)
     fitting = example if dtype is None else arguments.cast(example, _float_dtype(module))
-    changes = rehearse(module, fitting, request.passthrough)
+    changes = dry_run(module, fitting, request.passthrough)
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
     elif _float_dtype(model) is None and _only_float64(example):

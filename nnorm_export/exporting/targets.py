@@ -1,4 +1,4 @@
-"""The runtimes that ``export(…, target=…)`` writes for, and what each of them reads: one row for each.
+"""What ``export(…, target=…)`` writes for: the runtimes that read ONNX, a row each, and the other formats.
 
 A row says only what tests prove (tests/exporting/test_targets.py, tests/everywhere). What else a user asks for is
 refused.
@@ -6,10 +6,13 @@ refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import ExportError
+from nnorm_export.files.formats import FORMATS, ONNX, Format
 
 DEFAULT_TARGET = "onnxruntime"
 
@@ -21,9 +24,7 @@ class Target:
     Attributes:
         name: as ``target=`` takes it.
         title: the name of the runtime in messages.
-        file_format: ``onnx``, or the format that the runtime's own library writes.
-        ending: of the file's name.
-        is_folder: whether the file is a folder.
+        format: the format that it reads.
         forms: the forms of ONNX that it reads; the first is the default.
         opsets: the least and the greatest opset that it reads; None for what ``export`` can write.
         opset: the opset that it gets; None for that of ``export``.
@@ -34,9 +35,7 @@ class Target:
 
     name: str
     title: str
-    file_format: str = "onnx"
-    ending: str = ".onnx"
-    is_folder: bool = False
+    format: Format = FORMATS[ONNX]
     forms: tuple[str, ...] = ()
     opsets: tuple[int, int] | None = None
     opset: int | None = None
@@ -69,28 +68,23 @@ _ROWS = (
         opsets=(18, 24),
         dtypes=("fp32", "fp16", "bf16"),
     ),
-    Target(
-        name="executorch",
-        title="ExecuTorch",
-        file_format="executorch",
-        ending=".pte",
-        has_dynamic_axes=False,
-        dtypes=("fp32",),
-    ),
-    Target(
-        name="litert", title="LiteRT", file_format="litert", ending=".tflite", has_dynamic_axes=False, dtypes=("fp32",)
-    ),
-    Target(
-        name="coreml",
-        title="Core ML",
-        file_format="coreml",
-        ending=".mlpackage",
-        is_folder=True,
-        has_dynamic_axes=False,
-        dtypes=("fp32",),
+    *(
+        Target(name=row.name, title=row.title, format=row, has_dynamic_axes=not row.is_fixed, dtypes=row.dtypes)
+        for row in FORMATS.values()
+        if row.name != ONNX
     ),
 )
 TARGETS = {row.name: row for row in _ROWS}
+# The options of export() that some formats alone take -> those of the command line.
+OPTIONS = {
+    "form": "--form",
+    "opset_version": "--opset",
+    "external_data": "--external-data",
+    "method": "--method",
+    "optimize": "--no-optimize",
+    "operators": "--operators",
+    "inductor_configs": "--inductor-config",
+}
 
 
 def target_named(name: str | None) -> Target:
@@ -106,33 +100,47 @@ def target_named(name: str | None) -> Target:
     return TARGETS[name]
 
 
-def refuse_unread(
-    target: Target,
-    *,
-    form: str | None,
-    opset: int | None,
-    external_data: bool | None,
-    dynamic_shapes: Any,
-    dtype: str | None,
-) -> None:
-    """Raises an ExportError if the user asks for what ``target`` does not read; None was not asked for."""
-    if target.file_format != "onnx":
-        options = {"form": form, "opset_version": opset, "external_data": external_data}
-        for option, value in options.items():
-            if value is not None:
-                raise _refusal(target, f"a {target.ending} file, which is not ONNX", option, value)
-    elif form is not None and form not in target.forms:
+def listed_targets() -> str:
+    """The targets, as ``--help`` lists them."""
+    onnx = [name for name, row in TARGETS.items() if row.format.name == ONNX]
+    others = [f"{name} ({row.format.ending})" for name, row in TARGETS.items() if row.format.name != ONNX]
+    return f"ONNX for {', '.join(onnx)} (the first is the default); {', '.join(others)}"
+
+
+def refuse_options(target: Target, path: Path, options: Mapping[str, Any]) -> None:
+    """Raises an ExportError if ``path`` or one of ``options`` is not for the format of ``target``.
+
+    Args:
+        path: the file to write.
+        options: those of :data:`OPTIONS`; None was not asked for.
+    """
+    row = target.format
+    if row.needs_ending and path.suffix != row.ending:
+        raise ExportError(f"{path}: a file of {row.title} ends in {row.ending}; call it {path.with_suffix(row.ending)}")
+    for option, value in options.items():
+        if value is not None and option not in row.options:
+            owner = next(each for each in FORMATS.values() if option in each.options)
+            name = DEFAULT_TARGET if owner.name == ONNX else owner.name
+            choice = f"choose target={name!r} (--target {name})"
+            raise _refusal(target, f"a file of {row.title}, which is not {owner.title}", option, value, choice)
+
+
+def refuse_onnx(target: Target, *, form: str | None, opset: int | None) -> None:
+    """Raises an ExportError if the user asks for a form or an opset that ``target`` does not read."""
+    if form is not None and form not in target.forms:
         raise _refusal(target, f"the form {' or '.join(target.forms)}", "form", form)
     if opset is not None and target.opsets is not None and not target.opsets[0] <= opset <= target.opsets[1]:
         least, greatest = target.opsets
         raise _refusal(target, f"an opset from {least} to {greatest}", "opset_version", opset)
+
+
+def refuse_dynamic_shapes(target: Target, dynamic_shapes: Any) -> None:
+    """Raises an ExportError if the user asks for dynamic axes, and ``target`` does not take them."""
     if dynamic_shapes and not target.has_dynamic_axes:
         raise ExportError(
             f"the target {target.name} gets the fixed shapes of the example, because {target.title} does not take "
             "dynamic axes everywhere: leave out dynamic_shapes (--dynamic)"
         )
-    if dtype is not None:
-        refuse_dtype(target, dtype)
 
 
 def takes_dtype(target: Target, dtype: str) -> bool:
@@ -140,20 +148,15 @@ def takes_dtype(target: Target, dtype: str) -> bool:
     return not target.dtypes or dtype in target.dtypes
 
 
-def refuse_dtype(target: Target, dtype: str) -> None:
-    """Raises an ExportError if ``target`` does not take the dtype of this short name."""
-    if not takes_dtype(target, dtype):
+def refuse_dtype(target: Target, dtype: str | None) -> None:
+    """Raises an ExportError if ``target`` does not take the dtype of this short name; None was not asked for."""
+    if dtype is not None and not takes_dtype(target, dtype):
         raise ExportError(
             f"the target {target.name} takes {' and '.join(target.dtypes)}, and this is {dtype}: export with "
             f"dtype='{target.dtypes[0]}' (--dtype {target.dtypes[0]})"
         )
 
 
-_FLAGS = {"form": "--form", "opset_version": "--opset", "external_data": "--external-data"}
-
-
-def _refusal(target: Target, gets: str, option: str, value: Any) -> ExportError:
-    flag = _FLAGS[option] if value is True else f"{_FLAGS[option]} {value}"
-    return ExportError(
-        f"the target {target.name} gets {gets}: leave out {option}={value!r} ({flag}), or leave out the target"
-    )
+def _refusal(target: Target, gets: str, option: str, value: Any, choice: str = "leave out the target") -> ExportError:
+    flag = OPTIONS[option] if isinstance(value, (bool, Mapping)) else f"{OPTIONS[option]} {value}"
+    return ExportError(f"the target {target.name} gets {gets}: leave out {option}={value!r} ({flag}), or {choice}")

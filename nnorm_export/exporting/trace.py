@@ -119,7 +119,7 @@ def _changed_inputs(frozen: Frozen, program: torch.export.ExportedProgram, keeps
     if (changes is not None and not changes) or (keeps_state and not frozen.request.verify):
         return []
     refuse_written_constants(program, changes)
-    remedy = "What forward changes cannot be told: do not write to tensors of the model in eval mode"
+    remedy = "What forward changes is then unknown: do not write to tensors of the model in eval mode"
     without_writes = functional(program, remedy)
     refuse_state(without_writes, changes, keeps_state=keeps_state)
     return _not_returned(without_writes)
@@ -186,8 +186,8 @@ def _refuse_scripted(model: nn.Module) -> None:
         if isinstance(layer, torch.jit.ScriptModule):
             raise ExportError(
                 f"layer {layer_name(path)} ({getattr(layer, 'original_name', type(layer).__name__)}) is TorchScript, "
-                "which torch.export cannot trace; put the Python module in its place, or export with "
-                "export_torchscript(method='script')"
+                "which torch.export cannot trace; put the Python module in its place, or export for the target "
+                "torchscript with method='script'"
             )
 
 
@@ -250,7 +250,7 @@ def _output_keys(program: torch.export.ExportedProgram) -> list[str]:
     return found
 
 
-_LOUD = (
+_CHATTY_LOGGERS = (
     "torch.onnx",
     "torch.export",
     "torch._export",
@@ -271,7 +271,7 @@ def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
     attention: contextlib.AbstractContextManager[None] = (
         contextlib.nullcontext() if fused_attention else without_fused_attention()
     )
-    loggers, filters = silent_loggers(_LOUD), without_warnings(FutureWarning, DeprecationWarning)
+    loggers, filters = silent_loggers(_CHATTY_LOGGERS), without_warnings(FutureWarning, DeprecationWarning)
     # One thread at a time: torch's exporters change more of the process, and are not made for several.
     with LOCK, loggers, filters, torch.no_grad(), attention:
         yield
@@ -301,9 +301,3 @@ def _turn_gradients_off(program: torch.export.ExportedProgram) -> None:
     for node in nodes_of(program):
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             node.args = (False, *node.args[1:])
-
-
-def drop_source_lines(program: torch.export.ExportedProgram) -> None:
-    """Removes the source line of each node of a program that is not decomposed again."""
-    for node in nodes_of(program):
-        node.meta.pop("stack_trace", None)

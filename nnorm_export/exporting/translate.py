@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 import torch
 
-from nnorm_export.errors import ExportError, root_cause
+from nnorm_export.errors import ExportError, reported_as, root_cause
 from nnorm_export.exporting.passes.attention import with_attention_of_rank_4
 from nnorm_export.exporting.passes.attention_masks import with_masks_of_pytorch
 from nnorm_export.exporting.passes.constants import with_constants_of_pytorch
@@ -36,28 +36,24 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
-    with _registered_schemas(), exact_constants():
-        try:
-            program = with_attention_of_rank_4(with_masks_of_pytorch(traced.program))
-            onnx_program = torch.onnx.export(
-                with_constants_of_pytorch(program),
-                dynamo=True,
-                opset_version=min(opset, NEWEST_CONVERTED_OPSET),
-                custom_translation_table=table,
-                input_names=traced.inputs,
-                output_names=traced.outputs,
-                verbose=False,
-            )
-        except Exception as error:  # a translation may raise any exception, and the exporter wraps it
-            raise ExportError(
-                f"torch.onnx.export cannot translate the model: {root_cause(error)}. Replace that operator in the "
-                "model, or export with export_program (--format pt2), which writes every operator of PyTorch"
-            ) from error
+    what = "torch.onnx.export cannot translate the model"
+    remedy = "Replace that operator in the model, or export for the target pt2, which has every operator of PyTorch"
+    with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, root_cause):
+        program = with_attention_of_rank_4(with_masks_of_pytorch(traced.program))
+        onnx_program = torch.onnx.export(
+            with_constants_of_pytorch(program),
+            dynamo=True,
+            opset_version=min(opset, NEWEST_CONVERTED_OPSET),
+            custom_translation_table=table,
+            input_names=traced.inputs,
+            output_names=traced.outputs,
+            verbose=False,
+        )
     assert onnx_program is not None
     model: ir.Model = onnx_program.model
     _round_folded_weights(model)
     onnx_ir.passes.common.NameFixPass()(model)  # a user's name for an output may be that of a value inside
-    _restamp(model, opset)
+    _set_opset(model, opset)
     model.ir_version = IR_VERSION
     model.opset_imports[DOMAIN] = DOMAIN_VERSION
     _name_axes(model, traced.axis_names)
@@ -103,7 +99,7 @@ def _registered_schemas() -> Iterator[None]:
             onnx.defs.deregister_schema(op_type, DOMAIN_VERSION, DOMAIN)
 
 
-def _restamp(model: ir.Model, opset: int) -> None:
+def _set_opset(model: ir.Model, opset: int) -> None:
     """Moves the model to ``opset`` where no operator in it has changed since the opset that it was written for.
 
     onnxscript converts up to :data:`NEWEST_CONVERTED_OPSET`; an operator whose schema is the same in a newer opset

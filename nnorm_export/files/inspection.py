@@ -11,12 +11,13 @@ from typing import Any
 import onnx
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.archive import Archive, is_archive, read_archive
 from nnorm_export.files.bodies import problems_of
 from nnorm_export.files.changes import changes_of
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.formats import ONNX
 from nnorm_export.files.onnx_file import ModelFile, name_of, read
 from nnorm_export.files.optimized_for import Machine, machine_of
-from nnorm_export.files.pytorch_archive import COREML, EXECUTORCH, LITERT, Archive, is_archive, read_archive
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.names import LAYER_PATH, PRODUCER
 from nnorm_export.reports import Report
@@ -30,10 +31,9 @@ class LayerDescription:
 
     Attributes:
         path: of the layer in the model that was exported; ``layer`` is the name of its class there.
-        form: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
+        variant: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
         lambda_range: least and greatest frozen λ; None if λ is estimated from each input.
-        lambda_quartiles: the quartiles of the λ of the channels, the median in the middle; None where the range is, and
-            in files of older versions.
+        lambda_quartiles: the quartiles of the λ of the channels, the median in the middle; None where the range is.
         implementation: ``kernel``, ``body`` or ``plugin``; ``inlined`` if no node is left; None if unknown.
     """
 
@@ -41,7 +41,7 @@ class LayerDescription:
     op_type: str
     path: str
     layer: str | None
-    form: str | None
+    variant: str | None
     epsilon: float | None
     channels: int | None
     normalized_shape: list[int] | None
@@ -61,13 +61,14 @@ class ModelDescription(Report):
     """A model file.
 
     Attributes:
-        format: ``onnx``, ``torchscript``, ``pt2``, ``aoti``, ``executorch``, ``litert`` or ``coreml``.
-        form: as of :class:`nnorm_export.ExportReport`, ``optimized``, or ``unknown`` for a file that nnorm_export did
-            not write. If such a file is not ONNX, its other facts are mostly missing.
-        target: the runtime that the file was exported for; None if that is not known.
+        format, method, operators: as of :class:`nnorm_export.ExportReport`.
+        form: that of an ONNX file, ``optimized``, or ``unknown`` if nnorm_export did not write the file. Most facts are
+            missing of such a file in another format.
+        target: what the file was exported for, as ``target=`` takes it; None if that is not known.
         quantization: how :func:`nnorm_export.quantize` made the file; None for other files.
         optimized_for: the machine that a file in the form ``optimized`` is for; None for other files.
-        compiled_for: the machine that the code of AOTInductor is for; None for other files.
+        device: the kind of device that the code of AOTInductor is for; None for other files.
+        compiled_for: the machine that this code is for; None for other files.
         opsets: domain -> version; ``opset`` is that of the standard operators.
         versions: of the packages that made the file.
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
@@ -80,7 +81,10 @@ class ModelDescription(Report):
 
     path: str
     format: str
-    form: str
+    form: str | None
+    method: str | None
+    operators: str | None
+    device: str | None
     target: str | None
     quantization: str | None
     optimized_for: Machine | None
@@ -125,12 +129,15 @@ def _describe(path: str | Path) -> ModelDescription:
 
 def _describe_archive(archive: Archive) -> ModelDescription:
     note = archive.note
-    implementation = None if archive.form == "kept" else "inlined"
+    implementation = None if note and note.operators == "kept" else "inlined"
     return ModelDescription(
         path=str(archive.path),
         format=archive.format,
-        form=archive.form,
-        target=archive.format if archive.format in (EXECUTORCH, LITERT, COREML) else None,
+        form=None,
+        method=note.method if note else None,
+        operators=note.operators if note else None,
+        device=note.device if note and archive.compiled_for else None,
+        target=archive.format,
         quantization=None,
         optimized_for=None,
         compiled_for=archive.machine or None,
@@ -158,8 +165,11 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
     opsets = {entry.domain or STANDARD_DOMAIN: entry.version for entry in file.proto.opset_import}
     return ModelDescription(
         path=str(file.path),
-        format="onnx",
+        format=ONNX,
         form=file.form,
+        method=None,
+        operators=None,
+        device=None,
         target=file.metadata.get("target"),
         quantization=file.metadata.get("quantization"),
         optimized_for=_optimized_for(file),
@@ -214,7 +224,7 @@ def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescrip
         op_type=entry["op_type"],
         path=entry["path"],
         layer=entry.get("layer"),
-        form=entry.get("form"),
+        variant=entry.get("variant"),
         epsilon=entry.get("epsilon"),
         channels=entry.get("channels"),
         normalized_shape=entry.get("normalized_shape"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("node", "op_type", "path", "layer", "form"), (str,)),
+    **dict.fromkeys(("node", "op_type", "path", "layer", "variant"), (str,)),
     **dict.fromkeys(("epsilon", "lambda_min", "lambda_max"), (int, float)),
     **dict.fromkeys(("channels", "num_groups"), (int,)),
     **dict.fromkeys(("normalized_shape", "lambda_quartiles"), (list,)),

@@ -1,6 +1,6 @@
-"""The note in a file of PyTorch's (TorchScript, exported program, AOTInductor package): what the file is.
+"""The note in a file that is not ONNX (:mod:`.archive`): what the file is.
 
-It is an entry of the file's archive; ONNX files have metadata instead. Importing this module is quick.
+ONNX files have metadata instead. Importing this module is quick.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Note:
     """The facts of a file.
 
     Attributes:
-        format, form: as in :class:`nnorm_export.ExportReport`.
+        format, method, operators: as in :class:`nnorm_export.ExportReport`.
         version, torch: the versions of nnorm_export and PyTorch that wrote the file.
         device: the kind of device that the weights are on.
         nodes: namespace of operators -> number of their calls.
@@ -29,7 +29,8 @@ class Note:
     """
 
     format: str
-    form: str
+    method: str | None
+    operators: str | None
     version: str
     torch: str
     device: str

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from nnorm_export.errors import ExportError, ModelFileError, first_line
+from nnorm_export.files.archive import is_package
 from nnorm_export.files.durable import flush, flush_tree, locked
 from nnorm_export.files.external_data import move_weights, remove_unread, save
-from nnorm_export.files.pytorch_archive import is_package
 
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # in a temporary folder
 

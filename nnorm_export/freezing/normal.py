@@ -17,10 +17,10 @@ from nnorm_export.mathematics import resolve_exponents
 from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm, FrozenLayerNormalNorm
 
 
-def _record(layer: nn.Module, path: str, form: str, **facts: Any) -> dict[str, Any]:
+def _record(layer: nn.Module, path: str, variant: str, **facts: Any) -> dict[str, Any]:
     """What metadata and ``inspect`` say about a frozen layer; its values fit JSON."""
     cls = type(layer)
-    return {"path": path, "layer": cls.__name__, "form": form, "epsilon": float(layer.eps), **facts}  # type: ignore[arg-type]
+    return {"path": path, "layer": cls.__name__, "variant": variant, "epsilon": float(layer.eps), **facts}  # type: ignore[arg-type]
 
 
 def _affine(layer: nn.Module, path: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
             "train it with track_running_stats=True",
         )
     channels = (int(layer.num_features),)  # type: ignore[arg-type]
-    form, delta = state.exponent_shift(layer, path)
+    variant, delta = state.exponent_shift(layer, path)
     lmbda = state.vector(layer, path, "running_lmbda", channels)
     mean = state.vector(layer, path, "running_mean", channels)
     variance = state.variance(layer, path, "running_var", channels)
@@ -69,7 +69,7 @@ def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
     exponent_pos, exponent_neg = resolve_exponents(lmbda, delta)
     resolved = {"scale": scale, "shift": shift, "exponent_pos": exponent_pos, "exponent_neg": exponent_neg}
     parameters = {name: state.in_arithmetic_of(layer, value) for name, value in resolved.items()}
-    record = _record(layer, path, form, channels=channels[0], **_distribution(lmbda))
+    record = _record(layer, path, variant, channels=channels[0], **_distribution(lmbda))
     parameters |= _affine(layer, path, channels)
     return FrozenBatchNormalNorm(parameters, record, None if offset is None else state.in_arithmetic_of(layer, offset))
 
@@ -102,8 +102,8 @@ def _distribution(lmbda: Tensor) -> dict[str, Any]:
 
 def freeze_layer(layer: nn.Module, path: str) -> FrozenLayerNormalNorm:
     shape = tuple(int(size) for size in layer.normalized_shape)  # type: ignore[union-attr]
-    form, delta = state.exponent_shift(layer, path)
-    record = _record(layer, path, form, normalized_shape=list(shape))
+    variant, delta = state.exponent_shift(layer, path)
+    record = _record(layer, path, variant, normalized_shape=list(shape))
     epsilon = state.epsilon(layer, path)
     return FrozenLayerNormalNorm(_affine(layer, path, shape), record, _attribute(epsilon), _attribute(delta))
 
@@ -128,8 +128,8 @@ def freeze_instance(layer: nn.Module, path: str, *, spatial_axes: int) -> Frozen
 def _freeze_groups(
     layer: nn.Module, path: str, channels: int, groups: int, batch_rank: int = 0
 ) -> FrozenGroupNormalNorm:
-    form, delta = state.exponent_shift(layer, path)
-    record = _record(layer, path, form, channels=channels, num_groups=groups)
+    variant, delta = state.exponent_shift(layer, path)
+    record = _record(layer, path, variant, channels=channels, num_groups=groups)
     epsilon = _attribute(state.epsilon(layer, path))
     parameters = _affine(layer, path, (channels,))
     return FrozenGroupNormalNorm(parameters, record, groups, epsilon, _attribute(delta), batch_rank)

@@ -62,11 +62,11 @@ def epsilon(layer: nn.Module, path: str) -> float:
 
 
 def exponent_shift(layer: nn.Module, path: str) -> tuple[str, float]:
-    """(form, δ): this package's layers have a ``form``; the authors' layers have the reference form, δ = √ε."""
-    form = str(getattr(layer, "form", "reference"))
-    if form not in ("reference", "paper"):
-        raise refuse(path, layer, f"form is {form!r}", "set it to 'reference' or 'paper'")
-    return form, math.sqrt(epsilon(layer, path)) if form == "reference" else 0.0
+    """(variant, δ): this package's layers have a ``variant``; the authors' layers are ``reference``, δ = √ε."""
+    variant = str(getattr(layer, "variant", "reference"))
+    if variant not in ("reference", "paper"):
+        raise refuse(path, layer, f"variant is {variant!r}", "set it to 'reference' or 'paper'")
+    return variant, math.sqrt(epsilon(layer, path)) if variant == "reference" else 0.0
 
 
 def in_arithmetic_of(layer: nn.Module, value: Tensor) -> Tensor:

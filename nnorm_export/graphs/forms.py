@@ -3,7 +3,8 @@
 - ``portable``: every normalization, with its epilogue if it has one, is one node of the domain ``nnorm``, and the model
   carries its body as a model-local function. ONNX Runtime and TensorRT read functions, and where they have a kernel or
   plugin they use it; most other runtimes know no functions (results/everywhere.md).
-- ``primitives``: the bodies inlined and folded; standard operators only, for runtimes without functions.
+- ``primitives``: the bodies inlined and folded; standard operators only, for runtimes without functions. Means are
+  split, for OpenCV 4.
 - ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (for TensorRT ≤ 10.6, or to prove
   that a kernel ran).
 """
@@ -31,6 +32,7 @@ from nnorm_export.domain.operator import Array
 from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ExportError
 from nnorm_export.graphs.exact_constants import exact_constants
+from nnorm_export.graphs.split_means import split_means
 from nnorm_export.names import DOMAIN, FORMS, METADATA_PREFIX
 
 _CALL = METADATA_PREFIX + "call"
@@ -51,6 +53,7 @@ def apply_form(model: ir.Model, form: str) -> None:
     if form == "primitives":
         _inline_and_fold(model)
         _drop_unknown_lengths(model)
+        split_means(model)
     else:
         _fix_shapes(model)
 

@@ -1,7 +1,7 @@
 """Means over several axes as means of means.
 
-OpenCV 4 computes a ReduceMean over axes 1, 2 and 3 wrongly, without an error. A mean over the last two axes and then
-over the first is right there, and takes no longer: what is left after the first is small.
+OpenCV 4, which reads the form ``primitives``, computes a ReduceMean over axes 1, 2 and 3 wrongly, without an error. A
+mean over the last two axes and then over the first is right there, and takes no longer: little is left after the first.
 """
 
 from __future__ import annotations

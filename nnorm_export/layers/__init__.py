@@ -7,7 +7,7 @@ from nnorm_export.pytorch_missing import check_pytorch, needed_by
 with needed_by(__name__):
     check_pytorch()
 
-from nnorm_export.layers._base import Form, NormalNorm
+from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.convert import convert_normal_norm
 from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
@@ -40,7 +40,6 @@ __all__ = [
     "DecorrelatedBatchNormalNorm2d",
     "EvoNormS0",
     "FilterResponseNorm",
-    "Form",
     "GroupNormalNorm",
     "InstanceNormalNorm1d",
     "InstanceNormalNorm2d",
@@ -52,6 +51,7 @@ __all__ = [
     "ProxyNorm",
     "RegNorm",
     "SwitchableNorm",
+    "Variant",
     "WeightStandardization",
     "convert_norm",
     "convert_normal_norm",

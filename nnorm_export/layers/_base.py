@@ -15,7 +15,7 @@ from torch import Tensor
 from nnorm_export.layers._normalization import Normalization, require_number
 from nnorm_export.mathematics import gaussianize, power_transform, resolve_exponents, standardize_over
 
-Form = Literal["reference", "paper"]
+Variant = Literal["reference", "paper"]
 
 
 class NormalNorm(Normalization):
@@ -28,28 +28,28 @@ class NormalNorm(Normalization):
     Args:
         eps: ε, added to the variance; it also sets the exponent shift δ.
         noise_train: ξ ≥ 0; 0 switches the noise off.
-        form: ``"reference"`` for the authors' implementation (δ = √ε), ``"paper"`` for plain Yeo-Johnson and an
+        variant: ``"reference"`` for the authors' implementation (δ = √ε), ``"paper"`` for plain Yeo-Johnson and an
             undamped Newton step (δ = 0).
 
     Raises:
-        ValueError: ``form`` is unknown, or ``eps`` or ``noise_train`` is negative.
+        ValueError: ``variant`` is unknown, or ``eps`` or ``noise_train`` is negative.
     """
 
-    def __init__(self, eps: float, noise_train: float, form: Form) -> None:
+    def __init__(self, eps: float, noise_train: float, variant: Variant) -> None:
         super().__init__(eps)
-        if form not in get_args(Form):
-            choices = " or ".join(repr(choice) for choice in get_args(Form))
-            raise ValueError(f"form must be {choices}, got {form!r}")
+        if variant not in get_args(Variant):
+            choices = " or ".join(repr(choice) for choice in get_args(Variant))
+            raise ValueError(f"variant must be {choices}, got {variant!r}")
         require_number("noise_train", noise_train)
         if noise_train < 0:
             raise ValueError(f"noise_train must not be negative, got {noise_train}; 0 switches the noise off")
         self.noise_train = noise_train
-        self.form = form
+        self.variant = variant
 
     @property
     def delta(self) -> float:
-        """δ, the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's."""
-        return math.sqrt(self.eps) if self.form == "reference" else 0.0
+        """δ, the exponent shift and Newton damping: √ε in the reference variant, 0 in the paper's."""
+        return math.sqrt(self.eps) if self.variant == "reference" else 0.0
 
     def _transform(self, h: Tensor, lmbda: Tensor) -> Tensor:
         return power_transform(h, *resolve_exponents(lmbda, self.delta))

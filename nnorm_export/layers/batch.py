@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from nnorm_export.layers._base import Form, NormalNorm, mean_absolute_deviation
+from nnorm_export.layers._base import NormalNorm, Variant, mean_absolute_deviation
 from nnorm_export.layers._normalization import require_flag
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.mathematics import expand_trailing, gaussianize, standardize
@@ -30,7 +30,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: False keeps the running statistics as they are; evaluation uses them all the same.
         momentum: m; None for the cumulative average, m = 1/``num_batches_tracked``.
-        noise_train, eps, form: see :class:`~nnorm_export.layers.NormalNorm`.
+        noise_train, eps, variant: see :class:`~nnorm_export.layers.NormalNorm`.
 
     State: ``running_mean``, ``running_var`` (unbiased), ``running_lmbda``, ``running_norm`` (mean absolute deviation
     of ψ's output), ``num_batches_tracked``; the last may be missing from a state dict, as in the authors'.
@@ -61,9 +61,9 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         eps: float = 1e-05,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        form: Form = "reference",
+        variant: Variant = "reference",
     ) -> None:
-        super().__init__(eps, noise_train, form)
+        super().__init__(eps, noise_train, variant)
         if order not in (1, 2):
             raise ValueError(
                 f"order must be 1 or 2, got {order}; give eps and momentum by name: their places differ from those in "
@@ -155,7 +155,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
             f"track_running_stats={self.track_running_stats}, order={self.order}, alpha={self.alpha}, "
-            f"standardize={self.standardize}, noise_train={self.noise_train}, form={self.form!r}"
+            f"standardize={self.standardize}, noise_train={self.noise_train}, variant={self.variant!r}"
         )
 
 

@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from nnorm_export.errors import InputError
-from nnorm_export.layers._base import Form, NormalNorm
+from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.conversion_report import ConversionReport, Converted, Kept
@@ -60,7 +60,7 @@ def convert_normal_norm(
     module: nn.Module,
     *,
     noise_train: float | None = ...,
-    form: Form = ...,
+    variant: Variant = ...,
     only: Chosen | None = ...,
     skip: Chosen = ...,
     strict: bool = ...,
@@ -72,7 +72,7 @@ def convert_normal_norm(
     module: nn.Module,
     *,
     noise_train: float | None = ...,
-    form: Form = ...,
+    variant: Variant = ...,
     only: Chosen | None = ...,
     skip: Chosen = ...,
     strict: bool = ...,
@@ -83,7 +83,7 @@ def convert_normal_norm(
     module: nn.Module,
     *,
     noise_train: float | None = None,
-    form: Form = "reference",
+    variant: Variant = "reference",
     only: Chosen | None = None,
     skip: Chosen = (),
     strict: bool = False,
@@ -94,8 +94,8 @@ def convert_normal_norm(
 
     (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
     the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1,
-    where ψ is the identity, except for the exponent shift √ε of ``form="reference"``: a pretrained network with batch
-    norms computes almost what it did, and can be fine-tuned. A layer that occurs several times is replaced by one
+    where ψ is the identity, except for the exponent shift √ε of the variant ``reference``: a pretrained network with
+    batch norms computes almost what it did, and can be fine-tuned. A layer that occurs several times is replaced by one
     layer. A layer without bias gets one of zeros, so build the optimizer after converting. The fused inference path of
     nn.TransformerEncoderLayer always computes a plain LayerNorm, so it is switched off where a norm of such a layer is
     replaced.
@@ -114,7 +114,7 @@ def convert_normal_norm(
     Args:
         module: the model, changed in place, or a single normalization.
         noise_train: ξ of the new layers; None for each layer's default.
-        form: ``"reference"`` or ``"paper"``.
+        variant: ``"reference"`` or ``"paper"``.
         only: paths in the model (``"blocks.*"``, with the wildcards of :mod:`fnmatch`; a path stands for all below it)
             and classes: what to replace. None for everything. A shared layer is chosen by any of its paths.
         skip: paths and classes that stay as they are.
@@ -137,7 +137,9 @@ def convert_normal_norm(
     require_module("convert_normal_norm", module)
     if isinstance(warm_start, Tensor):
         raise InputError("warm_start takes batches, got a tensor; write [tensor] for one batch")
-    options: dict[str, Any] = {"form": form} if noise_train is None else {"form": form, "noise_train": noise_train}
+    options: dict[str, Any] = (
+        {"variant": variant} if noise_train is None else {"variant": variant, "noise_train": noise_train}
+    )
     is_chosen = _choice(module, only, skip)
     # All layers are built before any is placed, so that an error leaves the model unchanged.
     replacements: dict[int, nn.Module] = {}

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.layers._base import Form, NormalNorm
+from nnorm_export.layers._base import NormalNorm, Variant
 
 
 class GroupNormalNorm(NormalNorm):
@@ -23,7 +23,7 @@ class GroupNormalNorm(NormalNorm):
         num_channels: the number C of channels. torch.nn.GroupNorm has the first two arguments in the other order.
         num_groups: the number of groups, which divides C.
         affine: whether there are ``weight`` and ``bias``.
-        eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
+        eps, noise_train, variant: see :class:`~nnorm_export.layers.NormalNorm`.
 
     Shape: (N, C, \*), any spatial axes or none.
 
@@ -41,9 +41,9 @@ class GroupNormalNorm(NormalNorm):
         noise_train: float = 0.4,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        form: Form = "reference",
+        variant: Variant = "reference",
     ) -> None:
-        super().__init__(eps, noise_train, form)
+        super().__init__(eps, noise_train, variant)
         if num_groups < 1 or num_channels % num_groups != 0:
             raise ValueError(
                 f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups}); num_channels is the "
@@ -81,7 +81,7 @@ class GroupNormalNorm(NormalNorm):
     def extra_repr(self) -> str:
         return (
             f"{self.num_channels}, {self.num_groups}, eps={self.eps}, affine={self.affine}, "
-            f"noise_train={self.noise_train}, form={self.form!r}"
+            f"noise_train={self.noise_train}, variant={self.variant!r}"
         )
 
 
@@ -95,7 +95,7 @@ class _InstanceNormalNorm(NormalNorm):
     Args:
         num_features: the number C of channels.
         affine: whether there are ``weight`` and ``bias``, per channel.
-        eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
+        eps, noise_train, variant: see :class:`~nnorm_export.layers.NormalNorm`.
 
     Shape: (N, C, \*spatial) or (C, \*spatial), with one, two or three spatial axes.
 
@@ -114,9 +114,9 @@ class _InstanceNormalNorm(NormalNorm):
         noise_train: float = 0.4,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        form: Form = "reference",
+        variant: Variant = "reference",
     ) -> None:
-        super().__init__(eps, noise_train, form)
+        super().__init__(eps, noise_train, variant)
         self.num_features = num_features
         self.affine = affine
         self._init_affine((num_features,), affine, device, dtype)
@@ -148,7 +148,7 @@ class _InstanceNormalNorm(NormalNorm):
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, affine={self.affine}, "
-            f"noise_train={self.noise_train}, form={self.form!r}"
+            f"noise_train={self.noise_train}, variant={self.variant!r}"
         )
 
 

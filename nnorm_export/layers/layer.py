@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.layers._base import Form, NormalNorm
+from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers._normalization import require_flag
 
 
@@ -21,7 +21,7 @@ class LayerNormalNorm(NormalNorm):
     Args:
         normalized_shape: the trailing axes to normalize over; an int for the last one.
         elementwise_affine: whether there are ``weight`` and ``bias``, both of shape ``normalized_shape``.
-        eps, noise_train, form: see :class:`~nnorm_export.layers.NormalNorm`.
+        eps, noise_train, variant: see :class:`~nnorm_export.layers.NormalNorm`.
 
     Shape: (\*, \*normalized_shape), any leading axes; a nested tensor, whose samples have that shape.
 
@@ -38,9 +38,9 @@ class LayerNormalNorm(NormalNorm):
         noise_train: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        form: Form = "reference",
+        variant: Variant = "reference",
     ) -> None:
-        super().__init__(eps, noise_train, form)
+        super().__init__(eps, noise_train, variant)
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.normalized_shape = tuple(operator.index(size) for size in shape)
         if not self.normalized_shape:
@@ -69,7 +69,7 @@ class LayerNormalNorm(NormalNorm):
     def extra_repr(self) -> str:
         return (
             f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
-            f"noise_train={self.noise_train}, form={self.form!r}"
+            f"noise_train={self.noise_train}, variant={self.variant!r}"
         )
 
 

@@ -29,7 +29,7 @@ def _computed_by(gaussianize: Gaussianize) -> Callable[..., Tensor]:
             weight, bias: [C], float32 or float64.
             num_groups: a divisor of C; C itself for instance normalization.
             epsilon: ε, added to the biased variance.
-            delta: the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's.
+            delta: the exponent shift and Newton damping: √ε in the reference variant, 0 in the paper's.
 
         Returns:
             y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.

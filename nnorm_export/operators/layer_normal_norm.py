@@ -22,7 +22,7 @@ def _computed_by(gaussianize: Gaussianize) -> Callable[..., Tensor]:
             x: [*, *normalized_shape], float16, bfloat16, float32 or float64.
             weight, bias: [*normalized_shape], float32 or float64.
             epsilon: ε, added to the biased variance.
-            delta: the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's.
+            delta: the exponent shift and Newton damping: √ε in the reference variant, 0 in the paper's.
 
         Returns:
             y, shape and dtype of ``x``. The arithmetic has the parameters' dtype and rounds once, on output.

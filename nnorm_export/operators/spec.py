@@ -131,7 +131,7 @@ class FrozenOperator(FrozenModule):
         operator: the operator.
         function, near_zero_function: those of the operator, as static methods, which TorchScript compiles.
         has_exponent_near_zero: which of them TorchScript takes.
-        record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``form`` and so on.
+        record: what the frozen layer was, for metadata and ``inspect``: ``path``, ``layer``, ``variant`` and so on.
         expected: the shape of an input, in words.
     """
 

@@ -13,7 +13,7 @@ from typing import Any
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.runtimes import coreml, executorch, kserve, litert, pytorch, reference, tensorrt
+from nnorm_export.runtimes import kserve, reference, single_format, tensorrt
 from nnorm_export.runtimes.onnxruntime import session, tensorrt_rtx
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
@@ -21,8 +21,8 @@ from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 DEFAULT_RUNTIME = "onnxruntime"  # for ONNX files
 
 
-# The modules that declare runtimes; a new one is added here.
-_MODULES = (session, coreml, executorch, kserve, litert, pytorch, reference, tensorrt, tensorrt_rtx)
+# The modules that declare runtimes; a new one is added here, if its files are not of a format of its own.
+_MODULES = (session, kserve, reference, single_format, tensorrt, tensorrt_rtx)
 
 # The default, then the others by name.
 RUNTIMES: dict[str, Runtime] = {
@@ -47,12 +47,9 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     >>> (logits,) = runner(images)
 
     Args:
-        path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or what
-            :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program` or
-            :func:`nnorm_export.export_aoti` wrote, or :func:`nnorm_export.export` for a target: ``.pte`` of ExecuTorch,
-            ``.tflite`` of LiteRT, ``.mlpackage`` of Core ML (on macOS). TorchScript is code in a language of its own,
-            and what ``export_aoti`` writes is machine code, which can do what any program can: load either only from
-            those that you trust.
+        path: a file of any format of :data:`nnorm_export.files.formats.FORMATS`, or an engine of TensorRT (``.plan``,
+            ``.engine``). TorchScript is code in a language of its own, and a package of AOTInductor is machine code,
+            which can do what any program can: load either only from those that you trust.
             Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.

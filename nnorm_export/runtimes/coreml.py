@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import Any
 
-from nnorm_export.errors import RuntimeMissingError
-from nnorm_export.files.pytorch_archive import COREML, is_package
-from nnorm_export.runtimes.runtime import Runtime, installed_version
+import torch
+from torch import Tensor
 
-
-def _check() -> None:
-    if sys.platform != "darwin":
-        raise RuntimeMissingError("Core ML runs on macOS alone; open the package there")
-    if not installed_version("coremltools"):
-        raise RuntimeMissingError("coremltools is not installed: pip install 'nnorm_export[coreml]'")
+from nnorm_export.dtypes import to_numpy
+from nnorm_export.files.formats import COREML
+from nnorm_export.runtimes.pytorch_runner import PyTorchRunner, imported
 
 
-def _is_own(path: str | Path) -> bool:
-    return is_package(path)
+class FormatRunner(PyTorchRunner):
+    """A package of Core ML in coremltools; it has been run nowhere yet."""
 
+    runtime = COREML
+    loader = "coremltools"
 
-RUNTIMES = (
-    Runtime(
-        name=COREML,
-        runner="nnorm_export.runtimes.converted_runners:CoreMLRunner",
-        packages=("coremltools",),
-        extra="coreml",
-        is_own=_is_own,
-        check=_check,
-    ),
-)
+    def _open(self) -> None:
+        self._model: Any = imported(self.loader, COREML).models.MLModel(str(self._path))
+        described = self._model.get_spec().description
+        self._names = [entry.name for entry in described.input], [entry.name for entry in described.output]
+
+    def _call(self, tensors: list[Tensor]) -> list[Tensor]:
+        inputs, outputs = self._names
+        arrays = map(to_numpy, tensors)
+        results = self._model.predict(dict(zip(inputs, arrays, strict=True)))
+        return [torch.from_numpy(results[name]) for name in outputs]

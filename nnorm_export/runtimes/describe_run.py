@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nnorm_export.errors import NnormExportError
+from nnorm_export.files.formats import AOTI
 from nnorm_export.files.inspection import ModelDescription, describe
-from nnorm_export.files.pytorch_archive import AOTI
 from nnorm_export.runtimes import load
 
 

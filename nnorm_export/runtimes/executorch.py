@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from nnorm_export.files.pytorch_archive import EXECUTORCH, is_archive, read_archive
-from nnorm_export.runtimes.runtime import Runtime
+from torch import Tensor
 
-
-def _is_own(path: str | Path) -> bool:
-    return is_archive(path) and read_archive(path).format == EXECUTORCH
+from nnorm_export.files.formats import EXECUTORCH
+from nnorm_export.runtimes.pytorch_runner import PyTorchRunner, imported
 
 
-RUNTIMES = (
-    Runtime(
-        name=EXECUTORCH,
-        runner="nnorm_export.runtimes.converted_runners:ExecuTorchRunner",
-        packages=("executorch",),
-        extra="executorch",
-        is_own=_is_own,
-    ),
-)
+class FormatRunner(PyTorchRunner):
+    """A ``.pte`` file in ExecuTorch's Python bindings. It takes the tensors of the note, of their fixed shapes."""
+
+    runtime = EXECUTORCH
+    loader = "executorch.runtime"
+
+    def _open(self) -> None:
+        runtime = imported(self.loader, EXECUTORCH).Runtime.get()
+        self._program = runtime.load_program(str(self._path))  # its methods refer to its memory
+        self._method: Any = self._program.load_method("forward")
+
+    def _call(self, tensors: list[Tensor]) -> list[Tensor]:
+        results = self._method.execute([tensor.contiguous() for tensor in tensors])
+        return [result.clone() for result in results]  # the next call writes into the same memory

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from nnorm_export.files.pytorch_archive import LITERT, is_archive, read_archive
-from nnorm_export.runtimes.runtime import Runtime
+import torch
+from torch import Tensor
+
+from nnorm_export.dtypes import to_numpy
+from nnorm_export.files.formats import LITERT
+from nnorm_export.runtimes.pytorch_runner import PyTorchRunner, imported
 
 
-def _is_own(path: str | Path) -> bool:
-    return is_archive(path) and read_archive(path).format == LITERT
+class FormatRunner(PyTorchRunner):
+    """A ``.tflite`` file in LiteRT's interpreter, by its one signature, whose tensors are numbered."""
 
+    runtime = LITERT
+    loader = "ai_edge_litert.interpreter"
 
-RUNTIMES = (
-    Runtime(
-        name=LITERT,
-        runner="nnorm_export.runtimes.converted_runners:LiteRTRunner",
-        packages=("ai-edge-litert",),
-        extra="litert",
-        is_own=_is_own,
-    ),
-)
+    def _open(self) -> None:
+        self._signature: Any = imported(self.loader, LITERT).Interpreter(str(self._path)).get_signature_runner()
+
+    def _call(self, tensors: list[Tensor]) -> list[Tensor]:
+        results = self._signature(**{f"args_{index}": to_numpy(tensor) for index, tensor in enumerate(tensors)})
+        return [torch.from_numpy(results[f"output_{index}"]) for index in range(len(results))]

@@ -117,8 +117,8 @@ def test_a_failed_export_says_how_to_find_the_layer(tmp_path: Path) -> None:
     advised = advised_bisect(message)
     run("export", *model, "--no-verify", "-o", kept)
     assert "layer norm (BatchNormalNormRelu) computes something else" in run(*advised, code=1).stderr
-    of_program = fails("export", *model, "-o", tmp_path / "net.pt2", "--format", "pt2", code=1)
-    assert f"export again with --format onnx --no-verify -o {kept}, then run" in of_program
+    of_program = fails("export", *model, "-o", tmp_path / "net.pt2", "--target", "pt2", code=1)
+    assert f"export again with --target onnxruntime --no-verify -o {kept}, then run" in of_program
     assert advised_bisect(of_program) == advised
 
 
@@ -167,23 +167,24 @@ def test_arrays_of_other_names_are_refused_with_the_models() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "name", "form"),
+    ("options", "name", "facts"),
     [
-        (("--format", "torchscript"), "model.pt", "trace"),
-        (("-f", "torchscript", "--method", "script", "--no-optimize"), "model.pt", "script"),
-        (("--format", "pt2", "--operators", "kept"), "model.pt2", "kept"),
-        (("--format", "pt2", "-o", "other.pt2", "--dtype", "fp64"), "other.pt2", "decomposed"),
-        (("-f", "aoti", "--inductor-config", "cpp.threads=1", "-q"), "model.aoti.pt2", "cpu"),
+        (("--target", "torchscript"), "model.pt", {"method": "trace"}),
+        (("-t", "torchscript", "--method", "script", "--no-optimize"), "model.pt", {"method": "script"}),
+        (("--target", "pt2", "--operators", "kept"), "model.pt2", {"operators": "kept"}),
+        (("--target", "pt2", "-o", "other.pt2", "--dtype", "fp64"), "other.pt2", {"operators": "decomposed"}),
+        (("-t", "aoti", "--inductor-config", "cpp.threads=1", "-q"), "model.aoti.pt2", {"device": "cpu"}),
     ],
 )
-def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, form: str) -> None:
+def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, facts: dict[str, str]) -> None:
     result = run("export", *MODEL, *INPUT, *options)
     assert ("TorchScript is deprecated" in result.stderr) == ("torchscript" in options)
     verified = json.loads(run("verify", name, *MODEL, *INPUT, "--json").stdout)
     assert verified["passed"]
     described = json.loads(run("inspect", name, "--json").stdout)
-    assert described["form"] == form
-    assert described["runtime"] == described["format"] == verified["runtime"]
+    unlike = dict.fromkeys(("form", "method", "operators", "device")) | facts
+    assert {key: described[key] for key in unlike} == unlike
+    assert described["runtime"] == described["format"] == described["target"] == verified["runtime"]
     shown = run("inspect", name).stdout
     assert "BatchNormalNorm" in shown
     assert ("processors" in shown) == ("aoti" in options)
@@ -192,13 +193,23 @@ def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, form: str) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", "net.pt2"), "net.pt2 is not a name for an ONNX file; say --format pt2 or --format aoti"),
-        (("-o", "net.pt"), "say --format torchscript"),
-        (("--format", "pt2", "--opset", "18"), "--opset goes with --format onnx, and this is pt2"),
-        (("--method", "script"), "--method goes with --format torchscript, and this is onnx"),
-        (("-f", "aoti", "--inductor-config", "deep"), "'deep' is not key=value"),
+        (("-o", "net.pt2"), "net.pt2 is not a name for an ONNX file; say --target aoti or --target pt2"),
+        (("-o", "net.pt"), "say --target torchscript"),
+        (("-o", "net.tflite"), "say --target litert"),
+        (("-t", "litert", "-o", "net.onnx"), "a file of LiteRT ends in .tflite; call it net.tflite"),
         (
-            ("-f", "torchscript", "--method", "script", "--input-names", "a"),
+            ("-t", "pt2", "--opset", "18"),
+            "the target pt2 gets a file of PT2, which is not ONNX: leave out opset_version=18 (--opset 18)",
+        ),
+        (
+            ("--method", "script"),
+            "the target onnxruntime gets a file of ONNX, which is not TorchScript: leave out method='script' (--method "
+            "script), or choose target='torchscript' (--target torchscript)",
+        ),
+        (("-t", "opencv", "--no-optimize"), "leave out optimize=False (--no-optimize)"),
+        (("-t", "aoti", "--inductor-config", "deep"), "'deep' is not key=value"),
+        (
+            ("-t", "torchscript", "--method", "script", "--input-names", "a"),
             "input_names needs method='trace'",
         ),
     ],

@@ -13,6 +13,7 @@ from command_line import fails, run
 
 import nnorm_export
 from nnorm_export.cli.arrays import read_inputs_of_file
+from nnorm_export.exporting.targets import TARGETS
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 
@@ -68,16 +69,16 @@ def test_dynamic_axes_are_named_in_the_file_and_compared_at_other_lengths(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file_format", ["onnx", "pt2", "torchscript"])
-def test_dynamic_axes_have_ranges_and_may_be_one_long_in_the_example(file_format: str, tmp_path: Path) -> None:
-    target = tmp_path / f"net.{ {'torchscript': 'pt'}.get(file_format, file_format) }"
+@pytest.mark.parametrize("target", ["onnxruntime", "pt2", "torchscript"])
+def test_dynamic_axes_have_ranges_and_may_be_one_long_in_the_example(target: str, tmp_path: Path) -> None:
+    path = tmp_path / f"net{TARGETS[target].format.ending}"
     example = ("-i", "x:1,1,3", "-i", "mask:1,1")
     dynamic = ("--dynamic", "x:0=batch[..4],1=seq[1..9]", "--dynamic", "mask:0=batch,-1=seq")
-    run("export", "-m", "cli_nets:Masked", *example, *dynamic, "-o", target, "--format", file_format)
-    run("verify", target, "-m", "cli_nets:Masked", "-i", "x:4,9,3", "-i", "mask:4,9")
-    one_input = ("-m", "cli_nets:Windowed", "-i", "2,3,8", "-o", target, "--format", file_format)
+    run("export", "-m", "cli_nets:Masked", *example, *dynamic, "-o", path, "--target", target)
+    run("verify", path, "-m", "cli_nets:Masked", "-i", "x:4,9,3", "-i", "mask:4,9")
+    one_input = ("-m", "cli_nets:Windowed", "-i", "2,3,8", "-o", path, "--target", target)
     run("export", *one_input, "--dynamic", "2=seq[7..]")
-    run("verify", target, "-m", "cli_nets:Windowed", "-i", "2,3,7")
+    run("verify", path, "-m", "cli_nets:Windowed", "-i", "2,3,7")
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_the_steps_of_aoti(watcher: Watcher, tmp_path: Path, monkeypatch: pytest
         assert watcher.steps == ["freeze", "trace", "decompose", "compile"]  # a minute, in which this is shown
         raise nnorm_export.ExportError("enough")
 
-    monkeypatch.setattr("nnorm_export.exporting.formats.pt2._compile", compile_nothing)
+    monkeypatch.setattr("nnorm_export.exporting.formats.aoti._compile", compile_nothing)
     with pytest.raises(nnorm_export.ExportError, match="enough"):
         nnorm_export.export_aoti(nn.Linear(3, 3).eval(), torch.randn(2, 3), tmp_path / "m.pt2")
 

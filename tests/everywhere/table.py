@@ -28,7 +28,7 @@ Golden: the authors' {golden} networks and layers. λ: {lambda_} layers with λ 
 
 | runtime | version | form | dtype | axes | golden | λ | family | wrong | refused | crashed | why not |
 | --- | --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |"""
-_FORMS = {name: f"target={name}" for name in TARGETS}
+_FORMS = {name: f"target={name}" for name, row in TARGETS.items() if row.format.package != "torch"}
 MARKS = ("<!-- runtimes: written by make test-everywhere -->", "<!-- end of runtimes -->")
 
 

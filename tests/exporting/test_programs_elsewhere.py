@@ -26,7 +26,7 @@ class Edges(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batch = layers.BatchNormalNorm2d(len(LAMBDAS), form="paper", affine=False)
+        self.batch = layers.BatchNormalNorm2d(len(LAMBDAS), variant="paper", affine=False)
         self.batch.running_lmbda.copy_(torch.tensor(LAMBDAS))
         self.rows, self.groups = layers.LayerNormalNorm(64), layers.GroupNormalNorm(4, 2)
 
@@ -122,7 +122,7 @@ def test_openvino_reads_files_of_pytorch(
 @pytest.mark.slow
 @pytest.mark.parametrize(("lmbda", "is_near_zero"), [(1.3, False), (2.05, True), (-0.1, True), (-0.2, False)])
 def test_batch_norms_pay_for_exponents_near_zero_alone(lmbda: float, is_near_zero: bool, tmp_path: Path) -> None:
-    norm = layers.BatchNormalNorm1d(2, form="paper").eval()
+    norm = layers.BatchNormalNorm1d(2, variant="paper").eval()
     norm.running_lmbda.copy_(torch.tensor([1.0, lmbda]))
     program = torch.export.load(export_program(norm, torch.randn(3, 2), tmp_path / "m.pt2").path)
     targets = [node.target for node in program.graph.nodes]

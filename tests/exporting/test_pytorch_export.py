@@ -157,7 +157,7 @@ class Edges(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = layers.BatchNormalNorm2d(5, form="paper", affine=False)
+        self.norm = layers.BatchNormalNorm2d(5, variant="paper", affine=False)
         self.norm.running_lmbda.copy_(torch.tensor([0.0, 1.0, 2.0, 1.3, -1.0]))
         self.rows = layers.LayerNormalNorm(7)
 

@@ -97,7 +97,7 @@ def test_strict_refuses_norms_that_are_unknown_and_names_them_all(write: Any, tm
 
 @pytest.mark.parametrize("write", [export_program, export_aoti])
 def test_pt2_is_the_only_ending_that_pytorch_loads(write: Any, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"loads such files only if they end in \.pt2; call it .*model\.pt2"):
+    with pytest.raises(ExportError, match=r"a file of .* ends in \.pt2; call it .*model\.pt2"):
         write(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "model.pt")
 
 
@@ -195,7 +195,7 @@ def test_torchscript_warns_on_unsupported_pythons(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_files_of_others_and_damaged_ones(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3)), str(tmp_path / "theirs.pt"))
-    assert describe(tmp_path / "theirs.pt").form == "unknown"
+    assert describe(tmp_path / "theirs.pt").producer == "unknown"
     assert "nnorm_export did not write this file" in (describe_run(tmp_path / "theirs.pt").runtime_problem or "")
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     with pytest.raises(ModelFileError, match=r"neither TorchScript, nor .* --checkpoint"):

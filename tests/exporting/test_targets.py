@@ -17,7 +17,7 @@ from nnorm_export import ExportError, export, layers
 from nnorm_export.exporting.targets import TARGETS
 from nnorm_export.files.inspection import describe
 
-ONNX = [name for name, target in TARGETS.items() if target.file_format == "onnx"]
+ONNX = [name for name, target in TARGETS.items() if target.format.name == "onnx"]
 
 
 def small(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.Tensor]:
@@ -98,5 +98,3 @@ def test_the_command_line_takes_a_target(tmp_path: Path) -> None:
     assert "opencv" in shown
     advice = fails("export", *MODEL, *INPUT, "-o", path, "--target", "opencv", "--form", "portable")
     assert "--form portable" in advice
-    assert "--format onnx" in fails("export", *MODEL, *INPUT, "--target", "litert", "--format", "onnx")
-    assert "--format pt2" in fails("export", *MODEL, *INPUT, "--target", "web", "--format", "pt2")

@@ -30,15 +30,15 @@ def randomized(layer: nn.Module) -> nn.Module:
 
 NORMAL_LAYERS = [
     (layers.BatchNormalNorm1d(6), (4, 6), FrozenBatchNormalNorm),
-    (layers.BatchNormalNorm1d(6, affine=False, form="paper"), (4, 6, 5), FrozenBatchNormalNorm),
+    (layers.BatchNormalNorm1d(6, affine=False, variant="paper"), (4, 6, 5), FrozenBatchNormalNorm),
     (layers.BatchNormalNorm2d(6, standardize=False), (4, 6, 3, 5), FrozenBatchNormalNorm),
     (layers.BatchNormalNorm2d(6, track_running_stats=False), (4, 6, 3, 5), FrozenBatchNormalNorm),
     (layers.BatchNormalNorm3d(6, eps=1e-2), (4, 6, 1, 2, 3), FrozenBatchNormalNorm),
     (layers.LayerNormalNorm(7), (3, 5, 7), FrozenLayerNormalNorm),
-    (layers.LayerNormalNorm((5, 7), elementwise_affine=False, form="paper"), (3, 5, 7), FrozenLayerNormalNorm),
+    (layers.LayerNormalNorm((5, 7), elementwise_affine=False, variant="paper"), (3, 5, 7), FrozenLayerNormalNorm),
     (layers.GroupNormalNorm(6, 3), (4, 6, 5), FrozenGroupNormalNorm),
     (layers.InstanceNormalNorm1d(6), (4, 6, 5), FrozenGroupNormalNorm),
-    (layers.InstanceNormalNorm2d(6, form="paper"), (4, 6, 3, 5), FrozenGroupNormalNorm),
+    (layers.InstanceNormalNorm2d(6, variant="paper"), (4, 6, 3, 5), FrozenGroupNormalNorm),
     (layers.InstanceNormalNorm2d(6, affine=False), (6, 3, 5), FrozenGroupNormalNorm),
     (layers.InstanceNormalNorm3d(6), (4, 6, 2, 3, 2), FrozenGroupNormalNorm),
 ]
@@ -241,7 +241,7 @@ def broken(**tensors: Tensor | float | bool) -> nn.Module:
         (broken(eps=-1.0), "eps is -1"),
         (broken(track_running_stats=False), "keeps no running statistics"),
         (broken(running_mean=None), "running_mean is None"),
-        (broken(form="exact"), "form is 'exact'"),
+        (broken(variant="exact"), "variant is 'exact'"),
         (fake_layers.GroupNormalNorm(6, 4), "4 groups do not divide 6 channels"),
         (fake_layers.Standardize([0.0], [0.0]), "std is 0"),
         (fake_layers.BatchNorm2d(3, track_running_stats=False), "keeps no running statistics"),

@@ -38,8 +38,8 @@ from torch import nn
 from nnorm_export import export, export_program, export_torchscript, load
 from nnorm_export.exporting.formats import onnx as onnx_exporter, pt2, torchscript
 from nnorm_export.exporting.request import freeze_source
+from nnorm_export.files.archive import read_archive
 from nnorm_export.files.durable import read_whole
-from nnorm_export.files.pytorch_archive import read_archive
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
 from nnorm_export.parity.certificates import certificate as certificate_files

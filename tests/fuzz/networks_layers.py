@@ -58,8 +58,8 @@ def batch_normal(rng: Random, x: Tensor, standardize: bool | None = None) -> nn.
     classes = {2: layers.BatchNormalNorm1d, 3: layers.BatchNormalNorm1d, 4: layers.BatchNormalNorm2d}
     cls = {**classes, 5: layers.BatchNormalNorm3d}.get(x.dim())
     whole = rng.random() < 0.85 if standardize is None else standardize
-    form = rng.choice(["reference", "reference", "paper"])
-    options = {"eps": epsilon(rng), "affine": rng.random() < 0.8, "standardize": whole, "form": form}
+    variant = rng.choice(["reference", "reference", "paper"])
+    options = {"eps": epsilon(rng), "affine": rng.random() < 0.8, "standardize": whole, "variant": variant}
     return cls and cls(x.shape[1], **options)  # type: ignore[return-value]
 
 
@@ -67,12 +67,12 @@ def layer_normal(rng: Random, x: Tensor) -> nn.Module | None:
     if x.dim() < 2:
         return None
     axes = rng.choice([1, 1, 1, x.dim() - 1])
-    options = {"eps": epsilon(rng), "form": rng.choice(["reference", "paper"])}
+    options = {"eps": epsilon(rng), "variant": rng.choice(["reference", "paper"])}
     return layers.LayerNormalNorm(list(x.shape[-axes:]), elementwise_affine=rng.random() < 0.8, **options)
 
 
 def group_normal(rng: Random, x: Tensor) -> nn.Module | None:
-    options = {"eps": epsilon(rng), "form": rng.choice(["reference", "paper"]), "affine": rng.random() < 0.8}
+    options = {"eps": epsilon(rng), "variant": rng.choice(["reference", "paper"]), "affine": rng.random() < 0.8}
     return layers.GroupNormalNorm(x.shape[1], groups_of(rng, x.shape[1]), **options)
 
 

@@ -52,7 +52,7 @@ def test_every_norm_is_replaced(
     assert new(x).shape == x.shape
     # with λ = 1 and δ = 0 the power transform is the identity
     if isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        paper = convert_normal_norm(copy.deepcopy(old), form="paper").eval()
+        paper = convert_normal_norm(copy.deepcopy(old), variant="paper").eval()
         torch.testing.assert_close(paper(x), copy.deepcopy(old).eval()(x), rtol=1e-12, atol=1e-12)
 
 
@@ -61,7 +61,7 @@ def test_a_whole_model_is_converted_in_place() -> None:
     block = nn.Sequential(nn.Conv2d(4, 4, 1), shared)
     model = nn.Sequential(block, block, nn.ModuleDict({"norm": shared, "group": nn.GroupNorm(2, 4)}), nn.ReLU())
     model[0].eval()
-    assert convert_normal_norm(model, form="paper") is model
+    assert convert_normal_norm(model, variant="paper") is model
     norm = model[0][1]
     assert type(norm) is layers.BatchNormalNorm2d
     assert model[1][1] is norm
@@ -69,7 +69,7 @@ def test_a_whole_model_is_converted_in_place() -> None:
     assert not norm.training
     assert model[2]["group"].training
     assert (model[2]["group"].num_channels, model[2]["group"].num_groups) == (4, 2)
-    assert {norm.form, model[2]["group"].form} == {"paper"}
+    assert {norm.variant, model[2]["group"].variant} == {"paper"}
     assert [type(m) for m in model.modules() if isinstance(m, nn.Conv2d | nn.ReLU)] == [nn.Conv2d, nn.ReLU]
     again = [id(m) for m in model.modules()]
     assert [id(m) for m in convert_normal_norm(model).modules()] == again, "a second time changes nothing"
@@ -185,7 +185,7 @@ def test_a_sync_batch_norm_becomes_a_batch_norm_of_its_process_for_any_rank(shap
     x = torch.randn(shape, dtype=torch.float64)
     old(x)
     with pytest.warns(UserWarning, match="1 of them: SyncBatchNorm shares .* takes those of its own process's part"):
-        model, report = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), form="paper", return_report=True)
+        model, report = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), variant="paper", return_report=True)
     assert isinstance(model[0], layers.BatchNormalNorm2d)
     assert (model[0].momentum, report.kept) == (0.3, ())
     torch.testing.assert_close(model.eval()(x), old.eval()(x), rtol=1e-12, atol=1e-12)
@@ -274,7 +274,7 @@ def test_a_warm_start_estimates_statistics_and_lmbda() -> None:
 
 def test_unknown_form() -> None:
     with pytest.raises(ValueError, match="'reference' or 'paper'"):
-        convert_normal_norm(nn.Sequential(nn.LayerNorm(4)), form="neither")  # type: ignore[arg-type]
+        convert_normal_norm(nn.Sequential(nn.LayerNorm(4)), variant="neither")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}])

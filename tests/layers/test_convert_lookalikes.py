@@ -104,7 +104,7 @@ def test_a_layer_that_computes_a_norm_of_torch_is_converted(
     x = torch.randn(2, 4, 5, 3)
     before = copy.deepcopy(old).eval()(x)
     old.train(training)
-    model, report = convert_normal_norm(nn.Sequential(old), form="paper", noise_train=0.0, return_report=True)
+    model, report = convert_normal_norm(nn.Sequential(old), variant="paper", noise_train=0.0, return_report=True)
     assert [(entry.path, entry.norm) for entry in report.converted] == [("0", expected.__name__)]
     (norm,) = (layer for layer in model.modules() if isinstance(layer, layers.NormalNorm))
     assert type(norm) is expected

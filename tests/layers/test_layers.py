@@ -19,7 +19,7 @@ from nnorm_export.mathematics import estimate_lmbda, power_transform, resolve_ex
 
 CASES = layer_case_names()
 TRAINED = [name for name in CASES if "trained" in name]
-FORMS = ["reference", "paper"]
+VARIANTS = ["reference", "paper"]
 
 
 def build(case: LayerCase) -> torch.nn.Module:
@@ -87,13 +87,13 @@ def constants(layer: layers.NormalNorm) -> dict[str, Any]:
     return {"eps": layer.eps, "delta": layer.delta, "weight": weight, "bias": bias}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("standardize", [True, False])
 @pytest.mark.parametrize("name", BATCH)
-def test_batch_against_oracle(name: str, standardize: bool, order: int, form: str) -> None:
+def test_batch_against_oracle(name: str, standardize: bool, order: int, variant: str) -> None:
     options = {"order": order, "alpha": 0.7, "standardize": standardize}
-    layer, x = make(name, **options, form=form, noise_train=0.0, eps=1e-3, dtype=torch.float64)
+    layer, x = make(name, **options, variant=variant, noise_train=0.0, eps=1e-3, dtype=torch.float64)
     running = {key: getattr(layer, f"running_{short}").numpy().copy() for key, short in RUNNING.items()}
     expected = oracle.batch_normal_norm(x.numpy(), standardize=standardize, **running, **constants(layer))
     assert_equals_oracle(layer.eval()(x), expected)
@@ -125,10 +125,10 @@ def test_running_statistics(name: str, momentum: float | None) -> None:
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", PER_SAMPLE)
-def test_per_sample_against_oracle(name: str, form: str, mode: str) -> None:
-    layer, x = make(name, form=form, noise_train=0.0, eps=1e-3, dtype=torch.float64)
+def test_per_sample_against_oracle(name: str, variant: str, mode: str) -> None:
+    layer, x = make(name, variant=variant, noise_train=0.0, eps=1e-3, dtype=torch.float64)
     layer.train(mode == "train")
     if isinstance(layer, layers.LayerNormalNorm):
         expected = oracle.layer_normal_norm(x.numpy(), len(layer.normalized_shape), **constants(layer))
@@ -194,17 +194,17 @@ def assert_gradients(layer: layers.NormalNorm, x: Tensor) -> None:
     assert torch.autograd.gradcheck(call, (x.requires_grad_(), *layer.parameters()))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_gradients(name: str, form: str, mode: str) -> None:
-    layer, x = make(name, form=form, noise_train=0.0, dtype=torch.float64, eps=1e-3)
+def test_gradients(name: str, variant: str, mode: str) -> None:
+    layer, x = make(name, variant=variant, noise_train=0.0, dtype=torch.float64, eps=1e-3)
     assert_gradients(layer.train(mode == "train"), x)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_a_gradient_step(form: str) -> None:
-    layer, x = make("batch2d", order=1, alpha=0.5, form=form, noise_train=0.0, dtype=torch.float64)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_of_a_gradient_step(variant: str) -> None:
+    layer, x = make("batch2d", order=1, alpha=0.5, variant=variant, noise_train=0.0, dtype=torch.float64)
     assert_gradients(layer, x)
 
 

@@ -57,7 +57,7 @@ def test_defaults_are_the_authors() -> None:
         True,
         True,
     )
-    assert (batch.momentum, batch.noise_train, batch.eps, batch.form) == (0.1, 0.4, 1e-5, "reference")
+    assert (batch.momentum, batch.noise_train, batch.eps, batch.variant) == (0.1, 0.4, 1e-5, "reference")
     assert layers.LayerNormalNorm(4).noise_train == 1.0
     assert (layers.GroupNormalNorm(64).num_groups, layers.GroupNormalNorm(64).noise_train) == (32, 0.4)
     assert (layers.InstanceNormalNorm1d(4).affine, layers.InstanceNormalNorm1d(4).noise_train) == (True, 0.4)
@@ -75,18 +75,18 @@ def test_defaults_are_the_authors() -> None:
 def test_parameters_come_bias_first(name: str) -> None:
     layer, _ = make(name)
     assert [key for key, _ in layer.named_parameters()] == ["bias", "weight"]
-    assert "form='reference'" in repr(layer)
+    assert "variant='reference'" in repr(layer)
 
 
 def test_delta() -> None:
     assert layers.LayerNormalNorm(4, eps=0.01).delta == pytest.approx(0.1)
-    assert layers.LayerNormalNorm(4, eps=0.01, form="paper").delta == 0.0
+    assert layers.LayerNormalNorm(4, eps=0.01, variant="paper").delta == 0.0
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: layers.LayerNormalNorm(4, form="other"), "form must be 'reference' or 'paper', got 'other'"),
+        (lambda: layers.LayerNormalNorm(4, variant="other"), "variant must be 'reference' or 'paper', got 'other'"),
         (lambda: layers.LayerNormalNorm(4, eps=-1.0), "eps must not be negative"),
         (lambda: layers.LayerNormalNorm(4, noise_train=-1.0), "noise_train must not be negative"),
         (lambda: layers.LayerNormalNorm(()), "normalized_shape must name at least one axis"),
@@ -142,13 +142,13 @@ def test_iterations_are_ignored_loudly() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("copier", ["state_dict", "deepcopy", "pickle"])
 def test_copies_compute_the_same(name: str, copier: str) -> None:
-    layer, x = make(name, form="paper")
+    layer, x = make(name, variant="paper")
     layer(x)
     if copier == "state_dict":
         file = io.BytesIO()
         torch.save(layer.state_dict(), file)
         file.seek(0)
-        other, _ = make(name, form="paper")
+        other, _ = make(name, variant="paper")
         other.load_state_dict(torch.load(file, weights_only=True), strict=True)
     else:
         other = copy.deepcopy(layer) if copier == "deepcopy" else pickle.loads(pickle.dumps(layer))
@@ -284,7 +284,7 @@ def test_instance_norm_without_affine_warns_of_other_channels() -> None:
         assert layer(randn(2, 4, 3, 3)).shape == (2, 4, 3, 3)
 
 
-@pytest.mark.parametrize("form", ["reference", "paper"])
+@pytest.mark.parametrize("variant", ["reference", "paper"])
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
@@ -294,20 +294,20 @@ def test_instance_norm_without_affine_warns_of_other_channels() -> None:
         (layers.LayerNormalNorm, (2, 3, 1)),
     ],
 )
-def test_one_value_in_eval(layer: Callable[..., nn.Module], shape: tuple[int, ...], form: Any) -> None:
+def test_one_value_in_eval(layer: Callable[..., nn.Module], shape: tuple[int, ...], variant: Any) -> None:
     options = {"num_groups": 3} if layer is layers.GroupNormalNorm else {}
     width = 1 if layer is layers.LayerNormalNorm else 3
-    y = layer(width, form=form, **options).eval()(randn(shape))
+    y = layer(width, variant=variant, **options).eval()(randn(shape))
     if layer is layers.BatchNormalNorm2d:
         assert y.isfinite().all()
     else:  # a single value is its own mean
         assert torch.equal(y, torch.zeros(shape))
 
 
-@pytest.mark.parametrize("form", ["reference", "paper"])
+@pytest.mark.parametrize("variant", ["reference", "paper"])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_constant_input_is_finite(name: str, form: Any) -> None:
-    layer, x = make(name, form=form)
+def test_constant_input_is_finite(name: str, variant: Any) -> None:
+    layer, x = make(name, variant=variant)
     constant = torch.full_like(x, 3.0).requires_grad_()
     y = layer(constant)
     y.square().sum().backward()

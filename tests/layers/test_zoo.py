@@ -61,7 +61,7 @@ def test_a_converted_network_computes_what_it_did_where_lmbda_is_1(name: str, mo
     twin = architecture.build().double().eval()
     inputs = architecture.inputs(twin)
     inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
-    model = convert_normal_norm(copy.deepcopy(twin), form="paper")
+    model = convert_normal_norm(copy.deepcopy(twin), variant="paper")
     with torch.no_grad():
         before, after = (_tensors(network(**copy.deepcopy(inputs))) for network in (twin, model))
     assert len(before) == len(after) > 0

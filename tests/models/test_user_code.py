@@ -161,7 +161,7 @@ def test_inputs_that_do_not_fit_are_told_in_the_words_of_the_model(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_rehearsal_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+def test_the_dry_run_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -32,13 +32,13 @@ XTick = pytest.importorskip(
 
 LONG = "encoder.stages.3.blocks.11.feed_forward.branch.normalization"  # 60 letters
 PER_CHANNEL = LayerDescription(
-    node="n", op_type="BatchNormalNorm", path="n", layer="BatchNormalNorm2d", form="reference", epsilon=1e-5,
+    node="n", op_type="BatchNormalNorm", path="n", layer="BatchNormalNorm2d", variant="reference", epsilon=1e-5,
     channels=16, normalized_shape=None, num_groups=None, lambda_range=(0.5, 1.7), lambda_quartiles=(0.8, 0.9, 1.3),
     implementation="kernel",
 )  # fmt: skip
 PER_ROW = replace(PER_CHANNEL, op_type="LayerNormalNorm", lambda_range=None, lambda_quartiles=None)
 OLDER = replace(PER_CHANNEL, lambda_quartiles=None)
-OF_A_PROGRAM = replace(PER_ROW, form=None)
+OF_A_PROGRAM = replace(PER_ROW, variant=None)
 DAMAGED = replace(PER_CHANNEL, lambda_range=(float("nan"), 1e300))
 KINDS = [PER_CHANNEL, PER_ROW, OLDER, OF_A_PROGRAM, DAMAGED]
 

@@ -106,7 +106,7 @@ def test_another_onnxruntime(model_file: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_old_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part(diagnose(), "torch").remedy == ""
-    monkeypatch.setattr("nnorm_export.runtimes.pytorch.installed_version", lambda package: "2.5.1")
+    monkeypatch.setattr("nnorm_export.runtimes.single_format.installed_version", lambda package: "2.5.1")
     assert part(diagnose(), "torch").found == "2.5.1"
     assert "needs PyTorch 2.6 or newer: pip install 'nnorm_export[torch]'" in part(diagnose(), "torch").remedy
 

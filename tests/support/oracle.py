@@ -1,7 +1,7 @@
 """An independent float64 oracle in plain NumPy, from the equations of the papers, sharing nothing with the package.
 
 NN is *On the Importance of Gaussianizing Representations* (ICML 2025). ``delta`` is the exponent shift and Newton
-damping: √ε in the reference form, 0 in the paper's.
+damping: √ε in the reference variant, 0 in the paper's.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""export(): one ONNX file whose normalizations are single nodes."""
+"""ONNX: one file whose normalizations are single nodes."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -14,21 +12,19 @@ import torch
 from torch import Tensor
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.formats import other_libraries
-from nnorm_export.exporting.metadata import layers_of_model, stamp
+from nnorm_export.exporting.metadata import layers_of_model, write_metadata
 from nnorm_export.exporting.passes.program import nodes_of
-from nnorm_export.exporting.report import ExportReport, prove
-from nnorm_export.exporting.request import Frozen, Model, Passthrough, Request, freeze_source, refuse_model
-from nnorm_export.exporting.targets import Target, refuse_unread, takes_dtype, target_named
+from nnorm_export.exporting.report import ExportReport
+from nnorm_export.exporting.request import Frozen, Request, freeze_source
+from nnorm_export.exporting.targets import Target, refuse_onnx, takes_dtype
 from nnorm_export.exporting.trace import Traced, exporting_state, trace
 from nnorm_export.exporting.translate import layer_path, translate
-from nnorm_export.files.staging import save, staged, writing
+from nnorm_export.exporting.write_verified import write_verified
+from nnorm_export.files.formats import ONNX
+from nnorm_export.files.staging import save, writing
 from nnorm_export.graphs.forms import apply_form, check_form, strip_bodies
 from nnorm_export.graphs.fuse_epilogues import fuse_epilogues
-from nnorm_export.graphs.split_means import split_means
 from nnorm_export.graphs.transposes import move_float16_transposes
-from nnorm_export.models import arguments
-from nnorm_export.models.ambient import neutral
 from nnorm_export.names import layer_name
 from nnorm_export.process import release_memory
 from nnorm_export.steps import step
@@ -38,122 +34,79 @@ _BFLOAT16_OPSET = 22  # the oldest with convolutions of bfloat16
 _LARGE = 2**24  # bytes of weights
 
 
-@neutral()
-def export(
-    model: Model,
-    args: Sequence[Any] | Tensor,
-    f: str | Path,
-    *,
-    target: str | None = None,
-    form: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    opset_version: int | None = None,
-    dynamic_shapes: Any = None,
-    dtype: str | torch.dtype | None = None,
-    external_data: bool | None = None,
-    verify: bool = True,
-    passthrough: Passthrough = (),
-    strict: bool = False,
+def write(
+    request: Request, *, form: str | None = None, opset_version: int | None = None, external_data: bool | None = None
 ) -> ExportReport:
-    """Writes ``model`` as one ONNX file whose normalizations are single nodes, and proves it equal to PyTorch.
-
-    An error leaves ``f`` as it was before.
-
-    Args:
-        model: a module, trained with any of the layers that :func:`nnorm_export.freeze` knows (left untouched), or
-            an exported program of a frozen one.
-        args: example inputs, a tuple or one tensor. Ignored, as ``kwargs``, for a program, which carries its own.
-        f: the file to write.
-        target: the runtime that the file is for: it decides the format, the form, the opset and whether axes are
-            dynamic, where these arguments do not (:data:`nnorm_export.exporting.targets.TARGETS`). ``onnxruntime``
-            (default), ``openvino``, ``opencv``, ``web``, ``tract`` and ``tensorrt`` get ONNX; ``executorch`` gets a
-            ``.pte`` file, ``litert`` a ``.tflite`` file and ``coreml`` an ``.mlpackage``, which their own libraries
-            write (extras of the same names). Core ML runs, and is compared, on macOS alone.
-        form: ``portable``, ``primitives`` or ``custom``; see :mod:`nnorm_export.graphs.forms`. None takes the target's.
-        kwargs: example keyword inputs.
-        input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
-            its result.
-        opset_version: 18 to the newest of the installed onnx. None takes 20, which runs on ONNX Runtime 1.18 and
-            later, or 22 for bfloat16, for which older opsets have no convolutions.
-        dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
-            that has the first input's length there. ``{}`` fixes every axis.
-        dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
-            in every dtype (float64 for fp64).
-        external_data: True writes the weights to ``<f>.data``, or to ``<f>.<16 digits>.data`` in the place of a file
-            that has such weights already (:mod:`nnorm_export.files.external_data`); None does so if they exceed 2 GiB.
-        verify: compare the written model with PyTorch, through ONNX Runtime where it is installed, else through
-            onnx's reference evaluator; at other lengths of dynamic axes too. The form ``custom`` is
-            compared while it still has its bodies.
-        passthrough, strict: see :func:`nnorm_export.freeze`.
-
-    Raises:
-        FreezeError: a layer cannot be frozen; with ``strict``, the model has norms that are unknown.
-        ExportError: bad arguments, something that the target does not read, an untraceable model, a path that cannot be
-            written.
-        ParityError: the written model computes something else.
-    """
-    row = target_named(target)
+    """See :func:`nnorm_export.export`."""
+    target = request.target
     if form is not None:
         check_form(form)
     _check_opset(opset_version)
-    refuse_unread(
-        row,
-        form=form,
-        opset=opset_version,
-        external_data=external_data,
-        dynamic_shapes=dynamic_shapes,
-        dtype=arguments.dtype_name(dtype),
-    )
-    dynamic_shapes = dynamic_shapes if row.has_dynamic_axes else {}
-    request = Request(
-        model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict
-    )
-    if row.file_format != "onnx":
-        return other_libraries.write(row, request)
-    form = form or row.forms[0]
+    refuse_onnx(target, form=form, opset=opset_version)
+    form = form or target.forms[0]
     frozen = freeze_source(request)
-    refuse_model(row, frozen)
-    onnx_model, opset = _translated(frozen, opset_version or row.opset)
-    _refuse_computed_dtypes(row, onnx_model)
-    layers = layers_of_model(onnx_model, frozen)
+    model, opset = _translated(frozen, opset_version or target.opset)
+    _refuse_computed_dtypes(target, model)
+    layers = layers_of_model(model, frozen)
     frozen = frozen.without_module()
     # No runtime runs a node without its body or a kernel, so the form custom is compared before its bodies are removed.
-    comparable = "portable" if verify and form == "custom" else form
-    apply_form(onnx_model, comparable)
-    split_means(onnx_model)
-    move_float16_transposes(onnx_model)
-    stamp(onnx_model, form, row.name, layers, frozen.weights_sha256)
+    compared_form = "portable" if request.verify and form == "custom" else form
+    apply_form(model, compared_form)
+    move_float16_transposes(model)
+    write_metadata(model, form, target.name, layers, frozen.weights_sha256)
+    nodes = len(model.graph)
 
-    step("write")
-    path, nodes = frozen.request.path, len(onnx_model.graph)
-    with staged(path) as staging:
-        final = staging
-        with writing(path):
-            save(onnx_model, staging, external_data)
-            if comparable != form:
-                final = staging.with_name(form) / staging.name
-                final.parent.mkdir()
-                strip_bodies(onnx_model)
-                save(onnx_model, final, external_data)
-        # Without this the frozen model's weights stay in memory beside those of the file: onnxscript's rewriting rules
-        # refer to the model that they were last applied to.
-        weights = 0
-        for value in onnx_model.graph.initializers.values():
-            weights += value.const_value.nbytes if value.const_value is not None else 0
-            value.const_value = None
-        if weights > _LARGE:
-            release_memory()
+    def save_model(staging: Path) -> None:
+        step("write")
+        forms = {staging: compared_form}
+        with writing(request.path):
+            save(model, staging, external_data)
+            if compared_form != form:
+                _bare(staging).parent.mkdir()
+                strip_bodies(model)
+                save(model, _bare(staging), external_data)
+                forms[_bare(staging)] = form
+        _release_weights(model)
         step("check")
-        for file, its_form in {staging: comparable, final: form}.items():
-            _check(file, path, its_form, opset)
-        parity = prove(staging, frozen, has_normalization_nodes=bool(layers) and form != "primitives")
-        if final != staging:
-            with writing(path):
-                for file in final.parent.iterdir():
-                    os.replace(file, staging.with_name(file.name))
-    return ExportReport(path, "onnx", form, opset, nodes, layers, frozen.weights_sha256, parity, row.name)
+        for file, its_form in forms.items():
+            _check(file, request.path, its_form, opset)
+
+    def take_bare(staging: Path) -> None:
+        for file in _bare(staging).parent.iterdir():
+            os.replace(file, staging.with_name(file.name))
+
+    parity = write_verified(
+        frozen,
+        save_model,
+        take_bare if compared_form != form else None,
+        has_normalization_nodes=bool(layers) and form != "primitives",
+    )
+    return ExportReport(
+        path=request.path,
+        format=ONNX,
+        target=target.name,
+        form=form,
+        opset=opset,
+        nodes=nodes,
+        layers=layers,
+        weights_sha256=frozen.weights_sha256,
+        parity=parity,
+    )
+
+
+def _bare(staging: Path) -> Path:
+    """Where the form custom, whose nodes have no bodies, waits for the comparison of the file with bodies."""
+    return staging.with_name("custom") / staging.name
+
+
+def _release_weights(model: ir.Model) -> None:
+    """Frees the weights of ``model``, which is saved: onnxscript's rewriting rules keep the last model they rewrote."""
+    size = 0
+    for value in model.graph.initializers.values():
+        size += value.const_value.nbytes if value.const_value is not None else 0
+        value.const_value = None
+    if size > _LARGE:
+        release_memory()
 
 
 def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, int]:

@@ -1,4 +1,4 @@
-"""export_torchscript(): a file for LibTorch and ``torch.jit.load`` that runs without this package."""
+"""TorchScript, for LibTorch and ``torch.jit.load``; the normalizations are plain ATen."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError, InputError
+from nnorm_export.errors import ExportError, InputError, reported_as
 from nnorm_export.exporting import metadata
 from nnorm_export.exporting.mutations import Changes
-from nnorm_export.exporting.report import ExportReport, prove
-from nnorm_export.exporting.request import Frozen, Passthrough, Request, freeze_source
+from nnorm_export.exporting.report import ExportReport
+from nnorm_export.exporting.request import Frozen, Request, freeze_source
 from nnorm_export.exporting.trace import exporting_state, flat, trace
+from nnorm_export.exporting.write_verified import write_with_note
 from nnorm_export.files.note import Entry
-from nnorm_export.files.pytorch_archive import TORCHSCRIPT
-from nnorm_export.files.staging import opened_for_torch, staged, writing
+from nnorm_export.files.staging import opened_for_torch, writing
 from nnorm_export.models import arguments
-from nnorm_export.models.ambient import neutral
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import deepcopy, without_reading_masks
 from nnorm_export.names import NOTE_FILE, TORCHSCRIPT_METHODS
@@ -33,86 +32,41 @@ from nnorm_export.steps import step
 _UNSUPPORTED_PYTHON = (3, 14)
 
 
-@neutral()
-def export_torchscript(
-    model: nn.Module,
-    args: Sequence[Any] | Tensor,
-    f: str | Path,
-    *,
-    method: str = "trace",
-    kwargs: Mapping[str, Any] | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    dynamic_shapes: Any = None,
-    dtype: str | torch.dtype | None = None,
-    optimize: bool = True,
-    verify: bool = True,
-    passthrough: Passthrough = (),
-    strict: bool = False,
-) -> ExportReport:
-    """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
-
-    PyTorch has deprecated TorchScript, and does not support it on Python 3.14 and newer: choose it for programs that
-    have LibTorch built in, and :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
-    An error leaves ``f`` as it was before.
-
-    Args:
-        model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
-        f: the file to write, ``model.pt`` for example.
-        method: ``trace`` records what the model does with the example. If that depends on the values of a tensor, the
-            export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in
-            order, and returns the tensors among the outputs: one, or a tuple. ``script`` compiles the model's own code
-            with its branches; the file is called as the model is, with any batch and extent.
-        input_names, output_names: names of the tensors, for keyword calls, ``nnorm_export.load`` and ``inspect``; with
-            ``script`` the inputs have the names of ``forward``'s parameters.
-        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` is
-            allowed with ``script`` too, for a model of one batch size: the file is compared on the example alone.
-        optimize: let ``torch.jit.freeze`` fold constants and, if traced, the standardization into a convolution.
-            Otherwise the file keeps its modules, parameters and attributes.
-        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
-
-    Raises:
-        FreezeError: a layer cannot be frozen.
-        ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
-        ParityError: the written model computes something else.
-    """
+def write(request: Request, *, method: str = "trace", optimize: bool = True) -> ExportReport:
+    """See :func:`nnorm_export.export_torchscript`."""
     if method not in TORCHSCRIPT_METHODS:
         raise ExportError(f"unknown method {method!r}; choose one of {', '.join(TORCHSCRIPT_METHODS)}")
-    if isinstance(model, torch.export.ExportedProgram):
+    if isinstance(request.model, torch.export.ExportedProgram):
         raise ExportError(
             "TorchScript is made from a module, and this is an exported program, which has lost the model's own code; "
-            "give the module, or write the program with export_program or export_aoti (--format pt2, --format aoti)"
+            "give the module, or export the program for the target pt2 or aoti"
         )
-    if method == "script" and (input_names is not None or dynamic_shapes):
-        option = "input_names" if input_names is not None else "dynamic_shapes"
+    if method == "script" and (request.input_names is not None or request.dynamic_shapes):
+        option = "input_names" if request.input_names is not None else "dynamic_shapes"
         raise ExportError(
             f"{option} needs method='trace': a scripted model takes any shape, by the names of forward's parameters"
         )
     if sys.version_info >= _UNSUPPORTED_PYTHON:
         warnings.warn(
             "TorchScript is deprecated, and PyTorch does not support it on Python 3.14 and newer. Its successors are "
-            "export_program and export_aoti (--format pt2, --format aoti)",
+            "the targets pt2 and aoti",
             stacklevel=2,
         )
-    frozen = freeze_source(
-        Request(model, args, f, kwargs, input_names, output_names, dynamic_shapes, dtype, verify, passthrough, strict)
-    )
+    frozen = freeze_source(request)
     module, layers, tensors = _traced(frozen) if method == "trace" else _scripted(frozen)
     _name_inputs(module, [entry["name"] for entry in tensors[0]])
     if optimize:
         step("optimize")
         with exporting_state():
             module = _optimized(module)
-    note = metadata.note(
-        frozen, file_format=TORCHSCRIPT, form=method, nodes=_nodes(module), layers=layers, tensors=tensors
-    )
-    step("write")
-    path = frozen.request.path
-    with staged(path) as staging:
-        with exporting_state(), writing(path, RuntimeError), opened_for_torch(staging) as file:
+    note = metadata.note(frozen, _nodes(module), layers, tensors, method=method)
+
+    def save(staging: Path) -> None:
+        step("write")
+        with exporting_state(), writing(request.path, RuntimeError), opened_for_torch(staging) as file:
             torch.jit.save(module, file, _extra_files={NOTE_FILE: note.to_json()})
-        parity = prove(staging, frozen, TORCHSCRIPT)
-    return ExportReport.of_note(path, note, parity)
+
+    return write_with_note(frozen, note, save)
 
 
 def _optimized(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -152,15 +106,10 @@ def _traced(frozen: Frozen) -> _Parts:
             tensor.clone() for tensor in arguments.tensors_in(example)
         )  # the model may change its input in place
         buffers = [(buffer, buffer._version, buffer.clone()) for buffer in frozen.module.buffers()]
-        try:
+        failed = f"torch.jit.trace cannot trace {type(frozen.model).__name__}"
+        remedy = "Change that part of the model, or export with method='script' or for another target"
+        with reported_as(ExportError, failed, remedy, _first_lines):
             module = torch.jit.trace(flat(frozen.module, example), tensors, check_trace=False)
-        except Exception as error:
-            # Tracing runs the model's own code, which may raise any exception. The message says that this model cannot
-            # be traced, and what its code raised; that exception stays the cause, which --verbose shows.
-            raise ExportError(
-                f"torch.jit.trace cannot trace {type(frozen.model).__name__}: {_first_lines(error)}\n"
-                "Change that part of the model, or export with method='script' or to another format"
-            ) from error
     with torch.no_grad():  # tracing has run the model, and the file has its tensors
         for buffer, version, before in buffers:
             if buffer._version != version:
@@ -184,15 +133,9 @@ def _scripted(frozen: Frozen) -> _Parts:
         )
     step("compile as TorchScript")
     with exporting_state():
-        try:
+        remedy = "Write that part of the model in the language of TorchScript, or export with method='trace'"
+        with reported_as(ExportError, f"torch.jit.script cannot compile {name}", remedy, _first_lines):
             module = torch.jit.script(frozen.module)
-        except Exception as error:
-            # TorchScript's compiler raises many kinds of exceptions. The message says that this model cannot be
-            # compiled, why, and what to do; the exception stays the cause, which --verbose shows.
-            raise ExportError(
-                f"torch.jit.script cannot compile {name}: {_first_lines(error)}\n"
-                "Write that part of the model in the language of TorchScript, or export with method='trace'"
-            ) from error
         copies = {name: value.clone() for name, value in frozen.example.items()}
         positional, keywords = arguments.unbind(frozen.module, copies)
         # The compiled module shares its tensors with the frozen one, and the run may change buffers.

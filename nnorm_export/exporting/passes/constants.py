@@ -1,7 +1,7 @@
-"""Numbers that no input changes, computed by PyTorch before the program is translated.
+"""Constant folding before translation: PyTorch computes the expressions that depend on no input.
 
-onnxscript folds such expressions with NumPy, whose exp may be one rounding away from PyTorch's. The frequencies of an
-embedding of time steps are such an expression; a step of 999 makes the rounding 999 times as great.
+onnxscript folds them with NumPy, whose exp may be one rounding away from PyTorch's. The frequencies of an embedding of
+time steps are such an expression; a step of 999 makes the rounding 999 times as great.
 """
 
 from __future__ import annotations

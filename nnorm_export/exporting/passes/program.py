@@ -70,3 +70,9 @@ def call_like(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, value: An
             value = target(*values, **kwargs)
     made.meta["val"] = value
     return made
+
+
+def drop_source_lines(program: torch.export.ExportedProgram) -> None:
+    """Removes the source line of each node of a program that is not decomposed again."""
+    for node in nodes_of(program):
+        node.meta.pop("stack_trace", None)

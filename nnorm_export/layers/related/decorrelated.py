@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nnorm_export.layers._base import Form
+from nnorm_export.layers._base import Variant
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d
 from nnorm_export.layers.frozen_module import FrozenModule
@@ -247,7 +247,7 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
 
     Args:
         num_features, num_groups, running, iterations: see :class:`DecorrelatedBatchNorm2d`.
-        eps, momentum, affine, noise_train, order, alpha, form: see :class:`BatchNormalNorm2d`; ε is that of both
+        eps, momentum, affine, noise_train, order, alpha, variant: see :class:`BatchNormalNorm2d`; ε is that of both
             layers.
     """
 
@@ -269,7 +269,7 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
         iterations: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        form: Form = "reference",
+        variant: Variant = "reference",
     ) -> None:
         super().__init__()
         where: dict[str, Any] = {"eps": eps, "momentum": momentum, "device": device, "dtype": dtype}
@@ -284,7 +284,7 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
             standardize=False,
             affine=affine,
             noise_train=noise_train,
-            form=form,
+            variant=variant,
             **where,
         )
 

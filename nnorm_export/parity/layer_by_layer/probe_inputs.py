@@ -23,7 +23,7 @@ from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.parity.layer_by_layer.isolation import with_epilogue
 
 LMBDAS = (0.0, 1.0, 2.0, 0.5, 1.5, -3.0, 5.0)
-DELTA = math.sqrt(1e-5)  # the exponent shift of the reference form, for those λ
+DELTA = math.sqrt(1e-5)  # the exponent shift of the reference variant, for those λ
 _SMALL = (0.0, -0.0, 2.0**-24, 1e-3, 0.7, 1.0)  # |h|
 _EXTENT = 3  # spatial elements of a probe
 _NO_SPREAD = "no spread"  # a row of one value

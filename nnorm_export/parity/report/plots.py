@@ -111,7 +111,7 @@ def file_lambdas_figure(layers: Sequence[LayerDescription]) -> Any:
 
 def _box_of(layer: LayerDescription) -> Box | str:
     """What a file says of the λ of its layer; in words, if that is not a distribution over channels."""
-    if layer.form is None:
+    if layer.variant is None:
         return "the file does not say"  # it was made from an exported program, or by others
     if layer.lambda_range is None:
         return "estimated from each input"

@@ -167,5 +167,6 @@ def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport
 def _facts(report: ParityReport, described: ModelDescription | None) -> list[str]:
     rows = max((output.rows for output in report.outputs), default=0)
     now = datetime.datetime.now(datetime.timezone.utc)
-    form = [] if described is None else [f"{described.format}, form {described.form}"]
-    return [*form, f"run by {report.runtime}", f"{rows} rows", f"{now:%Y-%m-%d %H:%M} UTC"]
+    form = f", form {described.form}" if described is not None and described.form else ""
+    file = [] if described is None else [described.format + form]
+    return [*file, f"run by {report.runtime}", f"{rows} rows", f"{now:%Y-%m-%d %H:%M} UTC"]

@@ -1,17 +1,19 @@
-"""The files that are made of PyTorch's programs: the format of a file, and the note that nnorm_export wrote into it.
+"""The files that are not ONNX (:mod:`.formats`), and the note that nnorm_export wrote into them.
 
-PyTorch's own are archives. Those of ExecuTorch and LiteRT have an archive with the note behind their content, and a
-package of Core ML, a folder, has it as a file. Reading them does not need PyTorch.
+PyTorch's own are archives. A flatbuffer has an archive with the note behind its content, and a folder has the note as a
+file. Reading them does not need PyTorch.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.note import Note
 from nnorm_export.files.tensors import TensorInfo
@@ -22,17 +24,13 @@ _LONGEST_NOTE = 1 << 28
 # What zipfile raises for damaged archives; the last two for encrypted entries and unknown compressions.
 _DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 
-TORCHSCRIPT, PT2, AOTI = ("torchscript", "pt2", "aoti")
-EXECUTORCH, LITERT, COREML = ("executorch", "litert", "coreml")
-_IDENTIFIERS = {b"ET12": EXECUTORCH, b"TFL3": LITERT}  # bytes 4 to 8 of a flatbuffer
-
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that PyTorch, ExecuTorch, LiteRT or Core ML's tools wrote.
+    """A model file that is not ONNX.
 
     Attributes:
-        format: ``torchscript``, ``pt2``, ``aoti``, ``executorch``, ``litert`` or ``coreml``.
+        format: a name in :data:`.formats.FORMATS`.
         note: what nnorm_export wrote about it; None if nnorm_export did not write the file.
         compiled_for: AOTInductor's description of the machine: ``AOTI_MACHINE``, ``AOTI_CPU_ISA`` and others.
     """
@@ -49,51 +47,38 @@ class Archive:
         return sum(file.stat().st_size for file in files)
 
     @property
-    def form(self) -> str:
-        return "unknown" if self.note is None else self.note.form
-
-    @property
     def machine(self) -> str:
         """``x86_64 AVX512``; empty for a file without machine code."""
         keys = ("AOTI_MACHINE", "AOTI_CPU_ISA", "AOTI_COMPUTE_CAPABILITY")
         return " ".join(value for key in keys if (value := self.compiled_for.get(key)))
 
 
+def is_package(path: str | Path) -> bool:
+    """Whether ``path`` is a folder that is a file of a format, as the packages of Core ML are."""
+    return _folder_format(Path(path)) is not None
+
+
 def is_archive(path: str | Path) -> bool:
     """Whether the file, if there is one, is a zip archive, as all that ``torch`` saves is, or a runtime's."""
     if is_package(path):
         return True
-    return is_regular(path) and (zipfile.is_zipfile(path) or _identified(Path(path)) is not None)
-
-
-def is_package(path: str | Path) -> bool:
-    """Whether ``path`` is a package of Core ML."""
-    return Path(path).suffix == ".mlpackage" and Path(path, "Manifest.json").is_file()
-
-
-def _identified(path: Path) -> str | None:
-    """``executorch`` or ``litert`` by the identifier in the file; None for other files."""
-    try:
-        with path.open("rb") as file:
-            return _IDENTIFIERS.get(file.read(8)[4:])
-    except OSError:  # whoever reads the file reports it
-        return None
+    return is_regular(path) and (zipfile.is_zipfile(path) or _flatbuffer_format(Path(path)) is not None)
 
 
 def read_archive(path: str | Path) -> Archive:
     """Raises ModelFileError if ``path`` is missing or is not a model that PyTorch saved."""
     path = Path(path)
-    if is_package(path):
-        return _read_package(path)
+    if (folder := _folder_format(path)) is not None:
+        return _read_folder(path, folder)
     size_of(path, ModelFileError)
-    identified = _identified(path)
+    identified = _flatbuffer_format(path)
     if identified is not None and not zipfile.is_zipfile(path):
         return Archive(path, identified, None)
     try:
         with zipfile.ZipFile(path) as archive:
             check_entries(path, archive.infolist(), ModelFileError)
             entries = archive.namelist()
-            kind = identified or _format(entries)
+            kind = identified or _archive_format(entries)
             noted = next((entry for entry in entries if entry.endswith(f"/extra/{NOTE_FILE}")), None)
             text = None if noted is None else read_entry(archive, noted)
             machines = [entry for entry in entries if entry.endswith("wrapper_metadata.json")]
@@ -110,10 +95,24 @@ def read_archive(path: str | Path) -> Archive:
     return Archive(path, kind, _note_of(path, text), compiled_for)
 
 
-def _read_package(path: Path) -> Archive:
+def _read_folder(path: Path, folder: str) -> Archive:
     noted = path / NOTE_FILE
     text = read_bytes(noted, _LONGEST_NOTE, ModelFileError) if noted.is_file() else None
-    return Archive(path, COREML, _note_of(path, text))
+    return Archive(path, folder, _note_of(path, text))
+
+
+def add_note(path: Path, note: Note) -> None:
+    """Adds ``note`` to a folder as a file, and to a file as an entry of its archive.
+
+    A flatbuffer has none: the archive is put behind its content, which runtimes do not read. LiteRT keeps its own
+    metadata there too.
+    """
+    if path.is_dir():
+        (path / NOTE_FILE).write_text(note.to_json(), encoding="utf-8")
+        return
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        folder = next((name for name in archive.namelist() if "/" in name), "nnorm_export/").partition("/")[0]
+        archive.writestr(f"{folder}/extra/{NOTE_FILE}", note.to_json())
 
 
 def _note_of(path: Path, text: bytes | None) -> Note | None:
@@ -136,16 +135,33 @@ def _note(text: bytes) -> Note:
     for entry in (*note.inputs, *note.outputs):
         TensorInfo.from_json(entry)
     check_layers(note.layers)
-    texts = (note.format, note.form, note.version, note.torch, note.device, note.weights_sha256, *note.nodes)
+    optional = [choice for choice in (note.method, note.operators) if choice is not None]
+    texts = (note.format, *optional, note.version, note.torch, note.device, note.weights_sha256, *note.nodes)
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.nodes, dict):
         raise ValueError("a fact of the wrong type")
     return note
 
 
-def _format(entries: list[str]) -> str | None:
+def _folder_format(path: Path) -> str | None:
+    """The format of a folder by its ending and entries; None for other folders and files."""
+    rows = (row for row in FORMATS.values() if row.is_folder and row.ending == path.suffix)
+    return next((row.name for row in rows if all(Path(path, entry).is_file() for entry in row.entries)), None)
+
+
+def _flatbuffer_format(path: Path) -> str | None:
+    """The format of a flatbuffer by its identifier; None for other files."""
+    try:
+        with path.open("rb") as file:
+            identifier = file.read(8)[4:]
+    except OSError:  # whoever reads the file reports it
+        return None
+    return next((row.name for row in FORMATS.values() if row.identifier and row.identifier == identifier), None)
+
+
+def _archive_format(entries: Iterable[str]) -> str | None:
+    """The format of an archive of PyTorch by the names of its entries; None for other archives."""
     inside = [entry.partition("/")[2] for entry in entries]
-    if any(entry.startswith("data/aotinductor/") for entry in inside):
-        return AOTI
-    if any(entry.startswith("models/") for entry in inside):
-        return PT2
-    return TORCHSCRIPT if "constants.pkl" in inside and any(e.startswith("code/") for e in inside) else None
+    rows = (row for row in FORMATS.values() if row.entries and not row.is_folder)
+    return next(
+        (row.name for row in rows if all(any(name.startswith(start) for name in inside) for start in row.entries)), None
+    )

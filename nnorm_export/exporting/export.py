@@ -1,0 +1,291 @@
+"""export(): a trained model as one file, for a runtime or in a format, and three formats by functions of their own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnorm_export.exporting.report import ExportReport
+from nnorm_export.exporting.request import Model, Passthrough, Request
+from nnorm_export.exporting.targets import refuse_dtype, refuse_dynamic_shapes, refuse_options, target_named
+from nnorm_export.files.formats import AOTI, PT2, TORCHSCRIPT
+from nnorm_export.models import arguments
+from nnorm_export.models.ambient import neutral
+
+
+@neutral()
+def export(
+    model: Model,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    target: str | None = None,
+    form: str | None = None,
+    method: str | None = None,
+    optimize: bool | None = None,
+    operators: str | None = None,
+    inductor_configs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    external_data: bool | None = None,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+    strict: bool = False,
+) -> ExportReport:
+    """Writes ``model`` as one file, an ONNX file by default, and compares it with PyTorch before it takes its place.
+
+    >>> nnorm_export.export(model, (images,), "model.onnx")
+    >>> nnorm_export.export(model, (images,), "model.tflite", target="litert")
+
+    An error leaves ``f`` as it was before.
+
+    Args:
+        model: a module, trained with any of the layers that :func:`nnorm_export.freeze` knows (left untouched), or
+            an exported program of a frozen one.
+        args: example inputs, a tuple or one tensor. Ignored, as ``kwargs``, for a program, which carries its own.
+        f: the file to write.
+        target: the runtime or the format that the file is for, one of :data:`nnorm_export.exporting.targets.TARGETS`;
+            ``onnxruntime`` by default. It decides the format, the form, the opset and whether axes are dynamic, where
+            these arguments do not. Some formats are written by a library of their own, which an extra of the name of
+            the target installs. Core ML runs, and is compared, on macOS alone.
+        form: of ONNX: ``portable``, ``primitives`` or ``custom``; see :mod:`nnorm_export.graphs.forms`. None takes the
+            target's.
+        method, optimize: of the target ``torchscript``; see :func:`export_torchscript`.
+        operators: of the target ``pt2``; see :func:`export_program`.
+        inductor_configs: of the target ``aoti``; see :func:`export_aoti`.
+        kwargs: example keyword inputs.
+        input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
+            its result.
+        opset_version: of ONNX: 18 to the newest of the installed onnx. None takes 20, which runs on ONNX Runtime 1.18
+            and later, or 22 for bfloat16, for which older opsets have no convolutions.
+        dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
+            that has the first input's length there. ``{}`` fixes every axis.
+        dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
+            in every dtype (float64 for fp64).
+        external_data: of ONNX: True writes the weights to ``<f>.data``, or to ``<f>.<16 digits>.data`` in the place of
+            a file that has such weights already (:mod:`nnorm_export.files.external_data`); None does so if they exceed
+            2 GiB.
+        verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes
+            too. ONNX runs in ONNX Runtime where that is installed, else in onnx's reference evaluator. The form
+            ``custom`` is compared while it still has its bodies.
+        passthrough, strict: see :func:`nnorm_export.freeze`.
+
+    Raises:
+        FreezeError: a layer cannot be frozen; with ``strict``, the model has norms that are unknown.
+        ExportError: bad arguments, something that the target does not read, an untraceable model, a path that cannot be
+            written.
+        ParityError: the written model computes something else.
+        RuntimeMissingError: the library or the compiler that writes the format is not installed.
+    """
+    row, path = target_named(target), Path(f).expanduser()
+    options = {
+        "form": form,
+        "opset_version": opset_version,
+        "external_data": external_data,
+        "method": method,
+        "optimize": optimize,
+        "operators": operators,
+        "inductor_configs": inductor_configs,
+    }
+    refuse_options(row, path, options)
+    refuse_dynamic_shapes(row, dynamic_shapes)
+    refuse_dtype(row, arguments.dtype_name(dtype))
+    request = Request(
+        model=model,
+        args=args,
+        path=path,
+        target=row,
+        kwargs=kwargs,
+        input_names=input_names,
+        output_names=output_names,
+        dynamic_shapes=dynamic_shapes if row.has_dynamic_axes else {},
+        dtype=dtype,
+        verify=verify,
+        passthrough=passthrough,
+        strict=strict,
+    )
+    given = {name: value for name, value in options.items() if value is not None}
+    # Each module imports the large libraries of its format.
+    writer = importlib.import_module(f"nnorm_export.exporting.formats.{row.format.name}")
+    report: ExportReport = writer.write(request, **given)
+    return report
+
+
+def export_program(
+    model: Model,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    operators: str = "decomposed",
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+    strict: bool = False,
+) -> ExportReport:
+    """Writes ``model``, frozen, as a ``.pt2`` file for ``torch.export.load``; it is called as the model is.
+
+    >>> nnorm_export.export_program(model, (images,), "model.pt2")
+    >>> logits = torch.export.load("model.pt2").module()(images)
+
+    It is :func:`export` for the target ``pt2``. A decomposed program is right in runtimes that compute expm1(x) as
+    exp(x) − 1, too.
+
+    Args:
+        model, args, kwargs, dynamic_shapes, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
+        f: the file to write; its name ends in ``.pt2``.
+        operators: ``decomposed`` writes the normalizations in ATen's operators, so that the file runs without this
+            package. ``kept`` keeps each of them as one call of an operator of ``torch.ops.nnorm``, for tools that have
+            a kernel for it; ``import nnorm_export.operators`` must come before such a file is loaded.
+        input_names, output_names: names of the tensors, for ``nnorm_export.load`` and ``inspect``.
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
+
+    Raises:
+        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
+    """
+    return export(
+        model,
+        args,
+        f,
+        target=PT2,
+        operators=operators,
+        kwargs=kwargs,
+        input_names=input_names,
+        output_names=output_names,
+        dynamic_shapes=dynamic_shapes,
+        dtype=dtype,
+        verify=verify,
+        passthrough=passthrough,
+        strict=strict,
+    )
+
+
+def export_aoti(
+    model: Model,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    inductor_configs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+    strict: bool = False,
+) -> ExportReport:
+    """Compiles ``model``, frozen, with AOTInductor into a ``.pt2`` package of machine code.
+
+    >>> nnorm_export.export_aoti(model, (images,), "model.pt2")
+    >>> logits = torch._inductor.aoti_load_package("model.pt2")(images)
+
+    It is :func:`export` for the target ``aoti``. The package is for the kind of device that the model is on, and for
+    processors with the instructions of this one. Its code runs on the machine that loads it. Compiling needs a C++
+    compiler (or CUDA) and takes about a minute.
+
+    Args:
+        model, args, kwargs, dynamic_shapes, dtype, passthrough, strict, input_names, output_names: as
+            for :func:`export_program`.
+        f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
+            with ``torch::inductor::AOTIModelPackageLoader``.
+        inductor_configs: options of Inductor. By default ``freezing`` and ``cpp.dynamic_threads`` are on,
+            ``aot_inductor.check_lowerbound`` is off, ``cpp.enable_floating_point_contract_flag`` is ``fast``, and
+            ``cpp.march`` is ``x86-64-v4`` where the processor has AVX-512 and the compiler knows it (else
+            ``cpp.simdlen`` is 256).
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
+
+    Raises:
+        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
+        RuntimeMissingError: there is no C++ compiler.
+    """
+    return export(
+        model,
+        args,
+        f,
+        target=AOTI,
+        inductor_configs=inductor_configs,
+        kwargs=kwargs,
+        input_names=input_names,
+        output_names=output_names,
+        dynamic_shapes=dynamic_shapes,
+        dtype=dtype,
+        verify=verify,
+        passthrough=passthrough,
+        strict=strict,
+    )
+
+
+def export_torchscript(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    f: str | Path,
+    *,
+    method: str = "trace",
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    dtype: str | torch.dtype | None = None,
+    optimize: bool = True,
+    verify: bool = True,
+    passthrough: Passthrough = (),
+    strict: bool = False,
+) -> ExportReport:
+    """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
+
+    >>> nnorm_export.export_torchscript(model, (images,), "model.pt")
+    >>> logits = torch.jit.load("model.pt")(images)
+
+    It is :func:`export` for the target ``torchscript``. PyTorch has deprecated TorchScript, and does not support it on
+    Python 3.14 and newer: choose it for programs that have LibTorch built in, and
+    :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
+
+    Args:
+        model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
+        f: the file to write, ``model.pt`` for example.
+        method: ``trace`` records what the model does with the example. If that depends on the values of a tensor, the
+            export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in
+            order, and returns the tensors among the outputs: one, or a tuple. ``script`` compiles the model's own code
+            with its branches; the file is called as the model is, with any batch and extent.
+        input_names, output_names: names of the tensors, for keyword calls, ``nnorm_export.load`` and ``inspect``; with
+            ``script`` the inputs have the names of ``forward``'s parameters.
+        dynamic_shapes: as for :func:`nnorm_export.export`, for ``trace``. A tracer does not enforce them. ``{}`` is
+            allowed with ``script`` too, for a model of one batch size: the file is compared on the example alone.
+        optimize: let ``torch.jit.freeze`` fold constants and, if traced, the standardization into a convolution.
+            Otherwise the file keeps its modules, parameters and attributes.
+        verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
+
+    Raises:
+        FreezeError: a layer cannot be frozen.
+        ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
+        ParityError: the written model computes something else.
+    """
+    return export(
+        model,
+        args,
+        f,
+        target=TORCHSCRIPT,
+        method=method,
+        optimize=optimize,
+        kwargs=kwargs,
+        input_names=input_names,
+        output_names=output_names,
+        dynamic_shapes=dynamic_shapes,
+        dtype=dtype,
+        verify=verify,
+        passthrough=passthrough,
+        strict=strict,
+    )
