@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from nnorm_export.domain.bodies import (
-    HALF_EXPONENTS,
     MAGNITUDE,
-    POWER_TRANSFORM,
     POWER_TRANSFORM_FAR_FROM_ZERO,
     QUARTER_EXPONENTS,
     SIGNED_LOGARITHM,
     UNIT_STATISTICS,
+    half_exponents,
     per_channel_affine,
+    power_transform,
 )
 from nnorm_export.domain.operator import Array, Operator
 
 # The body for nodes with an exponent near 0, which is a third longer.
-NEAR_ZERO = "near_zero"
+NEAR_ZERO_BODY = "near_zero"
 # The least exponent, for a weight of 1, of the short body: a Tanh with an absolute error of 1.2e-7 gives y one of 4e-6.
-LEAST_EXPONENT = 1 / 16
+LEAST_EXPONENT_OF_SHORT_BODY = 1 / 16
 
 
 def variant(parameters: Mapping[str, Array | None]) -> str:
@@ -31,22 +32,45 @@ def variant(parameters: Mapping[str, Array | None]) -> str:
     """
     known = [parameters[name] for name in ("exponent_pos", "exponent_neg", "weight")]
     exponent_pos, exponent_neg, weight = (np.array(np.nan) if value is None else np.abs(value) for value in known)
-    least = LEAST_EXPONENT * np.maximum(weight, 1.0)
+    least = LEAST_EXPONENT_OF_SHORT_BODY * np.maximum(weight, 1.0)
     # Comparisons with NaN are false.
-    return "" if bool(np.all(exponent_pos >= least) and np.all(exponent_neg >= least)) else NEAR_ZERO
+    return "" if bool(np.all(exponent_pos >= least) and np.all(exponent_neg >= least)) else NEAR_ZERO_BODY
 
 
-# The standardization is one BatchNormalization, which runtimes fold into a convolution before it.
-_STANDARDIZED = f"""
+def statements(
+    variant: str,
+    arithmetic: str,
+    scale: str = "scale",
+    affine: Callable[[str, str, str, str], str] = per_channel_affine,
+) -> str:
+    """The body of this name.
+
+    Args:
+        variant, arithmetic: see :class:`.Operator`.
+        scale: the name of the tensor of the scale.
+        affine: the statements of y = scale·x + shift per channel. By default the standardization is one
+            BatchNormalization, which runtimes fold into a convolution before it.
+    """
+    if variant == NEAR_ZERO_BODY:
+        twice_psi = f"""{SIGNED_LOGARITHM}{QUARTER_EXPONENTS}
+{affine("even_half_z", "log_base", "even_part", "zeros")}
+{affine("odd_half_z", "signed_log", "odd_part", "zeros")}
+    half_z = Add (even_half_z, odd_half_z)
+{power_transform(arithmetic)}"""
+    else:
+        twice_psi = f"""{half_exponents(arithmetic)}
+{affine("half_exponent", "is_positive", "half_difference", "half_neg")}
+{POWER_TRANSFORM_FAR_FROM_ZERO}"""
+    return f"""
 {UNIT_STATISTICS}
-{per_channel_affine("h", "x", "scale", "shift")}
+{affine("h", "x", scale, "shift")}
     eta_pos = Identity (exponent_pos)
     eta_neg = Identity (exponent_neg)
-{MAGNITUDE}"""
-_WEIGHTED = f"""
+{MAGNITUDE}{twice_psi}
     half_weight = Mul (weight, half)
-{per_channel_affine("y", "twice_psi", "half_weight", "bias")}
+{affine("y", "twice_psi", "half_weight", "bias")}
 """
+
 
 BATCH_NORMAL_NORM = Operator(
     op_type="BatchNormalNorm",
@@ -54,14 +78,5 @@ BATCH_NORMAL_NORM = Operator(
     is_frozen=True,
     is_per_channel=True,
     variant=variant,
-    statements={
-        "": f"""{_STANDARDIZED}{HALF_EXPONENTS}
-{per_channel_affine("half_exponent", "is_positive", "half_difference", "half_neg")}
-{POWER_TRANSFORM_FAR_FROM_ZERO}{_WEIGHTED}""",
-        NEAR_ZERO: f"""{_STANDARDIZED}{SIGNED_LOGARITHM}{QUARTER_EXPONENTS}
-{per_channel_affine("even_half_z", "log_base", "even_part", "zeros")}
-{per_channel_affine("odd_half_z", "signed_log", "odd_part", "zeros")}
-    half_z = Add (even_half_z, odd_half_z)
-{POWER_TRANSFORM}{_WEIGHTED}""",
-    },
+    statements={name: partial(statements, name) for name in ("", NEAR_ZERO_BODY)},
 )

@@ -15,7 +15,7 @@ With b = fl(1 + u + a), u the machine epsilon of the arithmetic, t = log b and y
 **Absolute errors.** Where y is near 0, the Tanh of many runtimes has an absolute error e of 6e-8 to 1.2e-7 in place of
 a relative one; then tanh(y)/y has the error e/y. There are two forms for it:
 
-- :data:`POWER_TRANSFORM` takes the quotient at max(|y|, c) with c = 1/32, and adds k·(c² − y²) where |y| < c, with
+- :func:`power_transform` takes the quotient at max(|y|, c) with c = 1/32, and adds k·(c² − y²) where |y| < c, with
   k = 1/3 − 2c²/15. That differs from tanh(y)/y − tanh(c)/c by less than c⁴/30, half a rounding. Nothing is divided by
   a small y, an exponent may be 0, and the error of the quotient is at most e/c.
 - :data:`POWER_TRANSFORM_FAR_FROM_ZERO` is shorter, and has the error 2e/η. It is for exponents that are known to be
@@ -25,15 +25,15 @@ a relative one; then tanh(y)/y has the error e/y. There are two forms for it:
   5e-7, becomes v: the logarithmic branch within v·t/2 relative, without a branch.
 
 **Estimate of λ** (NN eq. 5–15): the sums of :func:`nnorm_export.mathematics.estimate_lmbda` over each row, from the
-same b and log b. A row is what lies in the last axes, see :func:`with_rows`.
+same b and log b. A row is what lies in the last axes of ``rows``.
 
-The texts are in ONNX's own syntax (``onnx.parser``); see :func:`function_proto` for how a body is put together.
+The texts are in ONNX's own syntax (``onnx.parser``); see :func:`function_proto` for how a body is put together. What
+depends on the arithmetic (``float`` or ``double``) or on the number of axes of a row is a function of it.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -45,16 +45,38 @@ from nnorm_export.names import DOMAIN
 # TensorRT's parser requires the names inside a function to differ from those of the tensors outside.
 NAME_PREFIX = "nnorm__"
 
-STANDARDIZE_ROWS = """
+
+def axes_of_rows(axes: int) -> str:
+    """The constants with the last ``axes`` axes, two in each, over which :func:`_row_mean` takes means in turn.
+
+    The axes are constants, because several runtimes take no others. OpenCV 4 takes a mean over three axes at a time
+    wrongly.
+    """
+    pairs = [[-axis - 1, -axis] for axis in range(1, axes, 2)] + ([[-axes]] if axes % 2 else [])
+    return "\n".join(f"    axes_{index} = Constant <value_ints = {pair}> ()" for index, pair in enumerate(pairs))
+
+
+def _row_mean(mean: str, values: str, axes: int) -> str:
+    """mean = the mean of ``values`` over each row; needs :func:`axes_of_rows`."""
+    names = [values, *(f"{mean}_of_axes_{index}" for index in range((axes - 1) // 2)), mean]
+    return "\n".join(
+        f"    {y} = ReduceMean <keepdims = 1> ({x}, axes_{index})"
+        for index, (x, y) in enumerate(itertools.pairwise(names))
+    )
+
+
+def standardize_rows(axes: int) -> str:
+    return f"""
     # rows, epsilon_value -> h = (rows - mean) / sqrt(variance + epsilon), over each row, in two passes
-    mean = RowMean (rows)
+{_row_mean("mean", "rows", axes)}
     centred = Sub (rows, mean)
     centred_square = Mul (centred, centred)
-    variance = RowMean (centred_square)
+{_row_mean("variance", "centred_square", axes)}
     variance_and_epsilon = Add (variance, epsilon_value)
     deviation = Sqrt (variance_and_epsilon)
     h = Div (centred, deviation)
 """
+
 
 MAGNITUDE = """
     # h -> base = 1 + |h|, log_base, excess = |h|
@@ -71,23 +93,25 @@ SIGNED_LOGARITHM = """
     signed_log = Mul (log_per_h, h)
 """
 
-ESTIMATE_LMBDA = """
+
+def estimate_lmbda(axes: int) -> str:
+    return f"""
     # h, base, log_base, signed_log, excess, delta_value -> lmbda = 1 - L' / (L'' + delta), over each row
     base_log = Mul (base, log_base)
     d = Sub (base_log, excess)
     hd = Mul (h, d)
-    mean_hd = RowMean (hd)
-    mean_signed_log = RowMean (signed_log)
+{_row_mean("mean_hd", "hd", axes)}
+{_row_mean("mean_signed_log", "signed_log", axes)}
     slope = Sub (mean_hd, mean_signed_log)
-    mean_d = RowMean (d)
+{_row_mean("mean_d", "d", axes)}
     d_centred = Sub (d, mean_d)
     d_spread = Mul (d_centred, d_centred)
     base_log_square = Mul (base_log, log_base)
     twice_d = Add (d, d)
     d_derivative = Sub (base_log_square, twice_d)
     h_d_derivative = Mul (excess, d_derivative)
-    mean_h_d_derivative = RowMean (h_d_derivative)
-    mean_d_spread = RowMean (d_spread)
+{_row_mean("mean_h_d_derivative", "h_d_derivative", axes)}
+{_row_mean("mean_d_spread", "d_spread", axes)}
     mean_curvature_terms = Add (mean_h_d_derivative, mean_d_spread)
     mean_hd_square = Mul (mean_hd, mean_hd)
     twice_mean_hd_square = Add (mean_hd_square, mean_hd_square)
@@ -96,27 +120,6 @@ ESTIMATE_LMBDA = """
     newton_step = Div (slope, damped_curvature)
     lmbda = Sub (one, newton_step)
 """
-
-
-def with_rows(body: str, axes: int) -> str:
-    """``body`` with the means of its rows, ``RowMean``, taken over the last ``axes`` axes, two at a time.
-
-    The axes are constants, because several runtimes take no others. OpenCV 4 takes a mean over three axes at a time
-    wrongly.
-    """
-    pairs = [[-axis - 1, -axis] for axis in range(1, axes, 2)] + ([[-axes]] if axes % 2 else [])
-    constants = [f"    axes_{index} = Constant <value_ints = {pair}> ()" for index, pair in enumerate(pairs)]
-
-    def means(match: re.Match[str]) -> str:
-        mean, value = match.groups()
-        names = [value, *(f"{mean}_of_axes_{index}" for index in range(len(pairs) - 1)), mean]
-        lines = (
-            f"{y} = ReduceMean <keepdims = 1> ({x}, axes_{index})"
-            for index, (x, y) in enumerate(itertools.pairwise(names))
-        )
-        return "\n    ".join(lines)
-
-    return "\n".join([*constants, re.sub(r"(\w+) = RowMean \((\w+)\)", means, body)])
 
 
 def _shifted(half: str, exponent: str) -> str:
@@ -147,7 +150,8 @@ def _half_exponent(half: str) -> str:
 """
 
 
-HALF_EXPONENTS = f"""
+def half_exponents(arithmetic: str) -> str:
+    return f"""
     # h, eta_pos, eta_neg (small beside h) -> is_positive, half_neg, half_difference
     pos_size = Abs (eta_pos)
     neg_size = Abs (eta_neg)
@@ -155,8 +159,20 @@ HALF_EXPONENTS = f"""
     vanishing = Mul (exponent_sizes, twice_epsilon)
 {_half_exponent("pos")}{_half_exponent("neg")}
     half_difference = Sub (half_pos, half_neg)
-    is_positive = IsPositive (h)
+{_is_positive(arithmetic)}
 """
+
+
+def _is_positive(arithmetic: str) -> str:
+    """is_positive = 1 where h > 0, 0 where h < 0. ONNX Runtime has no HardSigmoid for float64."""
+    if arithmetic == "float":
+        return "    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)"
+    return """
+    steep = Constant <value = double {1e30}> ()
+    steep_h = Mul (h, steep)
+    steep_h_and_half = Add (steep_h, half)
+    is_positive = Clip (steep_h_and_half, zero, one)"""
+
 
 # Quarters, because half_z is half of z: the exponents of the two signs are the sum and the difference of the two.
 QUARTER_EXPONENTS = """
@@ -174,14 +190,19 @@ HALF_Z_OF_ROWS = """
     half_z = Add (even_half_z, odd_half_z)
 """
 
-POWER_TRANSFORM = """
+# c in the module's formula: the least argument of Tanh. In float32 it is a number of half precision too.
+_CLAMP_OF_TANH = {"float": 2.0**-5, "double": 2.0**-13}
+
+
+def power_transform(arithmetic: str) -> str:
+    return f"""
     # signed_log, half_z -> twice_psi
     half_z_size = Abs (half_z)
     divisor_of_tanh = Clip (half_z_size, near_zero)
     tanh_away_from_zero = Tanh (divisor_of_tanh)
     ratio_away_from_zero = Div (tanh_away_from_zero, divisor_of_tanh)
     half_z_square = Mul (half_z, half_z)
-    ratio_near_zero = RatioNearZero (half_z_square)
+{_ratio_near_zero(arithmetic)}
     ratio = Add (ratio_away_from_zero, ratio_near_zero)
     z = Add (half_z, half_z)
     exp_z = Exp (z)
@@ -189,6 +210,21 @@ POWER_TRANSFORM = """
     twice_psi_per_log = Mul (ratio, exp_z_plus_one)
     twice_psi = Mul (twice_psi_per_log, signed_log)
 """
+
+
+def _ratio_near_zero(arithmetic: str) -> str:
+    """ratio_near_zero = max(0, k·(c² − half_z_square)), with c and k as in the module's formula."""
+    c_square = _CLAMP_OF_TANH[arithmetic] ** 2
+    k = 1 / 3 - 2 * c_square / 15
+    if arithmetic == "float":
+        return f"    ratio_near_zero = HardSigmoid <alpha = {-k!r}, beta = {k * c_square!r}> (half_z_square)"
+    return f"""
+    ratio_slope = Constant <value = double {{{k!r}}}> ()
+    near_zero_square = Constant <value = double {{{c_square!r}}}> ()
+    square_below = Sub (near_zero_square, half_z_square)
+    square_below_or_zero = Relu (square_below)
+    ratio_near_zero = Mul (square_below_or_zero, ratio_slope)"""
+
 
 POWER_TRANSFORM_FAR_FROM_ZERO = """
     # h, log_base, excess, half_exponent -> twice_psi
@@ -220,43 +256,11 @@ def per_channel_affine(y: str, x: str, scale: str, shift: str) -> str:
     return f"    {y} = BatchNormalization <epsilon = {_UNIT_EPSILON!r}> ({inputs})"
 
 
-def along_the_last_axis(statements: str) -> str:
-    """``statements`` for an x whose channels are its last axis: the numbers of the channels are broadcast along it."""
-
-    def multiply_add(match: re.Match[str]) -> str:
-        y, x, scale, shift = match.groups()
-        if shift == "zeros":
-            return f"{y} = Mul ({x}, {scale})"
-        return f"{y}_unshifted = Mul ({x}, {scale})\n    {y} = Add ({y}_unshifted, {shift})"
-
-    pattern = r"(\w+) = BatchNormalization <[^>]*> \((\w+), (\w+), (\w+), zeros, unit_variances\)"
-    return re.sub(pattern, multiply_add, statements)
-
-
-# c, and k, in the formula above. In float32 a number of half precision too.
-_NEAR_ZERO = {"float": 2.0**-5, "double": 2.0**-13}
-_SLOPES = {arithmetic: 1 / 3 - 2 * c**2 / 15 for arithmetic, c in _NEAR_ZERO.items()}
-
-# What replaces two statements, the fastest for each arithmetic: ONNX Runtime has no HardSigmoid for float64.
-_CLAMPED = {
-    "float": {
-        "is_positive = IsPositive (h)": "is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)",
-        "ratio_near_zero = RatioNearZero (half_z_square)": f"""ratio_near_zero = HardSigmoid
-            <alpha = {-_SLOPES["float"]!r}, beta = {_SLOPES["float"] * _NEAR_ZERO["float"] ** 2!r}> (half_z_square)""",
-    },
-    "double": {
-        "is_positive = IsPositive (h)": """steep = Constant <value = double {1e30}> ()
-    steep_h = Mul (h, steep)
-    steep_h_and_half = Add (steep_h, half)
-    is_positive = Clip (steep_h_and_half, zero, one)""",
-        "ratio_near_zero = RatioNearZero (half_z_square)": f"""
-    ratio_slope = Constant <value = double {{{_SLOPES["double"]!r}}}> ()
-    near_zero_square = Constant <value = double {{{_NEAR_ZERO["double"] ** 2!r}}}> ()
-    square_below = Sub (near_zero_square, half_z_square)
-    square_below_or_zero = Relu (square_below)
-    ratio_near_zero = Mul (square_below_or_zero, ratio_slope)""",
-    },
-}
+def affine_along_the_last_axis(y: str, x: str, scale: str, shift: str) -> str:
+    """The statements y = scale·x + shift per channel where the channels are the last axis of x; or y = scale·x."""
+    if shift == "zeros":
+        return f"    {y} = Mul ({x}, {scale})"
+    return f"    {y}_unshifted = Mul ({x}, {scale})\n    {y} = Add ({y}_unshifted, {shift})"
 
 
 def function_proto(
@@ -274,8 +278,6 @@ def function_proto(
     """
     inputs, attributes = list(inputs), list(attributes)
     attribute_list = f"<{', '.join(attributes)}>" if attributes else ""
-    for statement, replacement in _CLAMPED[arithmetic].items():
-        body = body.replace(statement, replacement)
     text = (
         f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">\n'
         f"{op_type} {attribute_list} ({', '.join(inputs)}) => (Y) {{\n{_constants(arithmetic)}\n{body}\n}}"
@@ -291,6 +293,6 @@ def _constants(arithmetic: str) -> str:
     scalars = {"zero": 0.0, "quarter": 0.25, "half": 0.5, "one": 1.0, "two": 2.0}
     scalars |= {"one_and_epsilon": 1.0 + epsilon, "twice_epsilon": 2.0 * epsilon, "unit_variance": 1.0 - _UNIT_EPSILON}
     # Less than epsilon, and in float32 a number of half precision too, the least.
-    scalars |= {"least_excess": 0.5 * epsilon, "near_zero": _NEAR_ZERO[arithmetic]}
+    scalars |= {"least_excess": 0.5 * epsilon, "near_zero": _CLAMP_OF_TANH[arithmetic]}
     lines = [f"    {name} = Constant <value = {arithmetic} {{{value!r}}}> ()" for name, value in scalars.items()]
     return "\n".join(lines)

@@ -5,23 +5,21 @@ InstanceNormalNorm is GroupNormalNorm with one channel a group.
 
 from __future__ import annotations
 
-from nnorm_export.domain.bodies import UNIT_STATISTICS, per_channel_affine, with_rows
+from nnorm_export.domain.bodies import UNIT_STATISTICS, axes_of_rows, per_channel_affine
 from nnorm_export.domain.operator import Operator
-from nnorm_export.domain.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
+from nnorm_export.domain.rows import EPSILON_AND_DELTA, normal_norm_of_rows
 
-GROUP_NORMAL_NORM = Operator(
-    op_type="GroupNormalNorm",
-    parameters=("weight", "bias"),
-    is_frozen=False,
-    is_per_channel=True,
-    attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
-    # X becomes [samples, groups, elements in a group], by the shape [0, groups, elements]: 0 is the length of the same
-    # axis of X. (From a Concat ONNX Runtime makes [0, groups, -1], which it refuses for no samples.) The weight is
-    # brought into groups and back, so that a node whose groups do not divide the channels fails. With 0 groups the
-    # divisor is 1, and Reshape fails: some runtimes end the process where integers are divided by 0.
-    statements={
-        "": with_rows(
-            f"""
+
+def _statements(arithmetic: str) -> str:
+    """The body, whose rows are X as [samples, groups, elements in a group].
+
+    Reshape makes the rows by the shape [0, groups, elements], where 0 is the length of the same axis of X. (From a
+    Concat ONNX Runtime makes [0, groups, -1], which it refuses for no samples.) The weight is brought into groups and
+    back, so that a node whose groups do not divide the channels fails. With 0 groups the divisor is 1, and Reshape
+    fails: some runtimes end the process where integers are divided by 0.
+    """
+    return f"""
+{axes_of_rows(1)}
     shape = Shape (x)
     one_axis = Constant <value_ints = [1]> ()
     channels_and_spatial = Shape <start = 1> (x)
@@ -38,7 +36,7 @@ GROUP_NORMAL_NORM = Operator(
     third_length = Mul (group_extent, third)
     rows_shape = Add (second_length, third_length)
     rows = Reshape (x, rows_shape)
-{NORMAL_NORM_ROWS}
+{normal_norm_of_rows(1, arithmetic)}
     twice_psi_of_x = Reshape (twice_psi, shape)
     channels = Shape (weight)
     group_channels = Div (channels, divisor)
@@ -48,8 +46,14 @@ GROUP_NORMAL_NORM = Operator(
     half_weight = Mul (weight_of_channels, half)
 {UNIT_STATISTICS}
 {per_channel_affine("y", "twice_psi_of_x", "half_weight", "bias")}
-""",
-            axes=1,
-        )
-    },
+"""
+
+
+GROUP_NORMAL_NORM = Operator(
+    op_type="GroupNormalNorm",
+    parameters=("weight", "bias"),
+    is_frozen=False,
+    is_per_channel=True,
+    attributes={"num_groups": ("int", 1), **EPSILON_AND_DELTA},
+    statements={"": _statements},
 )

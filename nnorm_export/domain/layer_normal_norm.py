@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from nnorm_export.domain.bodies import with_rows
+from nnorm_export.domain.bodies import axes_of_rows
 from nnorm_export.domain.operator import Array, Operator
-from nnorm_export.domain.rows import EPSILON_AND_DELTA, NORMAL_NORM_ROWS
+from nnorm_export.domain.rows import EPSILON_AND_DELTA, normal_norm_of_rows
 
 MOST_AXES = 8
 
 
-def _statement(axes: int) -> str:
+def _statements(axes: int, arithmetic: str) -> str:
     """The body for a weight of this rank.
 
     The axes of X from `axis` on are the shape of weight, and so are the last ones: then `axis` is the rank's. A node
     whose weight does not fit X fails, in Reshape, instead of mixing the rows.
     (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
     """
-    return with_rows(
-        f"""
+    return f"""
+{axes_of_rows(axes)}
     shape = Shape (x)
     one_axis = Constant <value_ints = [1]> ()
     axis_scalar = Constant <value_int: int = @axis> ()
@@ -33,12 +34,10 @@ def _statement(axes: int) -> str:
     fitting_weight = Reshape <allowzero = 1> (weight_from_axis, last_shape)
     half_weight = Mul (fitting_weight, half)
     rows = Identity (x)
-{NORMAL_NORM_ROWS}
+{normal_norm_of_rows(axes, arithmetic)}
     weighted = Mul (twice_psi, half_weight)
     y = Add (weighted, bias)
-""",
-        axes,
-    )
+"""
 
 
 def variant(parameters: Mapping[str, Array | None]) -> str:
@@ -67,5 +66,5 @@ LAYER_NORMAL_NORM = Operator(
     is_per_channel=False,
     attributes={"axis": ("int", -1), **EPSILON_AND_DELTA},
     variant=variant,
-    statements={_name(axes): _statement(axes) for axes in range(1, MOST_AXES + 1)},
+    statements={_name(axes): partial(_statements, axes) for axes in range(1, MOST_AXES + 1)},
 )

@@ -47,9 +47,10 @@ class Operator:
     Attributes:
         op_type: the name of the ONNX node.
         parameters: the inputs after X, float32 (float64 in a float64 model).
-        statements: name of a body -> ONNX statements that compute y from the parameters and x, which is X in their
-            dtype; y is not yet rounded to the dtype of Y (:mod:`nnorm_export.domain.bodies`). The body without a name
-            is right for any parameters, if the runtime's functions have small relative errors.
+        statements: name of a body -> arithmetic (``float`` or ``double``) -> ONNX statements that compute y from the
+            parameters and x, which is X in their dtype; y is not yet rounded to the dtype of Y
+            (:mod:`nnorm_export.domain.bodies`). The body without a name is right for any parameters, if the runtime's
+            functions have small relative errors.
         variant: parameters and given attributes -> the name of the body for such a node; None stands for a parameter
             that is not a constant.
         is_frozen: whether statistics and λ are frozen into the parameters, so that an element of y depends on that
@@ -64,7 +65,7 @@ class Operator:
 
     op_type: str
     parameters: tuple[str, ...]
-    statements: Mapping[str, str]
+    statements: Mapping[str, Callable[[str], str]]
     is_frozen: bool
     is_per_channel: bool
     variant: Callable[[Mapping[str, Array | None]], str] = lambda _: ""
@@ -112,9 +113,9 @@ class Operator:
             y = step.compute(y) if step.operand is None else step.compute(y, next(rest))
         return y
 
-    def body(self, variant: str = "") -> str:
+    def body(self, arithmetic: str, variant: str = "") -> str:
         """ONNX statements that compute Y from the inputs."""
-        lines, y = [f"    x = {self.widened('X')}", self.statements[variant]], "y"
+        lines, y = [f"    x = {self.widened('X')}", self.statements[variant](arithmetic)], "y"
         for step in self.epilogue:
             inputs = [y]
             if step.operand is not None:
@@ -149,7 +150,8 @@ class Operator:
             overload: the name by which nodes call it. A model has one function for each operator and overload.
         """
         declarations = [f"{name}: {kind} = {default!r}" for name, (kind, default) in self.attributes.items()]
-        function = function_proto(self.op_type, self.inputs, declarations, self.body(variant), opset, arithmetic)
+        body = self.body(arithmetic, variant)
+        function = function_proto(self.op_type, self.inputs, declarations, body, opset, arithmetic)
         function.overload = overload
         return function
 

@@ -15,15 +15,16 @@ The channels are the axis 1 of X, or its last one (``axis = -1``), where ONNX Ru
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
 
-from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM, variant as variant_of_parameters
-from nnorm_export.domain.bodies import along_the_last_axis
+from nnorm_export.domain import batch_normal_norm
+from nnorm_export.domain.batch_normal_norm import BATCH_NORMAL_NORM
+from nnorm_export.domain.bodies import affine_along_the_last_axis, per_channel_affine
 from nnorm_export.domain.operator import Array, Operator
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
@@ -89,19 +90,19 @@ def _variant(values: Mapping[str, Array | None]) -> str:
     """The name of the body for a node with these parameters and attributes."""
     axis = values.get("axis")
     is_last = axis is not None and int(np.asarray(axis)) == -1
-    return _name(is_last, variant_of_parameters(values))
+    return _name(is_last, batch_normal_norm.variant(values))
 
 
 def _name(is_last: bool, of_parameters: str) -> str:
     return "_".join(filter(None, [CHANNELS_LAST if is_last else "", of_parameters]))
 
 
-def _statements(is_last: bool, of_parameters: str) -> str:
+def _statements(is_last: bool, of_parameters: str, arithmetic: str) -> str:
     """The body for one axis; with another it fails, in Reshape: a tool may have taken the body of another node for it.
 
     (Only a Constant may refer to an attribute: onnx's reference evaluator passes it to no other operator.)
     """
-    statements = re.sub(r"\bscale\b", "scale_of_axis", BATCH_NORMAL_NORM.statements[of_parameters])
+    affine = affine_along_the_last_axis if is_last else per_channel_affine
     return f"""
     axis_given = Constant <value_int: int = @axis> ()
     axis_of_body = Constant <value_int = {-1 if is_last else 1}> ()
@@ -110,7 +111,7 @@ def _statements(is_last: bool, of_parameters: str) -> str:
     channels = Shape (scale)
     channels_if_axis = Mul (channels, one_if_axis)
     scale_of_axis = Reshape <allowzero = 1> (scale, channels_if_axis)
-{along_the_last_axis(statements) if is_last else statements}"""
+{batch_normal_norm.statements(of_parameters, arithmetic, "scale_of_axis", affine)}"""
 
 
 QUANTIZED_BATCH_NORMAL_NORM = QuantizedOperator(
@@ -121,7 +122,7 @@ QUANTIZED_BATCH_NORMAL_NORM = QuantizedOperator(
     attributes={"axis": ("int", 1)},
     variant=_variant,
     statements={
-        _name(is_last, of_parameters): _statements(is_last, of_parameters)
+        _name(is_last, of_parameters): partial(_statements, is_last, of_parameters)
         for is_last in (False, True)
         for of_parameters in BATCH_NORMAL_NORM.statements
     },

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nnorm_export.domain.bodies import (
-    ESTIMATE_LMBDA,
     HALF_Z_OF_ROWS,
     MAGNITUDE,
-    POWER_TRANSFORM,
     QUARTER_EXPONENTS,
     RESOLVE_EXPONENTS,
     SIGNED_LOGARITHM,
-    STANDARDIZE_ROWS,
+    estimate_lmbda,
+    power_transform,
+    standardize_rows,
 )
 
 EPSILON_AND_DELTA = {"epsilon": ("float", 1e-5), "delta": ("float", 1e-5**0.5)}
@@ -29,17 +29,18 @@ _EPSILON_AND_DELTA_VALUES = "".join(
 )
 
 
-# h from rows of one sample set each, λ̂ and the exponents from h, and 2ψ(h); for with_rows().
-NORMAL_NORM_ROWS = "".join(
-    [
-        _EPSILON_AND_DELTA_VALUES,
-        STANDARDIZE_ROWS,
-        MAGNITUDE,
-        SIGNED_LOGARITHM,
-        ESTIMATE_LMBDA,
-        RESOLVE_EXPONENTS,
-        QUARTER_EXPONENTS,
-        HALF_Z_OF_ROWS,
-        POWER_TRANSFORM,
-    ]
-)
+def normal_norm_of_rows(axes: int, arithmetic: str) -> str:
+    """rows, of one sample set each -> h, λ̂ and the exponents from h, and twice_psi; needs ``axes_of_rows``."""
+    return "".join(
+        [
+            _EPSILON_AND_DELTA_VALUES,
+            standardize_rows(axes),
+            MAGNITUDE,
+            SIGNED_LOGARITHM,
+            estimate_lmbda(axes),
+            RESOLVE_EXPONENTS,
+            QUARTER_EXPONENTS,
+            HALF_Z_OF_ROWS,
+            power_transform(arithmetic),
+        ]
+    )

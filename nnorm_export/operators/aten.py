@@ -26,8 +26,8 @@ from torch import Tensor
 
 from nnorm_export.mathematics import gaussianization
 
-# An exponent of this size or less is near 0: divided by it, the error of exp(z) − 1, about 1e-7, is 1e-6 or more.
-NEAR_ZERO = 0.1
+# The greatest exponent that counts as near 0: divided by it, the error of exp(z) − 1, about 1e-7, is 1e-6 or more.
+EXPONENT_NEAR_ZERO = 0.1
 
 
 def power_transform(sign: Tensor, log: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ follow the kernels (``custom_ops/include/nnorm/mathematics.h``), step by step:
     log₂(1 + a) = n + log₂(1 + m), √½ − 1 ≤ m ≤ √2 − 1;   2^z − 1 = 2^n·(2^f − 1) + (2^n − 1), |f| ≤ ½
 
 ``custom_ops/scripts/fit_polynomials.py`` computes the coefficients; ``tests/custom_ops/test_polynomials.py`` compares
-them with the kernels'. A greater |h| than 2^126 counts as 2^126, and 2^z saturates at 2^128. In float64, whose speed
-does not matter here, log1p and exp are the library's.
+them and the least exponents with the kernels'. A greater |h| than 2^126 counts as 2^126, and 2^z saturates at 2^128.
+In float64, whose speed does not matter here, log1p and exp are the library's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from nnorm_export.mathematics import gaussianization
 
 _ONE, _SQRT_HALF, _MANTISSA = 0x3F800000, 0x3F3504F3, 23
 _LN2 = math.log(2.0)
-_LEAST_EXPONENT = {torch.float32: 2.0**-26, torch.float64: 2.0**-60}
+# An exponent of less magnitude is replaced by this one. It is Format::least_exponent of the kernels.
+LEAST_EXPONENT = {torch.float32: 2.0**-26, torch.float64: 2.0**-60}
 
 # log₂(1 + m) and 2^f − 1 without their constant term, lowest order first.
 LOG2_1P = (
@@ -94,7 +95,7 @@ def weighted_power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tens
 
 def _nonzero(exponent: Tensor) -> Tensor:
     """η, or an exponent so small that ψ(h) is the limit s·log(1 + |h|) if η is 0."""
-    least = _LEAST_EXPONENT[exponent.dtype]
+    least = LEAST_EXPONENT[exponent.dtype]
     # As a sum: Inductor folds constant parameters through no operator that makes a tensor, such as where's bound.
     return exponent + (exponent.abs() < least).to(exponent.dtype) * (least - exponent)
 

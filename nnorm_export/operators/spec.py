@@ -15,7 +15,7 @@ from torch import Tensor
 from nnorm_export.domain import Operator
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, layer_name
-from nnorm_export.operators.aten import NEAR_ZERO
+from nnorm_export.operators.aten import EXPONENT_NEAR_ZERO
 
 _OPSET = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 
@@ -101,7 +101,7 @@ class TracedOperator:
         A parameter whose values are not known is None.
         """
         exponents = [parameters[name] for name in self.frozen_exponents]
-        return any(values is None or bool((values.abs() <= NEAR_ZERO).any()) for values in exponents)
+        return any(values is None or bool((values.abs() <= EXPONENT_NEAR_ZERO).any()) for values in exponents)
 
 
 def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

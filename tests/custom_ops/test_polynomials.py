@@ -1,8 +1,9 @@
-"""The polynomials of Inductor's formulas are those of the kernels, which fit_polynomials.py fits."""
+"""The constants of Inductor's formulas are those of the kernels; fit_polynomials.py fits the polynomials."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +29,11 @@ def fit_polynomials() -> ModuleType:
 @pytest.mark.parametrize("function", COEFFICIENTS)
 def test_inductor_has_the_coefficients_of_the_kernels(function: str, fit_polynomials: ModuleType) -> None:
     np.testing.assert_array_equal(sorted(np.float32(COEFFICIENTS[function])), fit_polynomials.in_header(function))
+
+
+def test_inductor_has_the_least_exponents_of_the_kernels(fit_polynomials: ModuleType) -> None:
+    found = re.findall(r" least_exponent = (0x1p-\d+)", fit_polynomials.HEADER.read_text())
+    assert [float.fromhex(each) for each in found] == list(inductor.LEAST_EXPONENT.values())
 
 
 def test_the_script_fits_every_polynomial(fit_polynomials: ModuleType) -> None:

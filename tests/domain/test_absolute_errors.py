@@ -17,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from operator_cases import EPILOGUES
 
 from nnorm_export.domain import OPERATORS
-from nnorm_export.domain.batch_normal_norm import LEAST_EXPONENT, NEAR_ZERO
+from nnorm_export.domain.batch_normal_norm import LEAST_EXPONENT_OF_SHORT_BODY, NEAR_ZERO_BODY
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,7 +52,9 @@ def values_of(op_type: str, variant: str) -> tuple[dict[str, Array], Array]:
     lmbda = np.concatenate([[1.0], near, 2 - np.array(near), rng.uniform(-2, 4, 41)])
     weight = rng.uniform(-2, 2, len(lmbda))
     if not variant:  # the least exponents that it is used for, of either sign
-        lmbda = np.concatenate([np.linspace(0.125, 1.875, 20), [-0.125, 2.125, -1.0, 3.0], np.full(9, LEAST_EXPONENT)])
+        lmbda = np.concatenate(
+            [np.linspace(0.125, 1.875, 20), [-0.125, 2.125, -1.0, 3.0], np.full(9, LEAST_EXPONENT_OF_SHORT_BODY)]
+        )
         weight = np.concatenate([np.full(24, 2.0), np.linspace(-1, 1, 9)])
     wide = {"exponent_pos": lmbda, "exponent_neg": 2 - lmbda, "weight": weight}
     wide["bias"], wide["scale"] = rng.standard_normal((2, len(lmbda)))
@@ -151,7 +153,8 @@ def test_the_body_is_chosen_by_the_exponents_and_the_weight() -> None:
         given = {"exponent_pos": np.array([1.0, exponent]), "exponent_neg": np.array([1.0, 2 - exponent])}
         return OPERATORS["BatchNormalNorm"].variant({**given, "weight": np.array([1.0, weight])})
 
-    assert chosen(LEAST_EXPONENT, 1.0) == chosen(2 - LEAST_EXPONENT, -1.0) == chosen(-LEAST_EXPONENT, 0.0) == ""
-    assert chosen(0.06, 1.0) == chosen(1.94, 0.0) == chosen(0.5, 10.0) == chosen(np.nan, 1.0) == NEAR_ZERO
+    least = LEAST_EXPONENT_OF_SHORT_BODY
+    assert chosen(least, 1.0) == chosen(2 - least, -1.0) == chosen(-least, 0.0) == ""
+    assert chosen(0.06, 1.0) == chosen(1.94, 0.0) == chosen(0.5, 10.0) == chosen(np.nan, 1.0) == NEAR_ZERO_BODY
     unknown = {"exponent_pos": None, "exponent_neg": None, "weight": None}
-    assert OPERATORS["BatchNormalNorm"].variant(unknown) == NEAR_ZERO
+    assert OPERATORS["BatchNormalNorm"].variant(unknown) == NEAR_ZERO_BODY
