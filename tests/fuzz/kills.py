@@ -380,8 +380,8 @@ def main(kills: int, seed: int, folder: Path) -> int:
         print(f"| {case.name} | {case.kills} | {case.steps} |")
     print(
         f"\n{found.kills} kills, seed {seed}: the older file was in place {found.old} times, no folder {found.missing} "
-        f"times and the new one {found.kills - found.old - found.missing} times; mixed files {len(found.mixed)}, leftovers {len(found.leftovers)}; the "
-        f"reader looked {found.looks:,} times"
+        f"times and the new one {found.kills - found.old - found.missing} times; mixed files {len(found.mixed)}, "
+        f"leftovers {len(found.leftovers)}; the reader looked {found.looks:,} times"
     )
     print(*found.mixed[:20], *found.leftovers[:20], sep="\n")
     return int(bool(found.mixed or found.leftovers))
