@@ -71,7 +71,7 @@ TrustPickle = Annotated[
 ]
 ExternalData = Annotated[
     bool | None,
-    panels.file("--external-data/--no-external-data", "Keep the weights in FILE.data; by default those over 2 GiB."),
+    panels.file("--external-data/--no-external-data", "Keep the weights beside FILE; by default those over 2 GiB."),
 ]
 NoRun = Annotated[bool, panels.output("--no-run", "Do not open the file in its runtime.")]
 NoVerify = Annotated[bool, panels.output("--no-verify", "Write the file without comparing it.")]

@@ -130,14 +130,14 @@ def remove_unread(output: Path, unfinished: str) -> None:
     The models are ``output``, the ONNX files beside it, a copy of an older ``output`` for example, and the files that
     match the pattern ``unfinished``, which other writers are about to move.
     """
-    names = _weights_of(output, output.parent)
-    if names:
-        # In this order no model is missed that another machine moves meanwhile.
-        models = [*output.parent.glob(unfinished), *output.parent.glob("*.onnx"), output]
-        for name in names:
-            if not any(_may_refer(model, name) for model in models):
-                with suppress(OSError):  # the next writer tries again
-                    output.with_name(name).unlink()
+    if not (names := _weights_of(output, output.parent)):
+        return
+    # In this order no model is missed that another machine moves meanwhile.
+    models = [*output.parent.glob(unfinished), *output.parent.glob("*.onnx"), output]
+    for name in names:
+        if not any(_may_refer(model, name) for model in models):
+            with suppress(OSError):  # the next writer tries again
+                output.with_name(name).unlink()
 
 
 def _weights_of(output: Path, folder: Path) -> list[str]:

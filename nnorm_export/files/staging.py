@@ -7,6 +7,10 @@ killed or the power failed. A folder is replaced in two renames; see :func:`stag
 The temporary folder is called ``.<name>.nnorm-…``. Its writer holds the lock of a file in it, which ends with the
 process. The next writer of the same output removes the temporary folders whose lock is free, and weights that no model
 refers to. Where the file system has no locks, temporary folders of killed processes stay.
+
+Writers rename one after another, by the lock of the output's folder. On a network file system the lock of a file holds
+for all machines and that of a folder for one, so that two machines may replace the same *folder* at the same time, and
+one of them then reports an error.
 """
 
 from __future__ import annotations
@@ -46,8 +50,7 @@ def staged(output: Path) -> Iterator[Path]:
     """
     check_output(output)
     output = output.resolve()
-    with _temporary_folder(output) as temporary:
-        new = temporary / _NEW / output.name
+    with _temporary(output) as new:
         yield new
         with writing(output):
             flush_tree(new.parent)
@@ -89,23 +92,22 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     """
     _refuse_parent(output)
     output = output.resolve()
-    with _temporary_folder(output) as temporary:
-        new = temporary / _NEW / output.name
+    with _temporary(output) as new:
         new.mkdir()
         yield new
 
 
 @contextmanager
-def _temporary_folder(output: Path) -> Iterator[Path]:
-    """Yields a new folder beside ``output``, with a locked file and an empty folder; removes it after the block."""
+def _temporary(output: Path) -> Iterator[Path]:
+    """Yields a path of the output's name in a new temporary folder, which is removed after the block."""
     with contextlib.ExitStack() as stack:
-        with writing(output), locked(output.parent):  # what has no lock yet is no living writer's
+        with writing(output), locked(output.parent):  # no other writer sees the folder before its lock is held
             _remove_leftovers(output)
             folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
             stack.callback(_clean_up, folder, output)
             stack.enter_context(locked(folder / _LOCK, wait=False))
             (folder / _NEW).mkdir()
-        yield folder
+        yield folder / _NEW / output.name
 
 
 def _clean_up(folder: Path, output: Path) -> None:
@@ -115,11 +117,10 @@ def _clean_up(folder: Path, output: Path) -> None:
 
 
 def _remove_leftovers(output: Path) -> None:
-    """Removes what killed writers of ``output`` left, beside which no other folder begins a writer meanwhile."""
+    """Removes what killed writers of ``output`` left; the lock of its folder is held."""
     for folder in output.parent.glob(f"{glob.escape(_prefix(output))}*"):
-        # What this user may not remove stays, and so does a folder of the user with such a name.
-        with contextlib.suppress(OSError):
-            if not folder.is_symlink() and {_LOCK, _NEW, _OLD}.issuperset(os.listdir(folder)):
+        with contextlib.suppress(OSError):  # another user's stays
+            if not folder.is_symlink() and {_LOCK, _NEW, _OLD}.issuperset(os.listdir(folder)):  # else no writer made it
                 with locked(folder / _LOCK, wait=False) as is_free:
                     if is_free:
                         _remove(folder, output)

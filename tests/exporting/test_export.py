@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import json
 import subprocess
 import sys
@@ -302,7 +303,9 @@ def test_external_data(network: nn.Module, image: Tensor, tmp_path: Path) -> Non
     path = tmp_path / "model.onnx"
     report = export(network, image, path, external_data=True)
     assert report.parity
-    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    (data,) = tmp_path.glob("model.onnx.*.data")
+    assert data.name == f"model.onnx.{hashlib.sha256(data.read_bytes()).hexdigest()[:16]}.data"
+    assert set(tmp_path.iterdir()) == {path, data}
     inside = export(network, image, tmp_path / "inside.onnx").path
     for left, right in zip(load(path)(image.numpy()), load(inside)(image.numpy()), strict=True):
         np.testing.assert_array_equal(left, right)

@@ -329,10 +329,13 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link.onnx").symlink_to("a model")
     export(model, x, tmp_path / "link.onnx", verify=False)
     assert (tmp_path / "link.onnx").is_symlink()
-    (tmp_path / "link.onnx.data").mkdir()
-    (tmp_path / "a model.data").mkdir()
+    export(model, x, tmp_path / "link.onnx", external_data=True)
+    (data,) = tmp_path.glob("a model.*.data")
+    export(model, x, tmp_path / "link.onnx", verify=False)
+    assert not data.exists()
+    data.mkdir()
     before = (tmp_path / "a model").read_bytes()
-    with pytest.raises(ExportError, match=r"a model\.data is a folder"):
+    with pytest.raises(ExportError, match=r"Is a directory; nothing was written"):
         export(model, x, tmp_path / "link.onnx", external_data=True)
     assert (tmp_path / "a model").read_bytes() == before
 

@@ -47,6 +47,9 @@ X = torch.randn(4, 64)
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written")
     export(MODEL, X, folder / "net.onnx", external_data=True)
+    (data,) = folder.glob("net.onnx.*.data")
+    data.rename(folder / "net.onnx.data")  # the name that other tools give
+    _relocate(folder / "net.onnx", "net.onnx.data")
     assert verify(folder / "net.onnx", MODEL, X, certificate=folder / "net.parity")
     return folder
 

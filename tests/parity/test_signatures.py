@@ -82,9 +82,14 @@ def link_truth(release: Path) -> None:
     (release / "c" / "truth_2").symlink_to(release / "elsewhere", target_is_directory=True)
 
 
+def data_of(release: Path) -> Path:
+    (data,) = release.glob("m.onnx.*.data")
+    return data
+
+
 def move_boundary(release: Path) -> None:
     """The SHA-256 in a certificate is that of both files in a row, and stays the same."""
-    model, data = release / "m.onnx", release / "m.onnx.data"
+    model, data = release / "m.onnx", data_of(release)
     both = model.read_bytes() + data.read_bytes()
     assert len(both) > 200
     data.write_bytes(both[len(model.read_bytes()) + 1 :])
@@ -102,7 +107,7 @@ def sign_again_with_another_key(release: Path) -> None:
 
 def claim_another_digest(release: Path) -> None:
     """The signature is of other text than the one that it comes with."""
-    flip(release / "m.onnx.data")
+    flip(data_of(release))
     file = release / "c" / "model.sig"
     bundle = json.loads(file.read_text())
     payload = bundle["dsseEnvelope"]["payload"]
@@ -111,10 +116,10 @@ def claim_another_digest(release: Path) -> None:
 
 
 TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a weight": (lambda release: flip(release / "m.onnx.data"), r"Hash mismatch for 'm\.onnx\.data'"),
+    "a weight": (lambda release: flip(data_of(release)), r"Hash mismatch for 'm\.onnx\.\w+\.data'"),
     "the model": (lambda release: (release / "m.onnx").write_bytes(b"x"), r"Hash mismatch for 'm\.onnx'"),
     "where the weights begin": (move_boundary, r"Hash mismatch for 'm\.onnx'"),
-    "the weights removed": (lambda release: (release / "m.onnx.data").unlink(), r"m\.onnx\.data"),
+    "the weights removed": (lambda release: data_of(release).unlink(), r"m\.onnx\.\w+\.data"),
     "the truth": (lambda release: flip(release / "c/truth_0/output_0.pb"), "Hash mismatch for 'c/truth_0/output_0"),
     "a tolerance": (relax, r"Hash mismatch for 'c/certificate\.json'"),
     "a file added": (
@@ -192,10 +197,13 @@ def test_the_package_of_the_standard(signed: Path) -> None:
         return subprocess.run(command, cwd=release, capture_output=True, text=True, check=False)
 
     assert run(*verifying).returncode == 0
-    flip(release / "m.onnx.data")
+    flip(data_of(release))
     changed = run(*verifying)
-    assert (changed.returncode, "Hash mismatch for 'm.onnx.data'" in changed.stderr + changed.stdout) == (1, True)
-    flip(release / "m.onnx.data")
+    assert (changed.returncode, f"Hash mismatch for '{data_of(release).name}'" in changed.stderr + changed.stdout) == (
+        1,
+        True,
+    )
+    flip(data_of(release))
     (release / "c" / "model.sig").unlink()
     done = run("sign", "key", ".", "--signature", "c/model.sig", "--private_key", "../key.pem")
     assert done.returncode == 0, done.stderr

@@ -152,7 +152,8 @@ def test_versions_and_external_data(model: nn.Module, inputs: tuple[Tensor, Tens
     versions = [write_repository(path, tmp_path / "models").version for _ in range(2)]
     versions.append(write_repository(path, tmp_path / "models", version=7).version)
     assert versions == [1, 2, 7]
-    assert {file.name for file in (tmp_path / "models" / "net" / "7").iterdir()} == {"model.onnx", "net.onnx.data"}
+    (data,) = tmp_path.glob("net.onnx.*.data")
+    assert {file.name for file in (tmp_path / "models" / "net" / "7").iterdir()} == {"model.onnx", data.name}
     assert sorted(entry.name for entry in (tmp_path / "models" / "net").iterdir()) == ["1", "2", "7", "config.pbtxt"]
     assert verify(tmp_path / "models" / "net" / "7" / "model.onnx", model, inputs)
 
@@ -163,7 +164,8 @@ def test_external_data_outside_of_the_folder_is_not_copied(
 ) -> None:
     (tmp_path / "inside").mkdir()
     path = export(model, inputs, tmp_path / "inside" / "net.onnx", external_data=True).path
-    (tmp_path / "secret").write_bytes((tmp_path / "inside" / "net.onnx.data").read_bytes())
+    (data,) = (tmp_path / "inside").glob("net.onnx.*.data")
+    (tmp_path / "secret").write_bytes(data.read_bytes())
     proto = onnx.load(path, load_external_data=False)
     for tensor in proto.graph.initializer:
         for entry in tensor.external_data:
