@@ -15,7 +15,7 @@ if(NOT CMAKE_CXX_COMPILER)
     "The kernels for ONNX Runtime are C++ and are compiled during installation. Either\n"
     "  - install a compiler: 'apt install g++', 'dnf install gcc-c++' or 'xcode-select --install', or set "
     "the environment variable CXX to yours; or\n"
-    "  - install without the kernels, which are an optimisation: set the environment variable "
+    "  - install without the kernels, which are an optimization: set the environment variable "
     "NNORM_EXPORT_BUILD_LIBRARY=0 and install again.")
 endif()
 enable_language(CXX)
@@ -45,7 +45,7 @@ target_compile_options(nnorm_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${NNORM_WERROR}>:-Werror>>)
 if(NNORM_SANITIZE)
   set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
-  # -O1, after the build type's -O3: sanitized code is not vectorised anyway, and compiles in a quarter of the time. -g1 is
+  # -O1, after the build type's -O3: sanitized code is not vectorized anyway, and compiles in a quarter of the time. -g1 is
   # enough for the lines in a report.
   set(NNORM_SANITIZE_FLAGS -O1 -g1 -fno-omit-frame-pointer)
   target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitizers} ${NNORM_SANITIZE_FLAGS}>)
@@ -57,5 +57,5 @@ if(NNORM_COVERAGE)
   target_link_options(nnorm_options INTERFACE --coverage)
 endif()
 if(NNORM_SANITIZE OR NNORM_COVERAGE)
-  set(NNORM_INSTRUMENTED ON) # the code is not vectorised, and slower
+  set(NNORM_INSTRUMENTED ON) # the code is not vectorized, and slower
 endif()

@@ -87,7 +87,7 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   string(REGEX REPLACE "^nnorm::" "" name "nnorm_cuda_${type}")
   string(REPLACE "::" "_" name "${name}")
   add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
-  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
+  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_INSTRUCTION_SET=cuda)
   target_compile_features(${name} PRIVATE cuda_std_17)
   # -fmad=false: as in Compiler.cmake, nothing is fused but what the formulas fuse.
   target_compile_options(${name} PRIVATE -fmad=false $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)

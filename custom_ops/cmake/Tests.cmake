@@ -1,6 +1,6 @@
 # Every tests/test_*.cpp is a program that exits with 0 if its tests pass. The programs link the CPU kernels and the CUDA
-# kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/*_target.cpp is compiled once for
-# each instruction set, with the kernels' flags, and linked into all programs.
+# kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/mathematics_table.cpp is
+# compiled once for each instruction set, with the kernels' flags, and linked into all programs.
 
 # The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and the functions that their callers need.
 add_library(nnorm_cuda_on_host_options INTERFACE)
@@ -20,17 +20,16 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_sources(nnorm_cuda_on_host INTERFACE $<TARGET_OBJECTS:${name}>)
 endforeach()
 
-file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
-add_library(nnorm_test_targets INTERFACE)
+add_library(nnorm_mathematics_tables INTERFACE)
 foreach(name avx512 avx2 neon baseline)
   if(TARGET nnorm_kernels_${name})
     get_target_property(flags nnorm_kernels_${name} COMPILE_OPTIONS)
-    add_library(nnorm_test_${name} OBJECT ${target_sources})
-    target_compile_definitions(nnorm_test_${name} PRIVATE NNORM_TARGET=${name}_test)
-    target_compile_options(nnorm_test_${name} PRIVATE ${flags})
-    target_include_directories(nnorm_test_${name} PRIVATE include cpu)
-    target_link_libraries(nnorm_test_${name} PRIVATE nnorm_options)
-    target_sources(nnorm_test_targets INTERFACE $<TARGET_OBJECTS:nnorm_test_${name}>)
+    add_library(nnorm_mathematics_${name} OBJECT tests/mathematics_table.cpp)
+    target_compile_definitions(nnorm_mathematics_${name} PRIVATE NNORM_INSTRUCTION_SET=${name}_test)
+    target_compile_options(nnorm_mathematics_${name} PRIVATE ${flags})
+    target_include_directories(nnorm_mathematics_${name} PRIVATE include cpu)
+    target_link_libraries(nnorm_mathematics_${name} PRIVATE nnorm_options)
+    target_sources(nnorm_mathematics_tables INTERFACE $<TARGET_OBJECTS:nnorm_mathematics_${name}>)
   endif()
 endforeach()
 
@@ -64,7 +63,7 @@ foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE
-    nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
+    nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_mathematics_tables onnxruntime_headers ${CMAKE_DL_LIBS})
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\"")
   add_dependencies(${name} nnorm_ort)
   set(arguments)
@@ -185,7 +184,7 @@ if(TARGET nnorm_cuda_kernels)
     cmake_path(GET source STEM name)
     add_executable(${name} "${source}")
     target_compile_features(${name} PRIVATE cuda_std_17)
-    target_compile_definitions(${name} PRIVATE NNORM_TARGET=cuda)
+    target_compile_definitions(${name} PRIVATE NNORM_INSTRUCTION_SET=cuda)
     target_include_directories(${name} PRIVATE tests)
     target_link_libraries(${name} PRIVATE nnorm_cuda_kernels nnorm_kernels ${CMAKE_DL_LIBS})
     if(TARGET nnorm_trt)
@@ -202,7 +201,7 @@ if(TARGET nnorm_cuda_kernels)
   # make bench-gpu runs it; it is not a test.
   add_executable(bench_kernels_gpu "${CMAKE_CURRENT_SOURCE_DIR}/../benchmarks/gpu/kernels.cu")
   target_compile_features(bench_kernels_gpu PRIVATE cuda_std_17)
-  target_compile_definitions(bench_kernels_gpu PRIVATE NNORM_TARGET=cuda)
+  target_compile_definitions(bench_kernels_gpu PRIVATE NNORM_INSTRUCTION_SET=cuda)
   target_link_libraries(bench_kernels_gpu PRIVATE nnorm_cuda_kernels)
   set_target_properties(bench_kernels_gpu PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}")
 elseif(NOT NNORM_SANITIZE)

@@ -8,7 +8,7 @@
 set(CMAKE_SYSTEM_NAME Linux)
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${NNORM_ZIG_TARGET}")
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES NNORM_ZIG NNORM_ZIG_TARGET)
-set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # Zig would compile its libraries without optimisation too, to link them
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # Zig would compile its libraries without optimization too, to link them
 # Zig's libraries have debugging symbols, and this machine's strip may not know the other processor.
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
 set(folder "${CMAKE_BINARY_DIR}/zig")

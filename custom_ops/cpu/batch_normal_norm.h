@@ -10,7 +10,7 @@
 #include "prefetch.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 constexpr size_t tile = 256;
 // How many elements before they are read. One tile and two are best in the third-level cache and beyond (of 1, 2, 4, 8 and 16,
@@ -178,5 +178,5 @@ void prepare_channels(const Real* const parameters[6], size_t channels, size_t r
   }
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -13,7 +13,7 @@
 #include "nnorm/number_types.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // Whether tiles of T are better converted as a whole, before and after the arithmetic.
 template <class T>
@@ -86,5 +86,5 @@ NNORM_INLINE void narrow_tile(const Arithmetic<T>* wide, size_t n, T* y) {
   for (size_t i = 0; i < n; ++i) narrow(wide[i], y[i]);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -15,7 +15,7 @@
 #include "sum_of_tile.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 constexpr size_t kept = 4096;
 constexpr size_t rows_together = 8;
@@ -262,5 +262,5 @@ void layer_group_normal_norm(const RowProblem<T>& work, size_t begin, size_t end
     run_rows(work, row, last - row < together ? last - row : together, buffers);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

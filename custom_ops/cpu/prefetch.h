@@ -6,7 +6,7 @@
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // Caches, as __builtin_prefetch numbers them. The second waits for more lines at a time: for many that are in the main memory.
 enum CacheLevel { second_level = 2, first_level = 3 };
@@ -17,5 +17,5 @@ NNORM_INLINE void prefetch(const T* x, size_t n) {
   for (size_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(x + i, 0, cache);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -16,7 +16,7 @@
 #include "processor.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // n elements of one channel.
 NNORM_INLINE void look_up_each(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
@@ -373,5 +373,5 @@ inline QuantizedKernels quantized_kernels() {
   return {"", &quantized_table<PlainLookUp>, &quantized_sum};
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

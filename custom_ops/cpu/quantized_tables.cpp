@@ -35,7 +35,7 @@ std::vector<double> steps_of(const QuantizedNorm& norm) {
   // As DequantizeLinear computes it, rounded to float32.
   for (size_t i = 0; i < size; ++i)
     x[i] = double(float(norm.x.element(i % entries) - norm.x.zero_point) * norm.x.scale);
-  const KernelTable<double>& kernels = best_target().table<double>();
+  const KernelTable<double>& kernels = best_instruction_set().table<double>();
   kernels.prepare_channels(problem.parameters, channels, 1, prepared.data());
   ChannelWork<double> work{};
   work.x = x.data();

@@ -5,7 +5,7 @@
 #include "layer_group_normal_norm.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
 NNORM_INLINE RowState<Real> state_of(const SharedRow<Real>& row) {
@@ -90,5 +90,5 @@ void end_of_phase(const SharedRows<T>& work) {
   }
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

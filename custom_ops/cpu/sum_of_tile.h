@@ -4,7 +4,7 @@
 #include "nnorm/row_statistics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // The sums are held in `most_registers` at a time; more would leave too few for the terms.
 #if defined(__AVX512F__)
@@ -125,5 +125,5 @@ NNORM_INLINE void sum_of_tile(size_t n, Real (&sums)[count], const Add& add) {
   for (size_t s = 0; s < count; ++s) sums[s] = sum[s];
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -1,7 +1,7 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
 // There are two kernels because a thread pays two divisions to prepare a channel. In `_rows` a warp computes a piece of one
-// channel's extent. In `_columns` a thread computes neighbouring positions of a sample, each with its own channel, in many
+// channel's extent. In `_columns` a thread computes neighboring positions of a sample, each with its own channel, in many
 // samples. run() chooses one of them.
 #pragma once
 
@@ -120,7 +120,7 @@ struct ChannelColumns {
   T* y;
   ChannelParameters<Arithmetic<T>> parameters;
   size_t rows, columns;  // columns in accesses
-  size_t extent;         // neighbouring positions of one channel
+  size_t extent;         // neighboring positions of one channel
   size_t channels;       // further channels are padding
   unsigned span;         // columns of a block
 };

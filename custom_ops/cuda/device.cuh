@@ -34,7 +34,7 @@ constexpr bool computed_by_device = std::is_same_v<T, Float16> || std::is_same_v
 template <class T>
 using Evaluation = std::conditional_t<computed_by_device<T>, ForHalf, Accurate>;
 
-// Neighbouring elements that one instruction reads or writes.
+// Neighboring elements that one instruction reads or writes.
 template <class T, int width>
 struct alignas(sizeof(T) * width) Access {
   T values[width];

@@ -23,7 +23,7 @@ struct Rows {
   const Real* bias;
   size_t rows, period;
   unsigned row_length;
-  unsigned run;         // neighbouring elements that share one weight
+  unsigned run;         // neighboring elements that share one weight
   Divisor run_divisor;  // by `run`
   bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x
   Real epsilon, delta;
@@ -31,7 +31,7 @@ struct Rows {
   Real bounded_exponent;  // see the function bounded_exponent()
 };
 
-// `count` neighbouring numbers, in accesses of 16 bytes or fewer.
+// `count` neighboring numbers, in accesses of 16 bytes or fewer.
 template <int count, class Real>
 NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   constexpr int width = count < widest<Real> ? count : widest<Real>;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
     Log2<Real> log[values];
     Real sums[4];
     sums_of_row(Turn<2>(), sums, [&](int i, Real* part) {
-      h[i] = standardize.of_centred(h[i]);
+      h[i] = standardize.of_centered(h[i]);
       log[i] = Evaluation<T>::log2_1p(magnitude(h[i]));
       add_lmbda_terms(h[i], std::fabs(h[i]), log[i], part[0], part[1], part[2], part[3]);
     });
@@ -297,7 +297,7 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   return launch(&layer_group_normal_norm_long_rows<false, whole, T>, blocks, long_row_threads, stream, work);
 }
 
-// The greatest exponent with which no value of a row of this length brings 2^z to its limits. A standardised value is at
+// The greatest exponent with which no value of a row of this length brings 2^z to its limits. A standardized value is at
 // most the root of the row's length; twice as much leaves room for rounding, unless the row's variance is all rounding.
 template <class Real>
 Real bounded_exponent(size_t row_length) {

@@ -6,7 +6,7 @@
 
 namespace nnorm::cuda {
 
-// What a thread has of a tile: it reads `accesses` times `width` neighbours. Neighbour j belongs to sum j mod `places`, in the
+// What a thread has of a tile: it reads `accesses` times `width` neighbors. Neighbor j belongs to sum j mod `places`, in the
 // order of nnorm/row_statistics.h. Only where the device's instructions compute ψ a thread has one sum and reads 16 bytes at a
 // time: this takes fewer instructions, and ForHalf gives other bits than the arithmetic of a CPU in any order.
 template <class T>
@@ -57,7 +57,7 @@ NNORM_DEVICE void store_part(T* to, const Access<T, Tile<T>::width>& access, uns
   }
 }
 
-// The neighbouring lanes that have the same sum after sum_over_warp().
+// The neighboring lanes that have the same sum after sum_over_warp().
 template <int count>
 constexpr unsigned lanes_of_sum = warp_size / unsigned(count);
 

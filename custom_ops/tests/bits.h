@@ -10,7 +10,7 @@ namespace nnorm_test {
 
 using nnorm::ChannelWork;
 using nnorm::Sharing;
-using nnorm::Target;
+using nnorm::InstructionSet;
 
 template <class T>
 bool is_nan(T value) {
@@ -99,10 +99,10 @@ struct Layout {
 };
 
 template <class T>
-std::vector<T> batch_normal_norm(const Target& target, const Layout& layout, nnorm::Epilogue epilogue,
+std::vector<T> batch_normal_norm(const InstructionSet& set, const Layout& layout, nnorm::Epilogue epilogue,
                                  const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x,
                                  const std::vector<T>& residual) {
-  const nnorm::KernelTable<T>& kernels = target.table<T>();
+  const nnorm::KernelTable<T>& kernels = set.table<T>();
   std::vector<Arithmetic<T>> table(size_t(nnorm::ChannelField::count) * layout.channels);
   kernels.prepare_channels(p.pointers().data(), layout.channels, 1, table.data());
   const std::vector<T> x_there = layout.from_rows(x), residual_there = layout.from_rows(residual);
@@ -128,10 +128,10 @@ std::vector<T> batch_normal_norm(const Target& target, const Layout& layout, nno
 }
 
 template <class T>
-std::vector<T> layer_group_normal_norm(const Target& target, const Rows<T>& problem, const std::vector<T>& x) {
+std::vector<T> layer_group_normal_norm(const InstructionSet& set, const Rows<T>& problem, const std::vector<T>& x) {
   std::vector<T> y(x.size());
   const RowProblem<T> work = problem.work(x.data(), y.data());
-  target.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
+  set.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
   return y;
 }
 

@@ -51,24 +51,24 @@ class ErrorTable {
   // `tightness`: the worst error of a function on all instruction sets must be at least this fraction of its bound.
   explicit ErrorTable(double tightness) : tightness_(tightness) {}
 
-  void add(const std::string& function, double bound, const std::string& target, const Worst& worst) {
+  void add(const std::string& function, double bound, const std::string& instruction_set, const Worst& worst) {
     if (!rows_.count(function)) order_.push_back(function);
     Row& row = rows_[function];
     row.bound = bound;
-    row.columns.emplace_back(target, worst);
+    row.columns.emplace_back(instruction_set, worst);
   }
 
   void print_and_check() const {
     for (const std::string& function : order_) {
       std::printf("%-44s bound %-9.3g", function.c_str(), rows_.at(function).bound);
-      for (const auto& [target, worst] : rows_.at(function).columns)
-        std::printf(" %s %-9.3g", target.c_str(), worst.error);
+      for (const auto& [instruction_set, worst] : rows_.at(function).columns)
+        std::printf(" %s %-9.3g", instruction_set.c_str(), worst.error);
       std::printf("\n");
     }
     for (const auto& [function, row] : rows_) {
       double greatest = 0;
-      for (const auto& [target, worst] : row.columns) {
-        CHECK(worst.error <= row.bound, "%s on %s errs by %.6g at (%.17g, %.17g)", function.c_str(), target.c_str(),
+      for (const auto& [instruction_set, worst] : row.columns) {
+        CHECK(worst.error <= row.bound, "%s on %s errs by %.6g at (%.17g, %.17g)", function.c_str(), instruction_set.c_str(),
               worst.error, worst.first, worst.second);
         greatest = worst.error > greatest ? worst.error : greatest;
       }

@@ -62,7 +62,7 @@ Wide true_slope(Wide h, Wide eta) {
   return std::exp((eta - 1) * std::log1p(std::fabs(h)));
 }
 
-// λ̂ of standardised values (NN eq. 5–15); its divisor L″ + δ; and its condition: the factor between the error of λ̂ and the
+// λ̂ of standardized values (NN eq. 5–15); its divisor L″ + δ; and its condition: the factor between the error of λ̂ and the
 // errors of its terms relative to their sizes before they cancel.
 template <class Wide>
 struct TrueLmbda {

@@ -4,7 +4,7 @@
 
 #include "channels.h"
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 
 namespace nnorm_test {
 namespace {
@@ -54,10 +54,10 @@ std::vector<Geometry> geometries() {
 enum class Place { apart, over_x, over_residual };
 
 template <class T>
-std::vector<T> run(const Available& target, const Geometry& geometry, const EpilogueFacts& facts,
+std::vector<T> run(const AvailableInstructionSet& set, const Geometry& geometry, const EpilogueFacts& facts,
                    const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x, const std::vector<T>& residual,
                    Place place, size_t offset, Order order, Random& random) {
-  const nnorm::KernelTable<T>& kernels = target.kernels->template table<T>();
+  const nnorm::KernelTable<T>& kernels = set.kernels->template table<T>();
   const size_t width = geometry.channels() * geometry.repeat;
   std::vector<Arithmetic<T>> table(size_t(nnorm::ChannelField::count) * width);
   kernels.prepare_channels(p.pointers().data(), geometry.channels(), geometry.repeat, table.data());
@@ -78,15 +78,15 @@ std::vector<T> run(const Available& target, const Geometry& geometry, const Epil
   work.sharing = geometry.sharing;
   work.epilogue = facts.epilogue;
   run_items(kernels.batch_normal_norm, work, order, random);
-  CHECK(y.guards_hold(), "%s %s, %s: written outside y", target.name, NameOf<T>::value, geometry.name().c_str());
+  CHECK(y.guards_hold(), "%s %s, %s: written outside y", set.name, NameOf<T>::value, geometry.name().c_str());
   return y.values();
 }
 
 template <class T>
-void test_type(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+void test_type(const std::vector<AvailableInstructionSet>& sets, ErrorTable& errors, double bound) {
   using Real = Arithmetic<T>;
   Random random(1);
-  std::vector<Worst> worst(targets.size());
+  std::vector<Worst> worst(sets.size());
   for (const Geometry& geometry : geometries())
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       const size_t n = geometry.size();
@@ -99,12 +99,13 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
       std::vector<Wider<T>> truth, size;
       expected([&](size_t i) { return geometry.channel_of(i); }, facts, p, widened_all(x), widened_all(residual), truth, size);
 
-      for (size_t k = 0; k < targets.size(); ++k) {
-        const Available& target = targets[k];
+      for (size_t k = 0; k < sets.size(); ++k) {
+        const AvailableInstructionSet& set = sets[k];
         const auto again = [&](Place place, size_t offset, Order order) {
-          return run<T>(target, geometry, facts, p, x, residual, place, offset, order, random);
+          return run<T>(set, geometry, facts, p, x, residual, place, offset, order, random);
         };
-        const std::string name = std::string(target.name) + " " + NameOf<T>::value + ", " + facts.operator_name + ", " + geometry.name();
+        const std::string name =
+            std::string(set.name) + " " + NameOf<T>::value + ", " + facts.operator_name + ", " + geometry.name();
         const std::vector<T> y = again(Place::apart, 0, Order::at_once);
         CHECK(same_bits(y, again(Place::apart, 1, Order::shuffled)), "%s: one by one, unaligned", name.c_str());
         // In place, an item that ran twice would transform x twice.
@@ -113,7 +114,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
           CHECK(same_bits(y, again(Place::over_residual, 3, Order::shuffled)), "%s: over the residual", name.c_str());
 
         // The result of a narrow type is that of the float kernel, rounded once; the error is measured before rounding.
-        const std::vector<Real> exact = run<Real>(target, geometry, facts, p, widened_all(x), widened_all(residual),
+        const std::vector<Real> exact = run<Real>(set, geometry, facts, p, widened_all(x), widened_all(residual),
                                                   Place::apart, 0, Order::at_once, random);
         for (size_t i = 0; i < n; ++i) {
           T rounded;
@@ -130,8 +131,8 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
         }
       }
     }
-  for (size_t k = 0; k < targets.size(); ++k)
-    errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+  for (size_t k = 0; k < sets.size(); ++k)
+    errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, sets[k].name, worst[k]);
 }
 
 }  // namespace
@@ -139,12 +140,12 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
 
 int main() {
   using namespace nnorm_test;
-  const std::vector<Available> targets = available_targets();
+  const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
   ErrorTable errors(0.4);  // several roundings are seldom all at their worst
-  test_type<float>(targets, errors, 3e-7);
-  test_type<nnorm::Float16>(targets, errors, 3e-7);
-  test_type<nnorm::BFloat16>(targets, errors, 3e-7);
-  if (have_truth_for_double) test_type<double>(targets, errors, 5e-16);
+  test_type<float>(sets, errors, 3e-7);
+  test_type<nnorm::Float16>(sets, errors, 3e-7);
+  test_type<nnorm::BFloat16>(sets, errors, 3e-7);
+  if (have_truth_for_double) test_type<double>(sets, errors, 5e-16);
   errors.print_and_check();
   return finish();
 }

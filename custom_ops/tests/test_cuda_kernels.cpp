@@ -209,7 +209,7 @@ void test_steep_rows(Halves halves) {
   CHECK(at_limits > 1000, "%s: only %u elements reach the limits of 2^z", NameOf<T>::value, at_limits);
 }
 
-// Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbours are unaffected.
+// Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbors are unaffected.
 template <class T>
 void test_bad_rows(Halves halves) {
   Random random(3);

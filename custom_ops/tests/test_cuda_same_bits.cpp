@@ -85,7 +85,8 @@ Difference of_channels(size_t values, Halves halves) {
                                         : nnorm::cuda::run(problem, stream(), same_bits);
       CHECK(error == cudaSuccess, "%s %s", NameOf<T>::value, facts.operator_name);
       y_on.fetch(y);
-      difference.add(batch_normal_norm<T>(nnorm::best_target(), rows, facts.epilogue, p, x, residual), layout.to_rows(y.values()));
+      difference.add(batch_normal_norm<T>(nnorm::best_instruction_set(), rows, facts.epilogue, p, x, residual),
+                     layout.to_rows(y.values()));
     }
   }
   return difference;
@@ -131,7 +132,7 @@ Difference of_rows(size_t values, Halves halves) {
     const Room room(random.below(2));
     CHECK(nnorm::cuda::run(work, stream(), halves == Halves::same_bits) == cudaSuccess, "%s", NameOf<T>::value);
     y_on.fetch(y);
-    difference.add(layer_group_normal_norm(nnorm::best_target(), problem, problem.x), y.values());
+    difference.add(layer_group_normal_norm(nnorm::best_instruction_set(), problem, problem.x), y.values());
   }
   return difference;
 }

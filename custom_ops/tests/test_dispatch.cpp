@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "processor.h"
-#include "targets.h"
+#include "instruction_sets.h"
 
 namespace nnorm_test {
 namespace {
@@ -30,8 +30,8 @@ std::string chosen(const std::set<std::string>& having) {
   features = having;
   std::string names;
   const nnorm::Available available;
-  for (const nnorm::Target* const* target = available.list; *target != nullptr; ++target)
-    names += std::string((*target)->name) + " ";
+  for (const nnorm::InstructionSet* const* next = available.list; *next != nullptr; ++next)
+    names += std::string((*next)->name) + " ";
   return names;
 }
 

@@ -6,7 +6,7 @@
 #include "nnorm/problems.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
 struct Channel {
@@ -39,5 +39,5 @@ NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, cons
   return Formula<epilogue>::apply(fused(gain, grown, channel.bias), residual);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -35,7 +35,7 @@ inline constexpr EpilogueFacts epilogues[] = {NNORM_FOR_EACH_EPILOGUE(NNORM_FACT
 template <Epilogue epilogue>
 constexpr bool takes_residual = epilogues[size_t(epilogue)].takes_residual;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // max(y, 0); NaN stays NaN.
 template <class Real>
@@ -77,5 +77,5 @@ void with_epilogue(Epilogue epilogue, F f) {
   }
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

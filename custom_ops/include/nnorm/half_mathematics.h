@@ -11,7 +11,7 @@
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 #if defined(__CUDA_ARCH__)
 NNORM_INLINE float quick_log2(float x) {
@@ -56,5 +56,5 @@ struct ForHalf {
   static NNORM_INLINE float quotient(float a, float b) { return quick_quotient(a, b); }
 };
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -70,12 +70,12 @@ struct KernelTable {
 };
 
 struct QuantizedKernels {
-  const char* extension;  // what they need of the processor beyond the target: avx512vbmi, or nothing
+  const char* extension;  // what they need of the processor beyond the instruction set: avx512vbmi, or nothing
   void (*table)(const QuantizedWork& work, size_t begin, size_t end);  // for a table of bytes
   void (*sum)(const QuantizedWork& work, size_t begin, size_t end);    // for one of steps, with a residual
 };
 
-struct Target {
+struct InstructionSet {
   const char* name;  // avx512, avx2, neon, baseline
   KernelTable<float> float32;
   KernelTable<double> float64;
@@ -88,26 +88,26 @@ struct Target {
 };
 
 template <>
-inline const KernelTable<float>& Target::table<float>() const {
+inline const KernelTable<float>& InstructionSet::table<float>() const {
   return float32;
 }
 template <>
-inline const KernelTable<double>& Target::table<double>() const {
+inline const KernelTable<double>& InstructionSet::table<double>() const {
   return float64;
 }
 template <>
-inline const KernelTable<Float16>& Target::table<Float16>() const {
+inline const KernelTable<Float16>& InstructionSet::table<Float16>() const {
   return float16;
 }
 template <>
-inline const KernelTable<BFloat16>& Target::table<BFloat16>() const {
+inline const KernelTable<BFloat16>& InstructionSet::table<BFloat16>() const {
   return bfloat16;
 }
 
 // The kernels for the instruction sets that this library was built for and this machine has, fastest first; the last
 // element is nullptr.
-const Target* const* targets();
+const InstructionSet* const* instruction_sets();
 
-inline const Target& best_target() { return **targets(); }
+inline const InstructionSet& best_instruction_set() { return **instruction_sets(); }
 
 }  // namespace nnorm

@@ -19,7 +19,7 @@
 // If |h·η| is near the smallest normal number, the error is less than 2·(1 + output_divisor/|η|) times the smallest
 // denormal number.
 //
-// Everything is a template of the arithmetic type, float or double, written so that compilers vectorise it and nvcc
+// Everything is a template of the arithmetic type, float or double, written so that compilers vectorize it and nvcc
 // compiles it for devices. Every bound that is stated here is enforced: that of ψ by tests/test_psi.cpp, the others by
 // tests/test_mathematics.cpp. The error of a result that is not a normal number is relative to the smallest normal number.
 #pragma once
@@ -36,7 +36,7 @@
 #define NNORM_INLINE inline __attribute__((always_inline))
 #endif
 
-// Before a loop with a constant number of steps. GCC unrolls such a loop too late to vectorise the loop around it otherwise.
+// Before a loop with a constant number of steps. GCC unrolls such a loop too late to vectorize the loop around it otherwise.
 #if defined(__CUDACC__)
 #define NNORM_UNROLL _Pragma("unroll")
 #else
@@ -45,8 +45,8 @@
 
 // One source is compiled for several instruction sets into one library. Each has its own namespace, so that the linker
 // never uses code of an instruction set that the machine lacks.
-#ifndef NNORM_TARGET
-#define NNORM_TARGET portable
+#ifndef NNORM_INSTRUCTION_SET
+#define NNORM_INSTRUCTION_SET portable
 #endif
 
 namespace nnorm {
@@ -62,7 +62,7 @@ struct Bounds {
 extern const Bounds<float> bounds_of_float;
 extern const Bounds<double> bounds_of_double;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
 struct Format;
@@ -273,15 +273,15 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
 
 // The two functions above and division as a type, so that templates can use ForHalf (half_mathematics.h) instead.
 struct Accurate {
-  static constexpr int output_divisor = NNORM_TARGET::output_divisor<int>;
+  static constexpr int output_divisor = NNORM_INSTRUCTION_SET::output_divisor<int>;
 
   template <class Real>
   static NNORM_INLINE Log2<Real> log2_1p(Real a) {
-    return NNORM_TARGET::log2_1p(a);
+    return NNORM_INSTRUCTION_SET::log2_1p(a);
   }
   template <bool bounded = false, class Real>
   static NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
-    return NNORM_TARGET::exp2_m1<bounded>(log, eta);
+    return NNORM_INSTRUCTION_SET::exp2_m1<bounded>(log, eta);
   }
   template <class Real>
   static NNORM_INLINE Real quotient(Real a, Real b) {
@@ -361,5 +361,5 @@ NNORM_INLINE Exponents<Real> resolve_exponents(Real lmbda, Real delta) {
   return {shifted_exponent(lmbda, delta), shifted_exponent(Real(2) - lmbda, delta)};
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

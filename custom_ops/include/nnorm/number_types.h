@@ -30,7 +30,7 @@ struct ArithmeticOf<double> {
 template <class T>
 using Arithmetic = typename ArithmeticOf<T>::type;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 NNORM_INLINE float widened(float value) { return value; }
 NNORM_INLINE double widened(double value) { return value; }
@@ -41,7 +41,7 @@ NNORM_INLINE float widened(Float16 value) {
   float result;
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
   return result;
-#else  // integer arithmetic and one exact subtraction: every compiler vectorises it, and flushing denormals does not change it
+#else  // integer arithmetic and one exact subtraction: every compiler vectorizes it, and flushing denormals does not change it
   const uint32_t magnitude = uint32_t(value.bits & 0x7fffu) << 13;
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
   const uint32_t normal = magnitude + (magnitude >= 0x0f800000u ? 0x70000000u : 0x38000000u);  // infinity and NaN, or a finite number
@@ -79,5 +79,5 @@ NNORM_INLINE void narrow(float value, Float16& result) {
 #endif
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -38,7 +38,7 @@ struct RowProblem {
   const Real* bias;
   size_t rows, row_length;
   size_t period;  // rows after which weight and bias repeat
-  size_t run;     // neighbouring elements that share one weight
+  size_t run;     // neighboring elements that share one weight
   double epsilon, delta;
 
   bool empty() const { return rows == 0 || row_length == 0; }

@@ -92,7 +92,7 @@ struct QuantizedWork {
 // As elements_per_item of nnorm/kernels.h, for kernels that are 10 to 20 times as fast.
 constexpr size_t bytes_per_item = 16384;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // How a tensor with its channels last is divided: into columns of at most 64 channels, whose tables stay in the first-level
 // cache, and those into rows. Of few channels a row is as many samples as fit into 64.
@@ -132,6 +132,6 @@ NNORM_INLINE size_t count_items(const QuantizedWork& work) {
   return (work.samples + item.samples - 1) / item.samples * item.across;
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 
 }  // namespace nnorm

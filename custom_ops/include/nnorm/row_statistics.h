@@ -4,8 +4,8 @@
 // Sums of floating-point numbers depend on their order, so it is one everywhere: that of the warps of a GPU, which a CPU can
 // follow with vectors.
 //
-// - A row is cut into tiles of 1024 elements. A tile is read by 32 lanes in turn, two neighbours each, 16 times. Each lane
-//   adds what it reads to two sums, one for the first neighbours and one for the second, in order, beginning with 0.
+// - A row is cut into tiles of 1024 elements. A tile is read by 32 lanes in turn, two neighbors each, 16 times. Each lane
+//   adds what it reads to two sums, one for the first neighbors and one for the second, in order, beginning with 0.
 // - These 64 sums, lane by lane, are added in halves: the upper half to the lower half, until one is left.
 // - Tile i belongs to chain i mod 16. A chain adds its tiles in order and keeps what the roundings lost (ChainSum). The chains
 //   are added in halves.
@@ -23,7 +23,7 @@ constexpr size_t tile_lanes = 32;
 constexpr size_t lane_sums = 2;
 constexpr size_t row_chains = 16;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // The sum of the tiles of a chain.
 template <class Real>
@@ -53,15 +53,15 @@ template <class Real>
 struct Standardization {
   Real mean, inverse, correction;
 
-  NNORM_INLINE Real of_centred(Real centred) const { return fused(centred, inverse, correction); }
-  NNORM_INLINE Real operator()(Real x) const { return of_centred(x - mean); }
+  NNORM_INLINE Real of_centered(Real centered) const { return fused(centered, inverse, correction); }
+  NNORM_INLINE Real operator()(Real x) const { return of_centered(x - mean); }
 };
 
 // Adds the terms of x − mean to Σ(x − mean) and Σ(x − mean)².
 template <class Real>
-NNORM_INLINE void add_moments(Real centred, Real& first, Real& second) {
-  first += centred;
-  second = fused(centred, centred, second);
+NNORM_INLINE void add_moments(Real centered, Real& first, Real& second) {
+  first += centered;
+  second = fused(centered, centered, second);
 }
 
 // From Σ(x − mean) and Σ(x − mean)², where `mean` is rounded; inverse_length is 1/n.
@@ -94,5 +94,5 @@ struct RowBranches {
   }
 };
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

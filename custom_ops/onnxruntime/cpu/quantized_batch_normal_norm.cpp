@@ -133,7 +133,7 @@ class QuantizedNode {
     work.channels = table.channels;
     work.extent = axis_ == 1 ? count(shape, 2) : 1;
     work.samples = axis_ == 1 ? size_t(shape[0]) : work.channels ? count(shape) / work.channels : 0;
-    const QuantizedKernels& kernels = best_target().quantized;
+    const QuantizedKernels& kernels = best_instruction_set().quantized;
     constexpr size_t fewest_to_share = 2;  // an item's tables come from the main memory: worth another thread
     run_items(run, work, work.residual != nullptr ? kernels.sum : kernels.table, fewest_to_share);
   }

@@ -6,7 +6,7 @@
 namespace nnorm::ort {
 namespace {
 
-// A vectorised loop does not pay for extents, or runs of elements with one weight, that are shorter than `short_run`. The
+// A vectorized loop does not pay for extents, or runs of elements with one weight, that are shorter than `short_run`. The
 // parameters are then repeated for each element; those of channels only if `enough_samples` share them.
 constexpr size_t short_run = 16, enough_samples = 4;
 
@@ -30,13 +30,13 @@ void solve_on(const Run& run, const ChannelProblem<T>& problem, MadeOnce<Arithme
   work.row_length = each_its_own ? channels * extent : extent;
   work.period = each_its_own ? 1 : channels;
   work.sharing = each_its_own ? Sharing::element : Sharing::row;
-  run_items(run, work, best_target().table<T>().batch_normal_norm);
+  run_items(run, work, best_instruction_set().table<T>().batch_normal_norm);
 }
 
 // Long rows that are fewer than the threads are computed by all threads together, the others by one thread each.
 template <class T>
 void run_rows(const Run& run, const RowProblem<T>& work) {
-  const KernelTable<T>& kernels = best_target().table<T>();
+  const KernelTable<T>& kernels = best_instruction_set().table<T>();
   const RowDivision division = divide_rows(work, Run::machine_threads());
   std::vector<TileSums<Arithmetic<T>>> sums(division.at_once * division.tiles);
   std::vector<SharedRow<Arithmetic<T>>> rows(division.at_once);

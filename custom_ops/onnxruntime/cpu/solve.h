@@ -25,7 +25,7 @@ const std::vector<Arithmetic<T>>& channel_table(const ChannelProblem<T>& problem
                                                 MadeOnce<Arithmetic<T>>* prepared, std::vector<Arithmetic<T>>& memory) {
   const auto make = [&] {
     std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
-    best_target().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
+    best_instruction_set().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
     return table;
   };
   if (prepared != nullptr && repeat == 1) return prepared->get(make);

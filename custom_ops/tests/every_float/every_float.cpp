@@ -23,7 +23,7 @@ namespace {
 using nnorm::Arithmetic;
 using nnorm::BFloat16;
 using nnorm::Float16;
-using nnorm::Target;
+using nnorm::InstructionSet;
 
 constexpr size_t block = 4096;
 
@@ -68,7 +68,8 @@ constexpr const char* range_names[] = {"|h| ≤ 10", "≤ 10⁴", "greater"};
 
 // y = ψ of a block for the prepared exponent `e` of `table`.
 template <class T>
-void compute(const Target& target, const T* h, size_t n, const std::vector<float>& table, size_t exponents, size_t e, T* y) {
+void compute(const InstructionSet& set, const T* h, size_t n, const std::vector<float>& table, size_t exponents,
+             size_t e, T* y) {
   nnorm::ChannelWork<T> work{};
   work.x = h;
   work.y = y;
@@ -77,14 +78,14 @@ void compute(const Target& target, const T* h, size_t n, const std::vector<float
   work.size = work.row_length = n;
   work.period = 1;
   work.sharing = nnorm::Sharing::row;
-  target.table<T>().batch_normal_norm(work, 0, nnorm::count_items(work));
+  set.table<T>().batch_normal_norm(work, 0, nnorm::count_items(work));
 }
 
-std::vector<float> prepared(const Target& target, const std::vector<float>& eta) {
+std::vector<float> prepared(const InstructionSet& set, const std::vector<float>& eta) {
   const std::vector<float> ones(eta.size(), 1), zeros(eta.size(), 0);
   const float* parameters[] = {ones.data(), zeros.data(), eta.data(), eta.data(), ones.data(), zeros.data()};
   std::vector<float> table(size_t(nnorm::ChannelField::count) * eta.size());
-  target.float32.prepare_channels(parameters, eta.size(), 1, table.data());
+  set.float32.prepare_channels(parameters, eta.size(), 1, table.data());
   return table;
 }
 
@@ -95,11 +96,11 @@ class EveryInput {
  public:
   EveryInput(const std::vector<float>& eta, size_t one_in, size_t compared_one_in)
       : eta_(eta), one_in_(one_in), compared_one_in_(compared_one_in) {
-    for (const Target* const* target = nnorm::targets(); *target; ++target) ways_.push_back(*target);
+    for (const InstructionSet* const* next = nnorm::instruction_sets(); *next; ++next) sets_.push_back(*next);
   }
 
   void run() {
-    for (const Target* way : ways_) tables_.push_back(prepared(*way, eta_));
+    for (const InstructionSet* set : sets_) tables_.push_back(prepared(*set, eta_));
     for (size_t first = 0, i = 0; first < Facts::infinity; first += block * one_in_, ++i) {
       const size_t n = std::min(block, (Facts::infinity - first + one_in_ - 1) / one_in_);
       for (size_t k = 0; k < n; ++k) {
@@ -114,7 +115,7 @@ class EveryInput {
 
   void print(const char* type) const {
     std::string names;
-    for (const Target* way : ways_) names += std::string(names.empty() ? "" : ", ") + way->name;
+    for (const InstructionSet* set : sets_) names += std::string(names.empty() ? "" : ", ") + set->name;
     row(type, names.c_str());
   }
   const Errors& errors() const { return errors_; }
@@ -133,7 +134,7 @@ class EveryInput {
 
   void compare(size_t n, size_t e, bool compares_all) {
     psi_of_logarithms(log_, n, double(eta_[e]), truth_);
-    compute(*ways_[0], h_, n, tables_[0], eta_.size(), e, y_);
+    compute(*sets_[0], h_, n, tables_[0], eta_.size(), e, y_);
     judge(n, e);
     if (compares_all) compare_all(n, e);
   }
@@ -141,12 +142,12 @@ class EveryInput {
   // y_ of the first instruction set with the others, and with what it computes of −h.
   void compare_all(size_t n, size_t e) {
     for (size_t k = 0; k < n; ++k) other_[k] = of_bits<T>(bits(h_[k]) | sign);
-    compute(*ways_[0], other_, n, tables_[0], eta_.size(), e, z_);
+    compute(*sets_[0], other_, n, tables_[0], eta_.size(), e, z_);
     size_t mirrored = 0;
     for (size_t k = 0; k < n; ++k) mirrored += bits(z_[k]) != (bits(y_[k]) | sign) && (bits(y_[k]) | (bits(z_[k]) & ~sign)) != 0;
     mirrored_wrong_ += mirrored;
-    for (size_t w = 1; w < ways_.size(); ++w) {
-      compute(*ways_[w], h_, n, tables_[w], eta_.size(), e, z_);
+    for (size_t w = 1; w < sets_.size(); ++w) {
+      compute(*sets_[w], h_, n, tables_[w], eta_.size(), e, z_);
       different_ += std::memcmp(y_, z_, n * sizeof(T)) != 0;
     }
   }
@@ -210,7 +211,7 @@ class EveryInput {
     for (size_t w = 0; w < tables_.size(); ++w)
       for (size_t e = 0; e < eta_.size(); ++e) {
         T y[6];
-        compute(*ways_[w], special, 6, tables_[w], eta_.size(), e, y);
+        compute(*sets_[w], special, 6, tables_[w], eta_.size(), e, y);
         const float nan = nnorm::widened(y[2]);
         const bool beyond = sizeof(T) == 4 || Facts::greatest == 127;  // the greatest number is beyond 2¹²⁶, as infinity is
         wrong_ += nan == nan || bits(y[3]) != 0 || bits(y[4]) != 0 || bits(y[1]) != (bits(y[0]) | sign) ||
@@ -218,9 +219,9 @@ class EveryInput {
       }
   }
 
-  void row(const char* type, const char* ways) const {
+  void row(const char* type, const char* sets) const {
     const Errors& e = errors_;
-    std::printf("| %s | %s | %zu |", type, ways, eta_.size());
+    std::printf("| %s | %s | %zu |", type, sets, eta_.size());
     for (const Worst& worst : e.in_range) {
       if (worst.error > 0)
         std::printf(" %.2f (h = %.9g, η = %.9g) |", worst.error, worst.first, worst.second);
@@ -234,7 +235,7 @@ class EveryInput {
 
   const std::vector<float> eta_;
   const size_t one_in_, compared_one_in_;
-  std::vector<const Target*> ways_;
+  std::vector<const InstructionSet*> sets_;
   std::vector<std::vector<float>> tables_;
   T h_[block], y_[block], z_[block], other_[block];
   float wide_[block];

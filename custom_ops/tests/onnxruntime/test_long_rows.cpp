@@ -35,7 +35,7 @@ void test_long_row(const OrtCustomOp* op) {
   rows.epsilon = double(1e-5f), rows.delta = double(1e-3f);
   std::vector<float> expected(length), y(length);
   const RowProblem<float> alone = rows.work(rows.x.data(), expected.data());
-  nnorm::best_target().table<float>().layer_group_normal_norm(alone, 0, 1);
+  nnorm::best_instruction_set().table<float>().layer_group_normal_norm(alone, 0, 1);
 
   host::handed_out.clear();
   const std::string reason = run(op, rows, y);

@@ -1,4 +1,4 @@
-// See mathematics_target.h. CMake compiles this once for each instruction set, with another NNORM_TARGET than the library's:
+// See mathematics_table.h. CMake compiles this once for each instruction set, with another NNORM_INSTRUCTION_SET than the library's:
 // it includes a kernel that must not be linked in place of the library's.
 
 // λ̂ is not an output of the kernel, and a test of a copied computation would only test the copy. So the kernel is compiled
@@ -6,7 +6,7 @@
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 static double heard_lmbda;
 template <class Real>
 NNORM_INLINE Real listening_estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
@@ -14,17 +14,17 @@ NNORM_INLINE Real listening_estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
   heard_lmbda = double(lmbda);
   return lmbda;
 }
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm
 #define estimate_lmbda listening_estimate_lmbda
 #include "nnorm/row_statistics.h"
 #undef estimate_lmbda
 
 #include "layer_group_normal_norm.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 
-#define NNORM_MATHEMATICS_OF(target) mathematics_for_##target
-#define NNORM_MATHEMATICS(target) NNORM_MATHEMATICS_OF(target)
+#define NNORM_MATHEMATICS_OF(instruction_set) mathematics_for_##instruction_set
+#define NNORM_MATHEMATICS(instruction_set) NNORM_MATHEMATICS_OF(instruction_set)
 
 namespace nnorm_test {
 namespace {
@@ -122,11 +122,11 @@ constexpr ForType<T> for_type() {
 
 }  // namespace
 
-const MathematicsTarget* NNORM_MATHEMATICS(NNORM_TARGET)() {
-  static const MathematicsTarget target{
+const MathematicsTable* NNORM_MATHEMATICS(NNORM_INSTRUCTION_SET)() {
+  static const MathematicsTable table{
       functions<float>(),  functions<double>(),  for_type<float>(), for_type<double>(),
       for_type<Float16>(), for_type<BFloat16>(), &estimate,         &resolve};
-  return &target;
+  return &table;
 }
 
 }  // namespace nnorm_test
