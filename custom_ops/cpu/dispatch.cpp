@@ -1,4 +1,4 @@
-// Chooses the kernels that this machine can run.
+// Lists the instruction sets that this machine can run.
 #include "processor.h"
 #include "instruction_sets.h"
 

@@ -1,4 +1,4 @@
-// The function that instruction_set.cpp defines, for each instruction set that it may be compiled for.
+// Declares the function that instruction_set.cpp defines for each instruction set.
 #pragma once
 
 #include "nnorm/kernels.h"

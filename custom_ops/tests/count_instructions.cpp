@@ -84,7 +84,7 @@ void rows_cases(const InstructionSet& set, const char* type) {
 void quantized_cases(const InstructionSet& set) {
   Random random(3);
   const size_t channels = 64;
-  std::vector<uint8_t> x(elements), y(elements), bytes(channels * nnorm::entries);
+  std::vector<uint8_t> x(elements), y(elements), bytes(channels * nnorm::table_entries);
   std::vector<float> steps(bytes.size());
   for (uint8_t& value : x) value = uint8_t(random.below(256));
   nnorm::QuantizedWork work{};

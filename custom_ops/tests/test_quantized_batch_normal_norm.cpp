@@ -9,7 +9,7 @@ namespace nnorm_test {
 namespace {
 
 using nnorm::Activation;
-using nnorm::entries;
+using nnorm::table_entries;
 
 template <class T>
 std::vector<T> random_values(size_t n, Random& random, T (*value)(Random&)) {
@@ -24,8 +24,8 @@ float quarter_steps(Random& random) { return 0.25f * float(int(random.below(4000
 void test_one(const nnorm::InstructionSet& set, size_t samples, size_t channels, size_t extent, Random& random) {
   const size_t n = samples * channels * extent, offset = random.below(4);
   const Input<uint8_t> x(random_values(n, random, any_byte), offset), r(random_values(n, random, any_byte), offset);
-  const Input<uint8_t> bytes(random_values(channels * entries, random, any_byte), 0);
-  const Input<float> steps(random_values(channels * entries, random, quarter_steps), 0);
+  const Input<uint8_t> bytes(random_values(channels * table_entries, random, any_byte), 0);
+  const Input<float> steps(random_values(channels * table_entries, random, quarter_steps), 0);
   nnorm::QuantizedWork work{};
   work.x = x.data(), work.residual = r.data(), work.bytes = bytes.data(), work.steps = steps.data();
   work.sum = {random.below(2) ? 0x80 : 0, 130.0f, 0.5f, random.below(2) ? 0.0f : -20.0f, 100.0f, 20};
@@ -38,8 +38,8 @@ void test_one(const nnorm::InstructionSet& set, size_t samples, size_t channels,
       run_items(is_sum ? set.quantized.sum : set.quantized.table, work, Order(random.below(3)), random);
       size_t wrong = 0;
       for (size_t i = 0; i < n; ++i) {
-        const size_t entry = i / extent % channels * entries + x.data()[i];
-        const float sum = steps.data()[entry] + (float(r.data()[i] ^ work.sum.flip) - work.sum.offset) * work.sum.factor;
+        const size_t entry = i / extent % channels * table_entries + x.data()[i];
+        const float sum = steps.data()[entry] + (float(r.data()[i] ^ work.sum.sign_flip) - work.sum.offset) * work.sum.factor;
         const float clamped = std::fmin(std::fmax(sum, work.sum.least), work.sum.greatest);
         const uint8_t expected = is_sum ? uint8_t(int(std::nearbyint(clamped)) + work.sum.zero_point) : bytes.data()[entry];
         wrong += y.data()[i] != expected;
@@ -125,11 +125,11 @@ void test_tables() {
       norm.activation = activation;
       nnorm::QuantizedTable table;
       CHECK(nnorm::scale_refusal(norm).empty() && nnorm::make_table(norm, table) == channels, "%s", facts.operator_name);
-      std::vector<float> x(channels * entries), zeros(x.size());
-      for (size_t i = 0; i < x.size(); ++i) x[i] = float(norm.x.element(i % entries) - norm.x.zero_point) * norm.x.scale;
+      std::vector<float> x(channels * table_entries), zeros(x.size());
+      for (size_t i = 0; i < x.size(); ++i) x[i] = float(norm.x.element(i % table_entries) - norm.x.zero_point) * norm.x.scale;
       std::vector<Wider<float>> y, size;
       const EpilogueFacts plain{Epilogue::none, "", false};
-      expected([&](size_t i) { return i / entries; }, facts.takes_residual ? plain : facts, p, x, zeros, y, size);
+      expected([&](size_t i) { return i / table_entries; }, facts.takes_residual ? plain : facts, p, x, zeros, y, size);
       for (size_t i = 0; i < x.size(); ++i) {
         const double step = double(true_activation(activation, y[i])) / double(norm.y.scale);
         ++seen;
@@ -150,7 +150,7 @@ void test_tables() {
             "%s: not on a boundary", facts.operator_name);
     }
   CHECK(ties * 1000 <= seen, "%zu ties of %zu", ties, seen);
-  std::printf("%zu entries, %zu ties\n", seen, ties);
+  std::printf("%zu table_entries, %zu ties\n", seen, ties);
 }
 
 void test_refusals() {

@@ -1,6 +1,6 @@
 // BatchNormalNorm for one element: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents (NN eq. 3).
 //
-// It is computed in two functions, logarithm() and power(): a loop over one of them keeps its constants in registers.
+// Two functions compute it, logarithm() and power(): a loop over one of them keeps its constants in registers.
 #pragma once
 
 #include "nnorm/problems.h"
@@ -13,7 +13,7 @@ struct Channel {
   Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
-// Evaluation computes log₂(1 + a), 2^(η·log) − 1 and quotients: Accurate or ForHalf.
+// `Evaluation` computes log₂(1 + a), 2^(η·log) − 1 and quotients. It is Accurate or ForHalf.
 template <class Evaluation, class Real>
 NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
                                         Real bias) {

@@ -94,7 +94,7 @@ void check_signature(const OrtCustomOp* op, size_t count) {
     CHECK(op->GetInputType(op, size_t(inputs[i])) == op->GetOutputType(op, 0) && outputs[i] == 0 && inputs[i] % 11 == 0,
           "%s: in place %d", op->GetName(op), inputs[i]);
   if (choices > 0) op->ReleaseMayInplace(inputs, outputs);  // as ONNX Runtime does
-  else CHECK(inputs == nullptr && outputs == nullptr, "%s: ONNX Runtime does not release lists without entries", op->GetName(op));
+  else CHECK(inputs == nullptr && outputs == nullptr, "%s: ONNX Runtime does not release lists without table_entries", op->GetName(op));
 }
 
 void check_inference(const OrtCustomOp* op) {
