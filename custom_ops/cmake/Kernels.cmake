@@ -1,6 +1,6 @@
 # nnorm_kernels: cpu/instruction_set.cpp compiled once for each instruction set, and the other files in cpu/.
 #
-# dispatch.cpp chooses one of them on the machine that runs it; the definitions NNORM_HAVE_… say which ones there are.
+# dispatch.cpp chooses one of them on the machine that runs the library. NNORM_HAVE_… defines which ones there are.
 # instruction_set.cpp must not emit an inline function whose name lacks the instruction set, such as one of the standard
 # library: the linker keeps one copy of it, which may be the one with AVX-512.
 
@@ -14,7 +14,7 @@ if(NOT DEFINED NNORM_KERNEL_FLAGS)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT NNORM_INSTRUMENTED) # 3 to 10 % faster; other compilers do so by default
     list(APPEND NNORM_KERNEL_FLAGS -funroll-loops --param=max-unroll-times=4 -fschedule-insns -fsched-pressure)
-    # It would select among intermediate results where the formulas select an operand.
+    # Partial redundancy elimination would select among intermediate results where the formulas select an operand.
     list(APPEND NNORM_KERNEL_FLAGS -fno-tree-pre)
     list(APPEND NNORM_KERNEL_FLAGS -DNNORM_HIDE_BOUNDS) # mathematics.h says why
   endif()
@@ -22,7 +22,7 @@ endif()
 
 include(CheckCXXCompilerFlag)
 include(CheckCXXSourceCompiles)
-# These ask the compiler, not the machine: it may be a cross compiler.
+# The compiler decides, not this machine: it may be a cross compiler.
 check_cxx_source_compiles("#ifndef __x86_64__\n#error\n#endif\nint main() {}" NNORM_IS_X86_64)
 check_cxx_source_compiles("#ifndef __aarch64__\n#error\n#endif\nint main() {}" NNORM_IS_AARCH64)
 
@@ -33,7 +33,8 @@ target_sources(nnorm_kernels PRIVATE ${kernel_sources})
 target_include_directories(nnorm_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include")
 target_link_libraries(nnorm_kernels PUBLIC nnorm_options)
 
-# nnorm_add_instruction_set(avx2 -march=…) adds instruction_set.cpp compiled with these flags, if the compiler knows them.
+# nnorm_add_instruction_set(avx2 -march=…) adds instruction_set.cpp compiled with these flags, if the compiler knows
+# them.
 function(nnorm_add_instruction_set name)
   string(TOUPPER "${name}" NAME)
   if(ARGN)

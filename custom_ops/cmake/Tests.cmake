@@ -1,6 +1,6 @@
-# Every tests/test_*.cpp is a program that exits with 0 if its tests pass. The programs link the CPU kernels and the CUDA
-# kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/mathematics_table.cpp is
-# compiled once for each instruction set, with the kernels' flags, and linked into all programs.
+# Every tests/test_*.cpp is a program that exits with 0 if its tests pass. The programs link the CPU kernels and the
+# CUDA kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/mathematics_table.cpp
+# is compiled once for each instruction set, with the kernels' flags, and linked into all programs.
 
 # The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and the functions that their callers need.
 add_library(nnorm_cuda_on_host_options INTERFACE)
@@ -45,13 +45,13 @@ endforeach()
 add_executable(load_library tests/emulated/load_library.cpp)
 target_link_libraries(load_library PRIVATE nnorm_options onnxruntime_headers ${CMAKE_DL_LIBS})
 
-# What `make bench-check` counts the instructions of.
+# `make bench-check` counts the instructions of this program.
 add_executable(count_instructions tests/count_instructions.cpp)
 target_link_libraries(count_instructions PRIVATE nnorm_kernels)
 
-# ψ of every float against the C library, whose functions of vectors need -ffast-math. `make every-float` runs it for long.
-add_executable(every_float tests/every_float/every_float.cpp tests/every_float/truth.cpp)
-set_source_files_properties(tests/every_float/truth.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffast-math")
+# ψ of every float against the C library, whose vector functions need -ffast-math. `make every-float` runs it for long.
+add_executable(every_float tests/every_float/every_float.cpp tests/every_float/reference.cpp)
+set_source_files_properties(tests/every_float/reference.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffast-math")
 target_link_libraries(every_float PRIVATE nnorm_kernels)
 if(NOT NNORM_INSTRUMENTED)
   add_test(NAME every_float COMMAND every_float)
@@ -78,8 +78,8 @@ endforeach()
 target_include_directories(test_dispatch PRIVATE cpu) # it includes dispatch.cpp
 target_include_directories(test_processor PRIVATE cpu)
 
-# The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
-# ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
+# These programs call the callbacks of nnorm_ort as ONNX Runtime does, and make its functions and the library's
+# allocations fail. ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
 foreach(name test_registration test_quantized_operators test_long_rows fuzz_operators fuzz_quantized_operators)
   add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp ${provider_sources})
@@ -92,7 +92,7 @@ foreach(name fuzz_operators fuzz_quantized_operators)
   add_test(NAME ${name} COMMAND ${name} $<IF:$<BOOL:${NNORM_INSTRUMENTED}>,4000,20000> 1)
 endforeach()
 
-# Runs a program twice: tensors of 16 bits are computed by the device's instructions, and with the bits of the CPU kernels.
+# Runs a program twice: 16-bit tensors with the device's approximate instructions, and with the bits of the CPU kernels.
 function(nnorm_add_test_of_both_arithmetics name)
   add_test(NAME ${name} COMMAND ${name})
   add_test(NAME ${name}_same_bits COMMAND ${name})
@@ -110,7 +110,7 @@ target_link_libraries(test_cuda_library PRIVATE nnorm_options nnorm_kernels onnx
 target_compile_definitions(test_cuda_library PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
   "NNORM_CUDA_ON_HOST_LIBRARY=\"$<TARGET_FILE:nnorm_cuda_library_on_host>\"")
 add_dependencies(test_cuda_library nnorm_ort nnorm_cuda_library_on_host)
-# It loads copies of one library.
+# The program loads copies of one library.
 nnorm_add_test_of_both_arithmetics(test_cuda_library "ASAN_OPTIONS=detect_odr_violation=0")
 
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
@@ -124,14 +124,14 @@ if(NOT NNORM_SANITIZE)
     nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()
 
-# A test that this build cannot run: the summary of ctest then lists it as skipped.
+# Adds a test that this build cannot run: the summary of ctest lists it as skipped.
 function(nnorm_add_skipped_test name reason)
   add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${reason}")
   set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
 endfunction()
 
-# The TensorRT plugins, and a program that calls them as TensorRT does. They need only TensorRT's headers, so everything,
-# kernels included, runs on the CPU.
+# The TensorRT plugins, and a program that calls them as TensorRT does. They need only TensorRT's headers: everything
+# runs on the CPU, the kernels too.
 if(TARGET tensorrt_headers)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
   set(plugin_sources "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
@@ -143,7 +143,7 @@ if(TARGET tensorrt_headers)
     target_include_directories(${target} PRIVATE tests)
     target_link_libraries(${target} PRIVATE nnorm_options nnorm_cuda_on_host tensorrt_headers ${CMAKE_DL_LIBS})
   endforeach()
-  # Libraries in the place of TensorRT's, which both programs load by these names.
+  # Mock libraries with the names by which both programs load TensorRT's.
   math(EXPR other_major "21 - ${NNORM_TENSORRT_MAJOR}")
   foreach(name libnvinfer.so.${NNORM_TENSORRT_MAJOR} libnvinfer.so.${other_major}
                libnvinfer_lean.so.${NNORM_TENSORRT_MAJOR} libtensorrt_rtx.so.1)

@@ -1,7 +1,7 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// Two loops compute a tile: logarithms, then powers. Each loop keeps its constants in registers; one loop with all constants
-// takes 1.5 times as long. The intermediate results stay in the first-level cache.
+// Two loops compute a tile: logarithms, then powers. Each loop keeps its constants in registers; one loop with all
+// constants takes 1.5 times as long. The intermediate results stay in the first-level cache.
 #pragma once
 
 #include "float16_tiles.h"
@@ -13,8 +13,8 @@ namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
 constexpr size_t channel_tile = 256;
-// In elements. Of 1, 2, 4, 8 and 16 tiles, 1 and 2 are the fastest on an Intel Xeon, for tensors in the third-level cache or in
-// main memory. Prefetching saves nothing for tensors in the second-level cache.
+// In elements. Of 1, 2, 4, 8 and 16 tiles, 1 and 2 are the fastest on an Intel Xeon, for tensors in the third-level
+// cache or in main memory. Prefetching saves nothing for tensors in the second-level cache.
 constexpr size_t prefetch_distance = 2 * channel_tile;
 
 template <class Real>

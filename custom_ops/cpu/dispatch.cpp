@@ -1,6 +1,6 @@
 // Lists the instruction sets that this machine can run.
-#include "processor.h"
 #include "instruction_sets.h"
+#include "processor.h"
 
 namespace nnorm {
 namespace {

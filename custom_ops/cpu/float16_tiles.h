@@ -1,6 +1,6 @@
-// Converts tiles of float16 to float and back with the processor's conversion instructions (F16C), where it has them. With
-// the integer arithmetic of number_types.h a kernel runs twice as many instructions. The results have the same bits, except
-// that a widened signaling NaN is quiet, as after any arithmetic.
+// Converts tiles of float16 to float and back with the processor's conversion instructions (F16C), where it has them.
+// With the integer arithmetic of number_types.h a kernel runs twice as many instructions. The results have the same
+// bits, except that a widened signaling NaN is quiet, as after any arithmetic.
 #pragma once
 
 #if defined(__F16C__)
@@ -23,8 +23,8 @@ constexpr bool converts_whole_tiles = false;
 template <>
 constexpr bool converts_whole_tiles<Float16> = true;
 
-// Flushing denormals (MXCSR) changes neither conversion: it does not apply to denormal float16, and every denormal float
-// rounds to 0 in float16.
+// Flushing denormals (MXCSR) changes neither conversion: it does not apply to denormal float16, and every denormal
+// float rounds to 0 in float16.
 #if defined(__AVX512F__)
 constexpr size_t vector_elements = 16;
 
@@ -36,8 +36,8 @@ NNORM_INLINE void widen_vector(const Float16* x, float* wide) {
 NNORM_INLINE void narrow_vector(const float* wide, Float16* y) {
   const __m512i bits = _mm512_loadu_si512(wide);
   const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(bits), _mm512_castsi512_ps(bits), _CMP_UNORD_Q);
-  // Every NaN becomes the quiet NaN of its sign: the instruction would keep a part of the payload, which differs between
-  // processors.
+  // Every NaN becomes the quiet NaN of its sign: the instruction would keep a part of the payload, which differs
+  // between processors.
   const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32(int(0x80000000u)));
   const __m512i quiet = _mm512_or_si512(sign, _mm512_set1_epi32(0x7fc00000));
   const __m512 values = _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, nan, quiet));
@@ -54,8 +54,8 @@ NNORM_INLINE void widen_vector(const Float16* x, float* wide) {
 NNORM_INLINE void narrow_vector(const float* wide, Float16* y) {
   const __m256 values = _mm256_loadu_ps(wide);
   const __m256 nan = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
-  // Every NaN becomes the quiet NaN of its sign: the instruction would keep a part of the payload, which differs between
-  // processors.
+  // Every NaN becomes the quiet NaN of its sign: the instruction would keep a part of the payload, which differs
+  // between processors.
   const __m256 quiet = _mm256_or_ps(_mm256_and_ps(values, _mm256_set1_ps(-0.0f)), _mm256_set1_ps(NAN));
   const __m128i halves = _mm256_cvtps_ph(_mm256_blendv_ps(values, quiet, nan), _MM_FROUND_TO_NEAREST_INT);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(y), halves);

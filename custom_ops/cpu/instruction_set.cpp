@@ -1,9 +1,9 @@
 // The CPU kernels for one instruction set, NNORM_INSTRUCTION_SET; CMake compiles this file once for each.
 #include "batch_normal_norm.h"
+#include "instruction_sets.h"
 #include "layer_group_normal_norm.h"
 #include "quantized_batch_normal_norm.h"
 #include "shared_rows.h"
-#include "instruction_sets.h"
 
 #define NNORM_NAME_OF(instruction_set) #instruction_set
 #define NNORM_NAME(instruction_set) NNORM_NAME_OF(instruction_set)

@@ -2,11 +2,11 @@
 // of each row (NN eq. 3, 5–15).
 //
 // Four passes compute a row while it is in the cache: mean, variance, logarithms with the sums for λ̂, powers.
-// nnorm/row_statistics.h defines the order of the sums. If a row has at most `longest_kept_row` elements, its logarithms are
-// kept from the third pass to the fourth; those of a longer row are computed again, tile by tile.
+// nnorm/row_statistics.h defines the order of the sums. If a row has at most `longest_kept_row` elements, its
+// logarithms are kept from the third pass to the fourth; those of a longer row are computed again, tile by tile.
 //
-// The result for a row of equal elements with ε = 0 is NaN, as 0/0 is. The result for a float row whose squares overflow
-// (elements beyond about 1e19) is its bias.
+// The result for a row of equal elements with ε = 0 is NaN, as 0/0 is. The result for a float row whose squares
+// overflow (elements beyond about 1e19) is its bias.
 #pragma once
 
 #include "float16_tiles.h"
@@ -149,7 +149,8 @@ struct RowState {
   RowBranches<Accurate, Real> psi;
 };
 
-// Ends a pass that has sums: sets `row` from them. The overloads for 1, 2 and 4 sums are those of the first three passes.
+// Ends a pass that has sums: sets `row` from them. The overloads for 1, 2 and 4 sums are those of the first three
+// passes.
 template <class T>
 NNORM_INLINE void set_state(RowState<Arithmetic<T>>& row, const RowSums<Arithmetic<T>, 1>& of_row, const RowProblem<T>& work) {
   Arithmetic<T> sums[1];
@@ -173,8 +174,8 @@ NNORM_INLINE void set_state(RowState<Arithmetic<T>>& row, const RowSums<Arithmet
   row.psi = RowBranches<Accurate, Real>::from(sums, Real(1) / Real(work.row_length), Real(work.delta));
 }
 
-// Stands before the body of a lambda. A call would read the captured variables from memory for each tile, which took up to a
-// sixth of the time.
+// Stands before the body of a lambda. A call would read the captured variables from memory for each tile, which took up
+// to a sixth of the time.
 #define NNORM_INLINED __attribute__((always_inline))
 
 // Runs a pass that has sums: sum_tile(position, n, sums) computes those of a tile of n elements.
@@ -204,8 +205,8 @@ NNORM_INLINE void result_of_tile(const RowProblem<T>& work, size_t row, size_t p
   }
 }
 
-// Computes the rows first, …, first + count − 1, pass by pass. A chain of slow operations follows the sums of each row; the
-// CPU overlaps it with the sums of the next row.
+// Computes the rows first, …, first + count − 1, pass by pass. A chain of slow operations follows the sums of each row;
+// the CPU overlaps it with the sums of the next row.
 template <class T>
 void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<T>& buffers) {
   using Real = Arithmetic<T>;
@@ -236,8 +237,8 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
   for (size_t r = 0; r < count; ++r)
     sum_row<4>(work, state[r], [&](size_t at, size_t n, Real(&sums)[4]) NNORM_INLINED {
       Real *integer = buffers.integer + place(r, at), *fraction = buffers.fraction + place(r, at);
-      // Rows that are too long to be kept are not prefetched: the next row may evict this one from the cache, which cost 15 %
-      // for rows of 100 000 floats on 2 threads.
+      // Rows that are too long to be kept are not prefetched: the next row may evict this one from the cache, which
+      // cost 15 % for rows of 100 000 floats on 2 threads.
       if (keep && first + r + count < work.rows) prefetch(x + (r + count) * length + at, n);
       const Real* elements = tile(r, at, n, false);
       logarithms(elements, n, state[r].standardize, integer, fraction);

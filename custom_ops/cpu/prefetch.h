@@ -8,8 +8,8 @@
 namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
-// The caches, as __builtin_prefetch numbers them. The second-level cache can wait for more lines at a time, so it is better
-// for many lines that are in main memory.
+// The caches, as __builtin_prefetch numbers them. The second-level cache can wait for more lines at a time, so it is
+// better for many lines that are in main memory.
 enum CacheLevel { second_level = 2, first_level = 3 };
 
 // A CPU prefetches by itself while it reads sequentially, but not while it computes with data in the first-level cache.

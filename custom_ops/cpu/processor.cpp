@@ -8,8 +8,8 @@
 namespace nnorm {
 namespace {
 
-// Bits of XCR0: the operating system saves these registers when it switches to another thread. Without them the registers
-// lose their contents.
+// Bits of XCR0: the operating system saves these registers when it switches to another thread. Without them the
+// registers lose their contents.
 constexpr uint32_t saves_avx = 0x6, saves_avx512 = 0xe6;
 
 struct Extension {

@@ -17,8 +17,9 @@ struct Processor {
   bool has(const char* extension) const;
 };
 
-// Processor::has() of the processor that runs this function. __builtin_cpu_supports is not used: in the library of Zig, which
-// compiles the wheels for Linux, it returns false for every extension, so that all processors would run the baseline kernels.
+// Processor::has() of the processor that runs this function. __builtin_cpu_supports is not used: in the library of Zig,
+// which compiles the wheels for Linux, it returns false for every extension, so that all processors would run the
+// baseline kernels.
 bool processor_has(const char* extension);
 
 }  // namespace nnorm

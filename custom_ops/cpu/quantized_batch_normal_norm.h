@@ -1,8 +1,8 @@
 // BatchNormalNorm between quantized tensors: looks up the bytes of Y in tables (nnorm/quantized.h).
 //
-// A table of 256 bytes fits into the registers of AVX-512 and NEON, whose permutations look up 64 or 16 elements at a time.
-// AVX2 needs 16 shuffles. If the channels are last, each element of a vector has its own table: AVX-512 transposes blocks of
-// at most 64 samples and 64 channels, looks them up, and transposes them back.
+// A table of 256 bytes fits into the registers of AVX-512 and NEON, whose permutations look up 64 or 16 elements at a
+// time. AVX2 needs 16 shuffles. If the channels are last, each element of a vector has its own table: AVX-512
+// transposes blocks of at most 64 samples and 64 channels, looks them up, and transposes them back.
 #pragma once
 
 #if defined(__x86_64__)
@@ -36,7 +36,8 @@ NNORM_INLINE void look_up_last_each(const uint8_t* tables, size_t width, const u
     size_t c = 0;
     for (; c + 4 <= width; c += 4) {
       const uint8_t* t = tables + c * table_entries;
-      const uint8_t a0 = t[x[c]], a1 = t[table_entries + x[c + 1]], a2 = t[2 * table_entries + x[c + 2]], a3 = t[3 * table_entries + x[c + 3]];
+      const uint8_t a0 = t[x[c]], a1 = t[table_entries + x[c + 1]];
+      const uint8_t a2 = t[2 * table_entries + x[c + 2]], a3 = t[3 * table_entries + x[c + 3]];
       y[c] = a0, y[c + 1] = a1, y[c + 2] = a2, y[c + 3] = a3;
     }
     for (; c < width; ++c) y[c] = tables[c * table_entries + x[c]];
@@ -125,7 +126,8 @@ NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, const uin
   }
 }
 
-// Looks up at most 64 rows of `width` elements. The first element belongs to channel `first`; channel 0 follows the last one.
+// Looks up at most 64 rows of `width` elements. The first element belongs to channel `first`; channel 0 follows the
+// last one.
 NNORM_VBMI inline void look_up_vbmi_part_of_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
                                                   const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
   alignas(64) uint8_t block[64 * 64];
@@ -151,7 +153,8 @@ NNORM_VBMI inline void look_up_vbmi_part_of_block(const uint8_t* tables, size_t 
   }
 }
 
-// As look_up_vbmi_part_of_block, for at most 16 rows: a register holds 16 samples of 4 channels, one channel in each lane.
+// As look_up_vbmi_part_of_block, for at most 16 rows: a register holds 16 samples of 4 channels, one channel in each
+// lane.
 NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first, size_t channels, size_t width,
                                              const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
   const __mmask64 there = first_lanes(width);
@@ -180,8 +183,8 @@ NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first
   for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, there, rows[i]);
 }
 
-// Fewer rows than `least_rows_of_a_block` are looked up one element at a time. Two calls of look_up_vbmi_few_rows take less
-// time than a block.
+// Fewer rows than `least_rows_of_a_block` are looked up one element at a time. Two calls of look_up_vbmi_few_rows take
+// less time than a block.
 constexpr size_t least_rows_of_a_block = 8, few_rows = 16;
 
 // Looks up the elements [begin, end) of each row, for the samples of an item.
@@ -210,10 +213,10 @@ NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels,
 #endif
 
 #if defined(__AVX2__)
-// A shuffle looks up the low four bits of a byte in one part of 16 entries, and returns 0 if the byte is 128 or more. Before
-// part p, 16·p has been subtracted: the byte is below 128 for its own part and for the seven parts before it. The XOR of these
-// eight lookups must be the entry, so a part holds its difference from the part before; from part 8 on, also the difference
-// that the part eight before it holds.
+// A shuffle looks up the low four bits of a byte in one part of 16 entries, and returns 0 if the byte is 128 or more.
+// Before part p, 16·p has been subtracted: the byte is below 128 for its own part and for the seven parts before it.
+// The XOR of these eight lookups must be the entry, so a part holds its difference from the part before; from part 8
+// on, also the difference that the part eight before it holds.
 NNORM_INLINE void look_up_avx2_row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
   __m256i part[16], difference[16];
   for (int i = 0; i < 16; ++i)
@@ -294,7 +297,8 @@ struct VbmiLookUp {
 };
 #endif
 
-// Computes n elements of y as sums of steps and a residual. The table of element i starts `i·own` entries after `steps`.
+// Computes n elements of y as sums of steps and a residual. The table of element i starts `i·own` entries after
+// `steps`.
 template <size_t own>
 NNORM_INLINE void sum_run(const float* steps, const QuantizedSum& sum, const uint8_t* x, const uint8_t* residual, uint8_t* y,
                           size_t n) {
@@ -359,7 +363,8 @@ inline void quantized_sum(const QuantizedWork& work, size_t begin, size_t end) {
       const size_t width = columns.samples_of_a_row > 1 ? work.channels : to - from;
       for (size_t s = first; s < first + samples; ++s) {
         const size_t at = s * work.channels + from;
-        sum_run<table_entries>(work.steps + from * table_entries, work.sum, work.x + at, work.residual + at, work.y + at, width);
+        sum_run<table_entries>(work.steps + from * table_entries, work.sum, work.x + at, work.residual + at, work.y + at,
+                               width);
       }
     });
   }

@@ -1,5 +1,5 @@
-// Rows of LayerNormalNorm and GroupNormalNorm that several threads compute together (nnorm/shared_rows.h). The functions that
-// compute a tile and add the sums of a row are those of layer_group_normal_norm.h.
+// Rows of LayerNormalNorm and GroupNormalNorm that several threads compute together (nnorm/shared_rows.h). The
+// functions that compute a tile and add the sums of a row are those of layer_group_normal_norm.h.
 #pragma once
 
 #include "layer_group_normal_norm.h"

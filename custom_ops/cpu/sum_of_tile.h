@@ -24,8 +24,8 @@ NNORM_INLINE auto vector_at(const Real* from) {
   return vector;
 }
 
-// Adds the upper half of 2·half numbers to the lower half, and so on until one number is left. The vectors are explicit:
-// compilers would write the rest of a vector to memory and read it again.
+// Adds the upper half of 2·half numbers to the lower half, and so on until one number is left. The vectors are
+// explicit: compilers would write the rest of a vector to memory and read it again.
 template <size_t half, class Real>
 NNORM_INLINE Real sum_of_halves(const Real* numbers) {
   if constexpr (half == 1) {
@@ -41,9 +41,9 @@ NNORM_INLINE Real sum_of_halves(const Real* numbers) {
   }
 }
 
-// Computes `count` sums over n elements. add(i, exists, l, lane) adds the terms of element i to lane[0][l], lane[1][l], …, or
-// zeros if `exists` is false. Each sum has `partials` partial sums (row_statistics.h); of a short tile only the first
-// `few_partials` are used.
+// Computes `count` sums over n elements. add(i, exists, l, lane) adds the terms of element i to lane[0][l], lane[1][l],
+// …, or zeros if `exists` is false. Each sum has `partials` partial sums (row_statistics.h); of a short tile only the
+// first `few_partials` are used.
 template <class Real, size_t count>
 class TileSum {
  public:
@@ -58,8 +58,8 @@ class TileSum {
     for (; first < used_ && first < whole; first += width) add_vectors<width>(first, whole, add);
     for (; first < used_ && first + register_width <= n; first += register_width, i = first)
       add_vectors<register_width>(first, n, add);
-    // A zero whose value compilers cannot see: they would write a constant in two stores, and the vector load that reads both
-    // would wait for them.
+    // A zero whose value compilers cannot see: they would write a constant in two stores, and the vector load that
+    // reads both would wait for them.
     const Real zero = bounds(Real(0)).zero;
     for (; first < used_; first += register_width)
       for (size_t s = 0; s < count; ++s) {

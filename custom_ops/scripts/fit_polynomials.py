@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 HEADER = pathlib.Path(__file__).parent.parent / "include" / "nnorm" / "mathematics.h"
-POINTS = 1201  # of the interval, denser towards its ends (Chebyshev), where the error is greatest
+POINTS = 1201  # in the interval, denser toward its ends (Chebyshev), where the error is greatest
 
 
 def log2_1p_over_m(m):

@@ -1,4 +1,4 @@
-// Checks that are counted and printed, and a table of the worst error of each function.
+// Checks, which are counted and printed, and a table of the worst error of each function.
 #pragma once
 
 #include <cstdarg>
@@ -14,7 +14,7 @@ inline long passed = 0, failed = 0;
 __attribute__((format(printf, 5, 6))) inline bool check(bool ok, const char* file, int line, const char* condition,
                                                         const char* format, ...) {
   ++(ok ? passed : failed);
-  if (ok || failed > 20) return ok;  // later failures seldom tell more
+  if (ok || failed > 20) return ok;  // later failures are not printed
   std::printf("%s:%d: not %s: ", file, line, condition);
   va_list arguments;
   va_start(arguments, format);
@@ -27,7 +27,7 @@ __attribute__((format(printf, 5, 6))) inline bool check(bool ok, const char* fil
 // CHECK(condition, "printf-style %s with the case's numbers", …)
 #define CHECK(condition, ...) nnorm_test::check(bool(condition), __FILE__, __LINE__, #condition, __VA_ARGS__)
 
-// The exit status of a program whose tests this machine cannot run; Tests.cmake declares it to ctest.
+// The exit status of a program whose tests this machine cannot run. Tests.cmake sets it as ctest's SKIP_RETURN_CODE.
 constexpr int skipped = 77;
 
 // The exit status of a program. A program without any check fails.

@@ -1,5 +1,5 @@
-// Calls of the kernels for valgrind, which counts their instructions (make bench-check). Every case is one call, by a function
-// of its own, and a line of output with its name and the elements that it computes.
+// Calls the kernels under valgrind, which counts their instructions (make bench-check). Every case is one call by a
+// function of its own, and one line of output with its name and the number of elements.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -12,10 +12,10 @@
 
 namespace nnorm_test {
 
-// callgrind tells the instructions below each of these apart, by their names.
+// callgrind reports the instructions of each of these functions by its name.
 template <size_t number>
 __attribute__((noinline)) void measured(const std::function<void()>& kernel) {
-  asm volatile("" ::"i"(number));  // compilers make one function of two that are equal
+  asm volatile("" ::"i"(number));  // else compilers merge equal functions
   kernel();
 }
 
@@ -68,7 +68,7 @@ template <class T>
 void rows_cases(const InstructionSet& set, const char* type) {
   for (const size_t length : {64, 768, 12544}) {
     Random random(2);
-    // Rows as LayerNormalNorm has them; the longest as a group of GroupNormalNorm.
+    // Rows of LayerNormalNorm; the longest is a group of GroupNormalNorm.
     const size_t rows = elements / length, run = length > 1000 ? 784 : 1, n = rows * length;
     std::vector<double> numbers(n);
     for (double& value : numbers) value = random.normal();

@@ -1,5 +1,5 @@
-// The functions of mathematics.h and number_types.h over arrays, compiled once for each instruction set with the flags of
-// the kernels, so that fused multiplications and vector instructions are the same.
+// The functions of mathematics.h and number_types.h over arrays, compiled once for each instruction set with the flags
+// of the kernels, so that fused multiplications and vector instructions are the same.
 #pragma once
 
 #include <cstdio>
@@ -14,7 +14,7 @@ template <class Real>
 struct Functions {
   void (*log2_1p_of_mantissa)(const Real* m, size_t n, Real* result);
   void (*exp2_m1_of_fraction)(const Real* f, size_t n, Real* result);
-  void (*log2_1p)(const Real* h, size_t n, Real* integer, Real* fraction);  // of 1 + h's magnitude
+  void (*log2_1p)(const Real* h, size_t n, Real* integer, Real* fraction);  // of 1 + magnitude(h)
   void (*exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
   void (*bounded_exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
   void (*branch)(const Real* eta, const Real* weight, const Real* sign, size_t n, Real* usable, Real* gain);

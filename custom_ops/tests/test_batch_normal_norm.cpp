@@ -1,5 +1,5 @@
-// The CPU kernel of BatchNormalNorm against a loop over the formula: every type, epilogue and way to share parameters,
-// awkward sizes and addresses, results in place, and items in any order.
+// Compares the CPU kernel of BatchNormalNorm with a loop over the formula: every type, epilogue and way to share
+// parameters, unusual sizes and addresses, results in place, and items in any order.
 #include <string>
 
 #include "channels.h"
@@ -93,11 +93,12 @@ void test_type(const std::vector<AvailableInstructionSet>& sets, ErrorTable& err
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
       for (double& value : others) value = random.normal();
-      if (n > 4) numbers[random.below(n)] = NAN;  // must become NaN, and no other element
+      if (n > 4) numbers[random.below(n)] = NAN;  // the result must be NaN only there
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Real> p(geometry.channels(), random);
-      std::vector<Wider<T>> truth, size;
-      expected([&](size_t i) { return geometry.channel_of(i); }, facts, p, widened_all(x), widened_all(residual), truth, size);
+      std::vector<Wider<T>> reference, size;
+      expected([&](size_t i) { return geometry.channel_of(i); }, facts, p, widened_all(x), widened_all(residual),
+               reference, size);
 
       for (size_t k = 0; k < sets.size(); ++k) {
         const AvailableInstructionSet& set = sets[k];
@@ -123,10 +124,10 @@ void test_type(const std::vector<AvailableInstructionSet>& sets, ErrorTable& err
                     (std::isnan(exact[i]) && std::isnan(nnorm::widened(y[i]))),
                 "%s: y[%zu] = %.9g is not %.9g rounded", name.c_str(), i, double(nnorm::widened(y[i])),
                 double(exact[i]));
-          if (std::isnan(truth[i]))
+          if (std::isnan(reference[i]))
             CHECK(std::isnan(exact[i]), "%s: NaN becomes %g", name.c_str(), double(exact[i]));
           else
-            worst[k].see(double(std::fabs(exact[i] - truth[i]) / size[i]), double(nnorm::widened(x[i])),
+            worst[k].see(double(std::fabs(exact[i] - reference[i]) / size[i]), double(nnorm::widened(x[i])),
                          double(exact[i]));
         }
       }
@@ -141,11 +142,11 @@ void test_type(const std::vector<AvailableInstructionSet>& sets, ErrorTable& err
 int main() {
   using namespace nnorm_test;
   const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
-  ErrorTable errors(0.4);  // several roundings are seldom all at their worst
+  ErrorTable errors(0.4);  // several roundings seldom have their greatest errors together
   test_type<float>(sets, errors, 3e-7);
   test_type<nnorm::Float16>(sets, errors, 3e-7);
   test_type<nnorm::BFloat16>(sets, errors, 3e-7);
-  if (have_truth_for_double) test_type<double>(sets, errors, 5e-16);
+  if (have_reference_for_double) test_type<double>(sets, errors, 5e-16);
   errors.print_and_check();
   return finish();
 }

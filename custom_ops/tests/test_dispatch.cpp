@@ -1,4 +1,4 @@
-// The kernels that are chosen on processors other than this one: dispatch.cpp with a processor that the test describes.
+// The kernels that dispatch.cpp chooses on other processors, which the test describes.
 #include <set>
 #include <string>
 
@@ -17,7 +17,7 @@ bool processor_has(const char* feature) { return features.count(feature) != 0; }
 }  // namespace nnorm_test
 
 #define processor_has nnorm_test::processor_has
-#include "dispatch.cpp"  // this program's, in place of the library's
+#include "dispatch.cpp"  // replaces the library's
 #undef processor_has
 
 namespace nnorm_test {

@@ -12,7 +12,7 @@ namespace {
 using nnorm::Float16;
 using nnorm::Sharing;
 
-// With λ = 1, y is x plus the channel's bias, which is the channel's index.
+// With λ = 1, y is x + bias. The bias of a channel is its index.
 void test_batch_normal_norm(const AvailableInstructionSet& set, Sharing sharing, size_t row_length, size_t period) {
   const AddressSpace memory;
   const size_t lanes = 16, channels = sharing == Sharing::row    ? period
@@ -51,7 +51,7 @@ void test_batch_normal_norm(const AvailableInstructionSet& set, Sharing sharing,
         "%s, sharing %d: written outside the items", set.name, int(sharing));
 }
 
-// The last rows must be those that the kernel computes from the same rows alone.
+// The last rows must be equal to those of a problem that has only these rows.
 void test_layer_group_normal_norm(const AvailableInstructionSet& set, size_t row_length, size_t run) {
   const AddressSpace memory;
   const size_t period = 3, weights = row_length / run, rows = size / row_length;

@@ -1,4 +1,4 @@
-// Every bound that nnorm/mathematics.h states, on every instruction set, against the next wider type.
+// Verifies every bound that nnorm/mathematics.h states, on every instruction set, against the next wider type.
 #include <string>
 
 #include "check.h"
@@ -54,12 +54,12 @@ class FunctionTests {
   }
 
   void of_one_argument(const char* name, double low, double high, double bound,
-                       void (*Functions<Real>::*function)(const Real*, size_t, Real*), Wide (*truth)(Wide)) {
+                       void (*Functions<Real>::*function)(const Real*, size_t, Real*), Wide (*reference)(Wide)) {
     std::vector<Real> x = evenly<Real>(low, high, samples);
     Random random(1);
     for (size_t i = 0; i < samples / 4; ++i) x.push_back(Real(random.sign() * random.log_uniform(1e-37, 0.29)));
     std::vector<Wide> expected(x.size());
-    for (size_t i = 0; i < x.size(); ++i) expected[i] = truth(Wide(x[i]));
+    for (size_t i = 0; i < x.size(); ++i) expected[i] = reference(Wide(x[i]));
     std::vector<Real> result(x.size());
     for (const AvailableInstructionSet& set : sets_) {
       (set.mathematics->functions(Real()).*function)(x.data(), x.size(), result.data());
@@ -69,7 +69,7 @@ class FunctionTests {
     }
   }
 
-  // Some of every size, more about those where the integer of the logarithm changes.
+  // Numbers of every size, more of them where the integer of the logarithm changes.
   std::vector<Real> magnitudes() const {
     Random random(2);
     std::vector<Real> a{0, std::numeric_limits<Real>::denorm_min(), std::numeric_limits<Real>::min(),
@@ -119,7 +119,7 @@ class FunctionTests {
     std::vector<Real> eta(a.size());
     for (Real& value : eta) {
       const double just_above_a_power =
-          std::ldexp(1 + 1e-3 * random.uniform(), int(random.below(6)) - 4);  // rounds worst
+          std::ldexp(1 + 1e-3 * random.uniform(), int(random.below(6)) - 4);  // the greatest rounding errors
       const double sizes[] = {random.uniform(0, 4), random.log_uniform(double(F::least_exponent), 4),
                               just_above_a_power};
       value = Real(random.sign() * sizes[random.below(3)]);
@@ -139,12 +139,12 @@ class FunctionTests {
           CHECK(bounded[i] == result[i], "%s: exp2_m1(%g) = %g if bounded, else %g", set.name, double(z),
                 double(bounded[i]), double(result[i]));
         if (std::fabs(double(z)) >= saturation) continue;
-        // As 2^whole·2^part − 1, because in one number z's parts would not be exact in the wider type.
+        // Computed as 2^whole·2^part − 1: the wider type cannot represent z exactly.
         const Wide whole = std::nearbyint(z);
         const Wide part = (Wide(eta[i]) * Wide(integer[i]) - whole) + Wide(eta[i]) * Wide(fraction[i]);
         const Wide scale = std::ldexp(Wide(1), int(whole)), minus_one = std::expm1(part * ln2) * scale + (scale - 1);
         const Wide expected = minus_one / nnorm::output_divisor<Real>;
-        // What the rounding of z may do to it is allowed for first.
+        // The error that the rounding of z may cause is subtracted first.
         const Wide of_z = Wide(B::rounding_of_z) * std::min(std::fabs(Wide(eta[i])), 2 * std::fabs(z)) * ln2 *
                           (minus_one + 1) / nnorm::output_divisor<Real>;
         const Wide error = std::fabs(Wide(result[i]) - expected);
@@ -189,7 +189,7 @@ class FunctionTests {
       eta.push_back(Real(random.sign() * random.log_uniform(double(F::least_exponent), double(F::greatest_exponent))));
     std::vector<Real> weight(eta.size()), sign(eta.size()), usable(eta.size()), gain(eta.size());
     constexpr Real largest = std::numeric_limits<Real>::max();
-    for (size_t i = 0; i < eta.size(); ++i)  // with the largest weights output_divisor·weight is infinite, and the gain is not
+    for (size_t i = 0; i < eta.size(); ++i)  // output_divisor·weight is infinite for the largest weights, the gain is finite
       weight[i] = std::fabs(eta[i]) > 2 && i % 2 ? largest * Real(random.uniform(0.5, 1)) : Real(random.normal());
     for (Real& value : sign) value = Real(random.sign());
     for (const AvailableInstructionSet& set : sets_) {
@@ -243,7 +243,7 @@ class FunctionTests {
   ErrorTable& table_;
 };
 
-// λ̂ from given sums: its error in units of what rounding the sums' last place does to it.
+// The error of λ̂ from given sums, relative to the error that rounding the sums causes.
 void test_estimate_lmbda(const AvailableInstructionSet& set, ErrorTable& table) {
   Random random(6);
   Worst worst;
@@ -297,7 +297,7 @@ int main() {
   const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
   ErrorTable table(0.45);
   FunctionTests<float>(sets, table).run();
-  if (have_truth_for_double) {
+  if (have_reference_for_double) {
     FunctionTests<double>(sets, table).run();
     for (const AvailableInstructionSet& set : sets) test_estimate_lmbda(set, table);
     for (const AvailableInstructionSet& set : sets) test_resolve_exponents(set, table);

@@ -1,5 +1,5 @@
-// float16 and bfloat16 to float and back: every pattern, and floats of every kind, against rounding done by division; the
-// same bits on every instruction set, NaN's too.
+// Conversions of float16 and bfloat16 to float and back: every bit pattern, and floats of every kind, against rounding
+// by division. All instruction sets must give the same bits, also of NaN.
 #include <cstring>
 #include <string>
 
@@ -13,7 +13,7 @@ namespace {
 using nnorm::BFloat16;
 using nnorm::Float16;
 
-// What IEEE 754 says of the two formats.
+// The two formats, as IEEE 754 defines them.
 template <class T>
 struct Layout;
 template <>
@@ -38,7 +38,7 @@ double decoded(uint16_t bits) {
   return sign * std::ldexp(double(whole), std::max(exponent, 1) - bias - L::mantissa_bits);
 }
 
-// The nearest number of the format, to even where two are as near; beyond the greatest by half a step, infinity.
+// The nearest number of the format, to even in a tie; infinity from half a step above the greatest number on.
 template <class T>
 double rounded(double value) {
   using L = Layout<T>;
@@ -76,7 +76,7 @@ void test_every_pattern(const AvailableInstructionSet& set) {
   set.mathematics->of(T()).widened(all.data(), all.size(), wide.data());
   set.mathematics->of(T()).narrow(wide.data(), all.size(), back.data());
   for (size_t i = 0; i < all.size(); ++i) {
-    float alone;  // the elements of a tile that fill no vector take another way
+    float alone;  // elements that do not fill a vector are converted by other code
     set.mathematics->of(T()).widened(&all[i], 1, &alone);
     CHECK(alone == wide[i] || (std::isnan(alone) && std::isnan(wide[i])), "%s %s: %04zx is %g in a tile, %g alone",
           set.name, Layout<T>::name, i, double(wide[i]), double(alone));
@@ -139,7 +139,7 @@ void test_rounding(const std::vector<AvailableInstructionSet>& sets) {
       if (!first.empty())
         CHECK(narrow[i].bits == first[i].bits, "%s %s: %08x becomes %04x, with %s %04x", set.name, Layout<T>::name,
               bits_from(values[i]), narrow[i].bits, sets[0].name, first[i].bits);
-      T alone;  // the elements of a tile that fill no vector take another way
+      T alone;  // elements that do not fill a vector are converted by other code
       convert(&values[i], 1, &alone);
       CHECK(alone.bits == narrow[i].bits, "%s %s: %08x becomes %04x in a tile, %04x alone", set.name,
             Layout<T>::name, bits_from(values[i]), narrow[i].bits, alone.bits);
@@ -148,7 +148,7 @@ void test_rounding(const std::vector<AvailableInstructionSet>& sets) {
   }
 }
 
-// float and double pass through unchanged, NaN's bits and all.
+// float and double stay unchanged, including the bits of NaN.
 template <class Real>
 void test_unchanged(const AvailableInstructionSet& set) {
   const std::vector<Real> values{

@@ -9,7 +9,7 @@
 namespace nnorm_test {
 namespace {
 
-// In units in the last place; for tiny h in steps of the least number times 1 + output_divisor/|η|.
+// In units in the last place; for tiny h in units of the smallest number times 1 + output_divisor/|η|.
 template <class Real>
 struct Bounds;
 template <>
@@ -21,7 +21,7 @@ struct Bounds<double> {
   static constexpr double small = 6, moderate = 6, large = 5, any = 5, tiny = 2;
 };
 
-// λ densely, and exponents that a formula may stumble over.
+// Many values of λ, and exponents that are special cases of a formula.
 template <class Real>
 void exponents(std::vector<Real>& pos, std::vector<Real>& neg) {
   for (const double lmbda : evenly<double>(-2, 4, sizeof(Real) == 4 ? 481 : 97)) {  // 0, 1 and 2 are among them
@@ -56,7 +56,7 @@ std::vector<Real> inputs() {
   return h;
 }
 
-// ψ of each h (a row after another) for each pair of exponents.
+// ψ of each h for each pair of exponents, one row for each pair.
 template <class Real>
 std::vector<Real> psi(const nnorm::InstructionSet& set, const std::vector<Real>& h, const std::vector<Real>& pos,
                       const std::vector<Real>& neg) {
@@ -86,16 +86,16 @@ void test_accuracy(const std::vector<AvailableInstructionSet>& sets, ErrorTable&
   using F = nnorm::Format<Real>;
   // Above this 2^z saturates.
   const double saturation = double(F::exponent_bias) + nnorm::log2_output_divisor;
-  // What putting least_exponent in the place of 0 does to log(1 + |h|), in units in the last place.
+  // The error that replacing 0 by least_exponent causes in log(1 + |h|), in units in the last place.
   const double of_limit =
       double(F::least_exponent) / 2 * std::log(1e38) * std::ldexp(1.0, std::numeric_limits<Real>::digits);
   const std::string type = sizeof(Real) == 4 ? "float" : "double";
   std::vector<Real> pos, neg;
   exponents(pos, neg);
   const std::vector<Real> h = inputs<Real>();
-  std::vector<Wide> truth;
+  std::vector<Wide> reference;
   for (size_t c = 0; c < pos.size(); ++c)
-    for (const Real x : h) truth.push_back(true_psi(Wide(x), Wide(x < 0 ? neg[c] : pos[c])));
+    for (const Real x : h) reference.push_back(true_psi(Wide(x), Wide(x < 0 ? neg[c] : pos[c])));
 
   for (const AvailableInstructionSet& set : sets) {
     const std::vector<Real> y = psi(*set.kernels, h, pos, neg);
@@ -103,10 +103,10 @@ void test_accuracy(const std::vector<AvailableInstructionSet>& sets, ErrorTable&
     for (size_t i = 0; i < y.size(); ++i) {
       const Real x = h[i % h.size()], size = std::fabs(x);
       const Real eta = (x < 0 ? neg : pos)[i / h.size()];
-      const bool representable = std::isfinite(Real(truth[i]));
+      const bool representable = std::isfinite(Real(reference[i]));
       CHECK(!std::isnan(y[i]) && (!representable || std::isfinite(y[i])),
             "%s: psi(%g) = %g for exponent %g, should be %g", set.name, double(x), double(y[i]), double(eta),
-            double(truth[i]));
+            double(reference[i]));
       CHECK(y[i] == 0 || std::signbit(y[i]) == std::signbit(x), "%s: psi(%g) = %g", set.name, double(x),
             double(y[i]));
       if (size > F::greatest_magnitude || !representable) continue;
@@ -117,10 +117,10 @@ void test_accuracy(const std::vector<AvailableInstructionSet>& sets, ErrorTable&
               double(x), double(y[i]), double(eta), least);
         continue;
       }
-      // If h·η is not a normal number, the error is measured absolutely.
+      // If h·η is denormal, the absolute error is measured.
       if (size * usable < std::numeric_limits<Real>::min() * nnorm::output_divisor<Real>) {
         const Wide steps = std::numeric_limits<Real>::denorm_min() * (1 + nnorm::output_divisor<Wide> / usable);
-        tiny.see(double(std::fabs(Wide(y[i]) - truth[i]) / steps), double(x), double(eta));
+        tiny.see(double(std::fabs(Wide(y[i]) - reference[i]) / steps), double(x), double(eta));
         continue;
       }
       Worst& of_range = size <= Real(1e-3)       ? small
@@ -128,7 +128,7 @@ void test_accuracy(const std::vector<AvailableInstructionSet>& sets, ErrorTable&
                         : size <= Real(1e4)      ? large
                         : std::fabs(eta) <= 1e-6 ? limit
                                                  : any;
-      of_range.see(in_ulps(y[i], truth[i]), double(x), double(eta));
+      of_range.see(in_ulps(y[i], reference[i]), double(x), double(eta));
     }
     table.add("psi, ULP, |h| <= 1e-3, " + type, B::small, set.name, small);
     table.add("psi, ULP, |h| <= 10, " + type, B::moderate, set.name, moderate);
@@ -153,7 +153,7 @@ void test_what_is_no_number(const AvailableInstructionSet& set) {
           "%s: psi(infinity) = %g, %g; of the greatest magnitude %g, %g", set.name, double(result[2]),
           double(result[3]), double(result[4]), double(result[5]));
   }
-  // An exponent that is NaN shows, whatever h is.
+  // A NaN exponent gives NaN for every h.
   for (const Real result : psi<Real>(*set.kernels, {0, 1, -1}, {Real(NAN)}, {Real(NAN)}))
     CHECK(std::isnan(result), "%s: psi for exponent NaN = %g", set.name, double(result));
 }
@@ -166,7 +166,7 @@ int main() {
   const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
   ErrorTable table(0.5);
   test_accuracy<float>(sets, table);
-  if (have_truth_for_double) test_accuracy<double>(sets, table);
+  if (have_reference_for_double) test_accuracy<double>(sets, table);
   for (const AvailableInstructionSet& set : sets) {
     test_what_is_no_number<float>(set);
     test_what_is_no_number<double>(set);

@@ -1,4 +1,5 @@
-// The kernels of quantized norms: every size and layout against one element at a time, and the tables against float64.
+// Compares the kernels of quantized norms with a lookup of one element at a time, for every size and layout, and the
+// tables with float64.
 #include <cmath>
 
 #include "channels.h"
@@ -76,7 +77,7 @@ void test_kernels() {
   }
 }
 
-// As true_epilogue of channels.h.
+// The activations, by formulas of their own; see true_epilogue() in channels.h.
 template <class Wide>
 Wide true_activation(Activation activation, Wide y) {
   switch (activation) {
@@ -90,7 +91,7 @@ Wide true_activation(Activation activation, Wide y) {
   return Wide(INFINITY);
 }
 
-// An operator: what follows the norm.
+// What follows the norm in an operator.
 struct Following {
   EpilogueFacts facts;
   Activation activation;
@@ -150,7 +151,7 @@ void test_tables() {
             "%s: not on a boundary", facts.operator_name);
     }
   CHECK(ties * 1000 <= seen, "%zu ties of %zu", ties, seen);
-  std::printf("%zu table_entries, %zu ties\n", seen, ties);
+  std::printf("%zu entries, %zu ties\n", seen, ties);
 }
 
 void test_refusals() {

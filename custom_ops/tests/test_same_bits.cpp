@@ -1,11 +1,12 @@
-// One answer on every processor: the kernels of all instruction sets that this machine can run give the same bits, for any
-// bits of x, in any layout, at any place of a batch, and with an epilogue what the steps behind the operator would.
+// The kernels of all instruction sets that this machine can run give the same bits, for any bits of x, in any layout,
+// at any place of a batch. An epilogue gives the bits of separate operators.
 //
 //   test_same_bits [digests] [VALUES [TYPE [BatchNormalNorm | LayerNormalNorm]]]
 //
-// VALUES of each type and operator (default 1.5 million); a long run takes 1000000000. It prints the digests of what each instruction set computed, for comparison with other machines: the program draws the
-// same numbers everywhere (make same-bits-neon). `digests` is for emulated processors, which are slow: each value is computed
-// once, in one layout and with one epilogue, and digests are printed at each tenth of the values.
+// VALUES of each type and operator (default 1.5 million); a long run takes 1000000000. The program prints a digest of
+// the values of each instruction set, for comparison with other machines: it draws the same numbers everywhere (make
+// same-bits-neon). `digests` is for emulated processors, which are slow: each value is computed once, in one layout and
+// with one epilogue, and digests are printed at each tenth of the values.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -27,7 +28,7 @@ struct Count {
   }
 };
 
-// What one instruction set computed, in 64 bits.
+// A 64-bit digest of the values that one instruction set computed.
 struct Digest {
   const char* instruction_set;
   uint64_t bits;
@@ -76,7 +77,7 @@ struct Channels {
         x(numbers<T>(samples * channels * extent, Kind(round % 3), random)),
         residual(numbers<T>(x.size(), Kind(round / 3 % 3), random)) {}
 
-  // In any layout, whose elements return in the order of rows.
+  // Computes in any layout. The elements are returned in the order of rows.
   std::vector<T> compute(const InstructionSet& set, Sharing sharing, size_t lanes, nnorm::Epilogue epilogue) const {
     return batch_normal_norm<T>(set, {sharing, samples, channels, extent, lanes}, epilogue, parameters, x, residual);
   }
@@ -105,7 +106,7 @@ void test_channels(size_t values) {
         for (const size_t lanes : {8, 16}) layouts.add(y, compute(**next, Sharing::lane, lanes));
       }
       if (facts.epilogue == nnorm::Epilogue::none) plain = y;
-      // An epilogue of 16 bits rounds once, where the steps behind the operator round after each.
+      // A 16-bit epilogue rounds once, separate operators round each result.
       if constexpr (std::is_same_v<T, Arithmetic<T>>) behind.add(y, apply_behind(facts.epilogue, plain, problem.residual));
     }
   }
@@ -187,7 +188,7 @@ void print_digests(const char* operators, size_t values, Draw draw, Compute comp
       for (size_t i = 0; i < of_sets.size(); ++i) of_sets[i].add(compute(problem, *nnorm::instruction_sets()[i], round));
     }
     print(of_sets, operators, NameOf<T>::value, digested);
-    std::fflush(stdout);  // what is done remains if the program is stopped
+    std::fflush(stdout);  // keeps the output if the program is stopped
   }
   for (const Digest& digest : of_sets)
     CHECK(digest.bits == of_sets[0].bits, "%s %s on %s", operators, NameOf<T>::value, digest.instruction_set);

@@ -1,5 +1,5 @@
-// Rows that several threads compute together have the bits of rows that one thread computes alone: every type, rows about
-// the length that is shared, one and several at a time, in place, and with NaN.
+// Rows that several threads compute together have the bits of rows that one thread computes alone: every type, lengths
+// around the shortest that is shared, one and several rows at a time, in place, and with NaN.
 #include <mutex>
 #include <set>
 #include <string>
@@ -19,7 +19,7 @@ using nnorm::TileSums;
 
 constexpr size_t shortest = nnorm::shortest_shared_row;
 
-// Runs the items on so many threads, from the last one to the first, and records each range that a thread was given.
+// Runs items on several threads, from the last item to the first, and records which threads compute a row.
 class Threads {
  public:
   explicit Threads(size_t count) : count_(count) {}
@@ -29,7 +29,7 @@ class Threads {
     std::vector<std::thread> threads;
     for (size_t t = 0; t < count_; ++t)
       threads.emplace_back([&, t] {
-        // Thread t has the items t, t + count, …, so that every thread that there are items for gets some.
+        // Thread t has the items t, t + count, …, so that as many threads as possible have an item.
         for (size_t item = count_items(work); item-- > 0;)
           if (item % count_ == t) {
             kernel(work, item, item + 1);
@@ -52,7 +52,7 @@ class Threads {
   std::set<std::pair<size_t, size_t>> workers_;
 };
 
-// Of a NaN, compilers do not keep the sign and the payload.
+// Compilers do not keep the sign and the payload of a NaN.
 template <class T>
 std::vector<T> with_one_nan(std::vector<T> values) {
   for (T& value : values)

@@ -1,8 +1,8 @@
-// The CUDA kernels. A call only launches a kernel: it allocates no memory and does not wait, so that streams can be captured.
-// Pointers belong to the current device and may have any alignment. A call returns the error of the launch.
+// The CUDA kernels. A call only launches a kernel: it allocates no memory and does not wait, so that streams can be
+// captured. Pointers belong to the current device and may have any alignment. A call returns the error of the launch.
 //
-// float32 and float64 results have the bits of the CPU kernels. 16-bit results have them if `same_bits` is true; otherwise the
-// device's approximate instructions compute logarithms and powers (half_mathematics.h).
+// float32 and float64 results have the bits of the CPU kernels. 16-bit results have them if `same_bits` is true;
+// otherwise the device's approximate instructions compute logarithms and powers (half_mathematics.h).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,16 +1,17 @@
-// The epilogues of BatchNormalNorm: elementwise operations that the kernels apply to y in the same pass over the tensors.
+// The epilogues of BatchNormalNorm: elementwise operations that the kernels apply to y in the same pass over the
+// tensors.
 //
-// Each epilogue is an operator of its own. This list is the only one in C++ and CUDA: the kernels, ONNX Runtime's operators,
-// TensorRT's plugins, the tests and the benchmark are generated from it. A new epilogue needs a row here, its formula in
-// tests/channels.h, and a line in nnorm_export/domain/__init__.py.
+// Each epilogue is an operator of its own. This list is the only one in C++ and CUDA: the kernels, ONNX Runtime's
+// operators, TensorRT's plugins, the tests and the benchmark are generated from it. A new epilogue needs a row here,
+// its formula in tests/channels.h, and a line in nnorm_export/domain/__init__.py.
 #pragma once
 
 #include <cstddef>
 
 #include "nnorm/mathematics.h"
 
-// F(epilogue, operator, takes_residual, value). `value` is the output as a function of y = weight·ψ(scale·x + shift) + bias
-// and, if takes_residual, of `residual`: the last input of the operator, of x's shape and type.
+// F(epilogue, operator, takes_residual, value). `value` is the output as a function of y = weight·ψ(scale·x + shift) +
+// bias and, if takes_residual, of `residual`: the last input of the operator, of x's shape and type.
 #define NNORM_FOR_EACH_EPILOGUE(F)                  \
   F(none, BatchNormalNorm, false, y)                \
   F(relu, BatchNormalNormRelu, false, rectified(y)) \

@@ -1,8 +1,8 @@
 // The CPU kernels: a table of functions for each instruction set.
 //
-// A call computes the items [begin, end) of the count_items() items of a problem; callers distribute the items over threads.
-// Only the sizes decide which elements an item has, so the result has the same bits for any number of threads. The output may
-// overwrite the input or the residual, element for element. No function allocates, throws or blocks.
+// A call computes the items [begin, end) of the count_items() items of a problem; callers distribute the items over
+// threads. Only the sizes decide which elements an item has, so the result has the same bits for any number of threads.
+// The output may overwrite the input or the residual, element for element. No function allocates, throws or blocks.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +39,8 @@ struct ChannelWork {
   Epilogue epilogue;
 };
 
-// Large enough to hide the cost of passing an item to a thread, small enough to distribute items evenly. BatchNormalNorm in
-// float with AVX-512 computes an item in about 1 µs; every other kernel takes longer.
+// Large enough to hide the cost of passing an item to a thread, small enough to distribute items evenly.
+// BatchNormalNorm in float with AVX-512 computes an item in about 1 µs; every other kernel takes longer.
 constexpr size_t elements_per_item = 4096;
 
 template <class T>
@@ -104,7 +104,8 @@ inline const KernelTable<BFloat16>& InstructionSet::table<BFloat16>() const {
   return bfloat16;
 }
 
-// The instruction sets that this library was built for and this machine has, fastest first. The last element is nullptr.
+// The instruction sets that this library was built for and this machine has, fastest first. The last element is
+// nullptr.
 const InstructionSet* const* instruction_sets();
 
 inline const InstructionSet& best_instruction_set() { return **instruction_sets(); }

@@ -4,23 +4,23 @@
 //
 // evaluated as s/η·(2^(η·log₂(1 + |h|)) − 1) without branches and without cancellation:
 //
-// - log₂(1 + a) is represented as an integer plus a fraction. Only the difference between z = η·log₂(1 + a) and its nearest
-//   integer is rounded: 2^z would magnify the rounding of a large z.
+// - log₂(1 + a) is represented as an integer plus a fraction. Only the difference between z = η·log₂(1 + a) and its
+//   nearest integer is rounded: 2^z would magnify the rounding of a large z.
 // - 2^z − 1 is computed as 2^n·(2^f − 1) + (2^n − 1), where n is the integer nearest to z. Only 2^f − 1 and the sum are
 //   rounded: scaling by 2^n is exact, and 2^n − 1 is rounded only if one of its terms is below the last place of the other.
 // - η = 0 needs no branch: Format::least_exponent replaces exponents of smaller magnitude, which gives the limit
 //   s·log(1 + |h|).
-// - NaN propagates. 2^126 (double: 2^1022) replaces |h| above it, infinity included; 2^z saturates at about 2^128 (2^1024)
-//   before it is multiplied by the weight. Finite inputs give no infinite intermediate result if the gain
+// - NaN propagates. 2^126 (double: 2^1022) replaces |h| above it, infinity included; 2^z saturates at about 2^128
+//   (2^1024) before it is multiplied by the weight. Finite inputs give no infinite intermediate result if the gain
 //   output_divisor·weight/η is finite: for |weight| up to 2^101 (2^963) with any exponent, up to 2^127·|η| (2^1023·|η|)
 //   otherwise.
 //
-// Valid range of ψ: exponents in [−2, 4] and |h| up to 2^126 (double: 2^1022), unless 2^z saturates
+// Valid range of ψ: exponents in [−2, 4] and |h| up to 2^126, unless 2^z saturates
 // Max error of ψ: 5 units in the last place (double: 6)
 //
-// The error grows by least_exponent·log(1 + |h|)/2 if least_exponent replaces η, and is greater for greater exponents. If
-// |h·η| is near the smallest normal number, the error is less than 2·(1 + output_divisor/|η|) times the smallest denormal
-// number.
+// The error grows by least_exponent·log(1 + |h|)/2 if least_exponent replaces η, and is greater for greater exponents.
+// If |h·η| is near the smallest normal number, the error is less than 2·(1 + output_divisor/|η|) times the smallest
+// denormal number.
 //
 // Everything is a template of the arithmetic type, float or double, written so that compilers vectorize it and nvcc
 // compiles it for devices. Tests enforce every bound that is stated here: tests/test_psi.cpp that of ψ, and
@@ -39,15 +39,16 @@
 #define NNORM_INLINE inline __attribute__((always_inline))
 #endif
 
-// Stands before a loop with a constant number of steps. Otherwise GCC unrolls it too late to vectorize the loop around it.
+// Stands before a loop with a constant number of steps. Otherwise GCC unrolls it too late to vectorize the loop around
+// it.
 #if defined(__CUDACC__)
 #define NNORM_UNROLL _Pragma("unroll")
 #else
 #define NNORM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// The name of the instruction set that this source is compiled for, and its namespace. One library has several: the namespaces
-// keep the linker from using code of an instruction set that the machine lacks.
+// The instruction set that this source is compiled for, `cuda` for GPUs; its name is also a namespace. One library has
+// several: the namespaces keep the linker from using code of an instruction set that the machine lacks.
 #ifndef NNORM_INSTRUCTION_SET
 #define NNORM_INSTRUCTION_SET portable
 #endif
@@ -60,8 +61,8 @@ struct Bounds {
   Real zero, greatest_magnitude;
 };
 
-// With NNORM_HIDE_BOUNDS, bounds() returns these variables of cpu/bounds.cpp. GCC 12 compiles a minimum or a maximum to one
-// instruction if it cannot see the value of the bound, else to up to six.
+// With NNORM_HIDE_BOUNDS, bounds() returns these variables of cpu/bounds.cpp. GCC 12 compiles a minimum or a maximum to
+// one instruction if it cannot see the value of the bound, else to up to six.
 extern const Bounds<float> bounds_of_float;
 extern const Bounds<double> bounds_of_double;
 
@@ -140,8 +141,8 @@ NNORM_INLINE double fused(double a, double b, double c) { return __builtin_fma(a
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 NNORM_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-// In double the product is exact. Its sum with c is rounded to odd, so that the second rounding, to float, is correct. There is
-// no comparison and no multiplication of 64-bit integers: SSE2 has none for vectors.
+// In double the product is exact. Its sum with c is rounded to odd, so that the second rounding, to float, is correct.
+// There is no comparison and no multiplication of 64-bit integers: SSE2 has none for vectors.
 NNORM_INLINE float fused(float a, float b, float c) {
   const double product = double(a) * double(b), wide = double(c), sum = product + wide;
   const double added = sum - product, rest = (product - (sum - added)) + (wide - added);  // sum + rest is exact
@@ -174,9 +175,9 @@ NNORM_INLINE float at_most(float value, float bound) {
 #endif
 }
 
-// x·(c₀ + c₁·x + c₂·x² + …), in two independent chains of half the length. The first-order term is added last, so that only its
-// rounding counts in full. On a GPU, where other threads run while one waits, Horner's scheme would save 2 of 46 operations, but
-// would give other bits than a CPU.
+// x·(c₀ + c₁·x + c₂·x² + …), in two independent chains of half the length. The first-order term is added last, so that
+// only its rounding counts in full. On a GPU, where other threads run while one waits, Horner's scheme would save 2 of
+// 46 operations, but would give other bits than a CPU.
 template <int count>
 NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
   constexpr bool odd = count % 2 == 0;  // whether the number of terms from c₁ on is odd
@@ -196,8 +197,8 @@ NNORM_INLINE float log2_1p_of_mantissa(float m) {
   return times_polynomial(m, c);
 }
 
-// The same in double, by the series of 2·atanh(r)/ln 2 with r = m/(2 + m), |r| ≤ 0.172. The first-order term is added last, so
-// that only its rounding counts in full.
+// The same in double, by the series of 2·atanh(r)/ln 2 with r = m/(2 + m), |r| ≤ 0.172. The first-order term is added
+// last, so that only its rounding counts in full.
 //
 // Max relative error: 3.5e-16
 NNORM_INLINE double log2_1p_of_mantissa(double m) {
@@ -267,8 +268,8 @@ NNORM_INLINE Log2<Real> log2_1p(Real a) {
 // (2^z − 1)/output_divisor for z = η·log.
 //
 // Valid range: |z| ≤ 2^22 (double: 2^51), or up to exponent_bias − 2 if `bounded`
-// Max relative error: 2.2e-7 (3.5e-16) until the result saturates, if the error of z is at most 6e-8 (1.2e-16) times |η| and at
-// most twice that times |z|: for small z the result is proportional to z
+// Max relative error: 2.2e-7 (3.5e-16) until the result saturates, if the error of z is at most 6e-8 (1.2e-16) times
+// |η| and at most twice that times |z|: for small z the result is proportional to z
 template <bool bounded = false, class Real>
 NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   using F = Format<Real>;
@@ -321,8 +322,8 @@ NNORM_INLINE Real usable_exponent(Real eta) {
   return std::copysign(size < least ? least : (size > greatest ? greatest : size), eta);  // NaN stays NaN
 }
 
-// `sign` is +1 for the branch of h ≥ 0, −1 for the branch of h < 0. The exponent is divided by output_divisor, which is exact.
-// The weight multiplied by output_divisor may be infinite although the gain is finite.
+// `sign` is +1 for the branch of h ≥ 0, −1 for the branch of h < 0. The exponent is divided by output_divisor, which is
+// exact. The weight multiplied by output_divisor may be infinite although the gain is finite.
 template <class Evaluation = Accurate, class Real>
 NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
   const Real usable = usable_exponent(eta);
@@ -331,8 +332,9 @@ NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
 
 // The sums over a row from which λ̂ is computed (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|.
 //
-// Max errors of the terms, in order: 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t, 7e-7·((1 + a)·t)² (double: factors 7e-16,
-// 8e-16, 8e-16, 1.6e-15). They are not relative to the terms: d cancels as a → 0, where the terms are negligible in the sums.
+// Max errors of the terms, in order: 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t, 7e-7·((1 + a)·t)² (double: factors
+// 7e-16, 8e-16, 8e-16, 1.6e-15). They are not relative to the terms: d cancels as a → 0, where the terms are negligible
+// in the sums.
 template <class Real>
 struct LmbdaSums {
   Real signed_log;  // Σ s·t
@@ -356,8 +358,8 @@ NNORM_INLINE void add_lmbda_terms(Real h, Real a, Log2<Real> log, Real& signed_l
 //
 // Max error added: 3 units in the last place of each term that cancels
 //
-// L″ is positive: for values of variance 1 it is at least 0.188 (found by search). If ε is greater than the variance, L″ falls
-// as h⁴; only then can λ̂ be large.
+// L″ is positive: for values of variance 1 it is at least 0.188 (found by search). If ε is greater than the variance,
+// L″ falls as h⁴; only then can λ̂ be large.
 template <class Real>
 struct Exponents {
   Real pos, neg;

@@ -1,6 +1,6 @@
-// The operators, each declared once: its name, its inputs, its attributes with their defaults, the shapes that it accepts, and
-// the problem that it gives to a device. ONNX Runtime's operators, TensorRT's plugins and the tests are generated from the list
-// `AllOperators` at the end. nnorm_export/domain declares the same operators for Python.
+// The operators, each declared once: its name, its inputs, its attributes with their defaults, the shapes that it
+// accepts, and the problem that it gives to a device. ONNX Runtime's operators, TensorRT's plugins and the tests are
+// generated from the list `AllOperators` at the end. nnorm_export/domain declares the same operators for Python.
 //
 // An operator is a struct. Its members are the attributes of a node, and it has
 //

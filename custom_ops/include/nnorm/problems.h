@@ -1,5 +1,5 @@
-// The problems that operators give to a device: pointers and sizes, independent of any framework. The output may overwrite the
-// input or the residual, element for element. Devices return at once if a problem is empty.
+// The problems that operators give to a device: pointers and sizes, independent of any framework. The output may
+// overwrite the input or the residual, element for element. Devices return at once if a problem is empty.
 #pragma once
 
 #include <cstddef>

@@ -4,9 +4,9 @@
 //
 // or with an activation in place of the epilogue, which takes no time because the table contains it.
 //
-// An element of Y depends only on the same element of X and its channel, so it is looked up in a table with 256 entries for
-// each channel. With a residual, the table holds numbers before rounding, to which the residual is added. The CPU kernels
-// compute tables in float64. Elements are bytes here; a table is made for their type, uint8 or int8.
+// An element of Y depends only on the same element of X and its channel, so it is looked up in a table with 256 entries
+// for each channel. With a residual, the table holds numbers before rounding, to which the residual is added. The CPU
+// kernels compute tables in float64. Elements are bytes here; a table is made for their type, uint8 or int8.
 #pragma once
 
 #include <cstddef>
@@ -50,8 +50,8 @@ struct QuantizedNorm {
   Activation activation;  // none if there is an epilogue
 };
 
-// How an element of Y is computed from y in units of Y's scale (its steps) and the residual's byte r: the sum of the steps and
-// ((r ^ sign_flip) − offset)·factor, clamped and rounded, plus the zero point.
+// How an element of Y is computed from y in units of Y's scale (its steps) and the residual's byte r: the sum of the
+// steps and ((r ^ sign_flip) − offset)·factor, clamped and rounded, plus the zero point.
 struct QuantizedSum {
   int32_t sign_flip;  // 0x80 turns int8 into uint8; 0 keeps uint8
   float offset, factor, least, greatest;
@@ -72,8 +72,8 @@ struct QuantizedTable {
 // Why the scales of a norm are refused; empty if they are valid.
 std::string scale_refusal(const QuantizedNorm& norm);
 
-// Makes the table of a norm whose scales are valid. Returns the first channel with an entry that is NaN, or the number of
-// channels if no entry is NaN. Allocates memory.
+// Makes the table of a norm whose scales are valid. Returns the first channel with an entry that is NaN, or the number
+// of channels if no entry is NaN. Allocates memory.
 size_t make_table(const QuantizedNorm& norm, QuantizedTable& table);
 
 // The arguments of a kernel. X is [samples, channels, extent]; a tensor whose channels are last has an extent of 1.
@@ -94,8 +94,8 @@ constexpr size_t bytes_per_item = 16384;
 
 inline namespace NNORM_INSTRUCTION_SET {
 
-// How a tensor whose channels are last is divided: into columns of at most 64 channels, whose tables fit into the first-level
-// cache. A row is one sample, or as many samples as fit into 64 elements if the channels are few.
+// How a tensor whose channels are last is divided: into columns of at most 64 channels, whose tables fit into the
+// first-level cache. A row is one sample, or as many samples as fit into 64 elements if the channels are few.
 struct Columns {
   size_t samples_of_a_row, row_length, count;
 
@@ -109,9 +109,9 @@ struct Columns {
   }
 };
 
-// How a tensor whose channels are last is divided into items: by samples, and by columns too if the samples are few. An item
-// reads a limited number of cache lines: one for each sample of a column, and the lines of the column's tables, of which a
-// channel has at most one for each sample.
+// How a tensor whose channels are last is divided into items: by samples, and by columns too if the samples are few. An
+// item reads a limited number of cache lines: one for each sample of a column, and the lines of the column's tables, of
+// which a channel has at most one for each sample.
 struct ItemsOfColumns {
   size_t samples, columns, column_groups;
 

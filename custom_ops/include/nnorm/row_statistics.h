@@ -1,16 +1,18 @@
-// The statistics of a row of LayerNormalNorm and GroupNormalNorm, for CPUs and GPUs: the order in which elements are added, and
-// what is computed from the sums (NN eq. 5–15).
+// The statistics of a row of LayerNormalNorm and GroupNormalNorm, for CPUs and GPUs: the order in which elements are
+// added, and what is computed from the sums (NN eq. 5–15).
 //
-// A floating-point sum depends on the order of its terms, so the order is the same everywhere: that of the warps of a GPU, which
-// a CPU can follow with vectors.
+// A floating-point sum depends on the order of its terms, so the order is the same everywhere: that of the warps of a
+// GPU, which a CPU can follow with vectors.
 //
-// - A row is divided into tiles of 1024 elements. 32 lanes read a tile in turn, two neighboring elements each, 16 times. Each
-//   lane adds its elements to two sums that start from 0, one for the first neighbors and one for the second, in order.
+// - A row is divided into tiles of 1024 elements. 32 lanes read a tile in turn, two neighboring elements each, 16
+//   times. Each lane adds its elements to two sums that start from 0, one for the first neighbors and one for the
+//   second, in order.
 // - These 64 sums, ordered by lane, are added in halves: the upper half to the lower half, until one sum is left.
-// - Tile i belongs to chain i mod 16. A chain adds its tiles in order and accumulates the rounding errors (ChainSum). The chains
-//   are added in halves.
+// - Tile i belongs to chain i mod 16. A chain adds its tiles in order and accumulates the rounding errors (ChainSum).
+//   The chains are added in halves.
 //
-// Elements that the last tile lacks count as 0. CPUs add 16-bit tensors in this order too; for GPUs see Tile in cuda/tiles.cuh.
+// Elements that the last tile lacks count as 0. CPUs add 16-bit tensors in this order too; for GPUs see Tile in
+// cuda/tiles.cuh.
 #pragma once
 
 #include "nnorm/mathematics.h"
@@ -37,7 +39,7 @@ struct ChainSum {
   NNORM_INLINE Real total() const { return lost == lost ? sum + lost : sum; }  // `lost` is NaN if the sum is infinite
 };
 
-// 1/√x. The float result is rounded correctly: tests/test_row_statistics.cpp verifies it for the two roundings.
+// 1/√x. The float result is rounded correctly, although a CPU rounds twice: tests/test_row_statistics.cpp verifies it.
 NNORM_INLINE double inverse_root(double x) { return 1 / std::sqrt(x); }
 NNORM_INLINE float inverse_root(float x) {
 #if defined(__CUDA_ARCH__)

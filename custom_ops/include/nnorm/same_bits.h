@@ -1,5 +1,5 @@
-// The environment variable NNORM_EXPORT_SAME_BITS: if it is 1, the kernels for GPUs compute 16-bit tensors with the bits of the
-// CPU kernels (cuda_kernels.h).
+// The environment variable NNORM_EXPORT_SAME_BITS: if it is 1, the kernels for GPUs compute 16-bit tensors with the
+// bits of the CPU kernels (cuda_kernels.h).
 #pragma once
 
 #include <cstdlib>

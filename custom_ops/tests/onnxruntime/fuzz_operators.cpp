@@ -1,10 +1,10 @@
 // Random nodes against the library's callbacks: fuzz_operators [CASES [SEED]].
 //
 // A case is an operator, a type, shapes of rank 0 to 6 with extents of zero and extents whose product overflows,
-// attributes and values, most of them fitting and some hostile, and parameters that are constants or computed. The library
-// must refuse what does not fit, and otherwise its values are compared with the formulas in a wider type. In some cases a
-// call of the API or an allocation fails: the library must return an error, lose nothing, and give the right values in the
-// next run.
+// attributes and values, most of them valid and some extreme, and parameters that are constants or computed. The
+// library must refuse invalid nodes; the values of valid ones are compared with the formulas in a wider type. In some
+// cases a call of the API or an allocation fails: the library must return an error, leak nothing, and give the right
+// values in the next run.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "registered.h"
-#include "truth.h"
+#include "reference.h"
 
 namespace nnorm_test {
 
@@ -25,18 +25,18 @@ struct Figures {
   Compared compared;
 } figures;
 
-// Numbers for X, parameters and residual: ordinary ones, or with a share of hostile ones.
-double number(Random& random, bool hostile) {
-  if (!hostile || random.below(6) != 0) return 2 * random.normal();
+// Numbers for X, parameters and residual: ordinary numbers, some of them replaced by extreme ones.
+double number(Random& random, bool extreme) {
+  if (!extreme || random.below(6) != 0) return 2 * random.normal();
   const double odd[] = {0.0,   -0.0,  NAN,    INFINITY, -INFINITY, 1e-45, -1e-40, 3e-39, 1e-310, 1.0,
                         -1.0,  1e4,   -65504, 1e10,     -1e17,     1e30,  -3e38,  1e300, 0x1p-24, 1e-7};
   return odd[random.below(sizeof odd / sizeof *odd)];
 }
 
-double exponent(Random& random, bool hostile) {
+double exponent(Random& random, bool extreme) {
   const double usual[] = {0, 1, 2, 1e-7, -1e-7};
   if (random.below(4) == 0) return usual[random.below(5)];
-  if (!hostile || random.below(4) != 0) return random.uniform(-2, 4);
+  if (!extreme || random.below(4) != 0) return random.uniform(-2, 4);
   const double odd[] = {NAN, INFINITY, -INFINITY, 40, -40, 1e3, -1e6, 1e-30, -1e-45, 1e20};
   return odd[random.below(10)];
 }
@@ -48,7 +48,7 @@ std::vector<T> tensor(size_t n, const std::function<double()>& draw) {
   return to_type<T>(numbers);
 }
 
-// One node: its attributes, tensors and the verdict that the library must reach.
+// One node: its attributes and tensors, and whether the library must refuse it.
 template <class T>
 struct Case {
   using Real = Arithmetic<T>;
@@ -59,21 +59,21 @@ struct Case {
   std::vector<Shape> shapes;
   std::vector<T> x, residual;
   std::vector<std::vector<Real>> parameters;
-  bool attributes_fit = true, shapes_fit = true, huge = false, hostile;
+  bool attributes_fit = true, shapes_fit = true, huge = false, extreme;
   std::vector<bool> constants;  // which of the inputs are constants
-  bool misled = false;          // the kernel is told of constants of an outer graph, which are not its inputs
+  bool outer_constants = false;  // the kernel gets constants of an outer graph, which are not its inputs
   int64_t axis = -1, groups = 1, block = 16;
   float epsilon = 1e-5f, delta = 0.0031622776601683794f;
 
-  Case(const Operator& of, Random& numbers) : operation(of), random(numbers), hostile(numbers.below(3) == 0) {
+  Case(const Operator& of, Random& numbers) : operation(of), random(numbers), extreme(numbers.below(3) == 0) {
     choose_shapes();
     choose_attributes();
     if (shapes_fit && !huge) choose_values();
     constants.resize(operation.inputs);
-    const size_t share = random.below(3);  // none, all or some
+    const size_t share = random.below(3);  // none, all or some of the inputs
     for (size_t i = 1; !huge && shapes_fit && i < operation.inputs - operation.takes_residual; ++i)
       constants[i] = share == 1 || (share == 2 && random.below(2));
-    misled = random.below(4) == 0;
+    outer_constants = random.below(4) == 0;
   }
   ~Case() { host::constants.clear(); }
 
@@ -136,7 +136,7 @@ struct Case {
       attributes_fit &= value >= 0 && std::isfinite(value);
       node[name] = value;
     };
-    const auto spoil = [&](const char* name, bool is_integer) {  // another type
+    const auto set_wrong_type = [&](const char* name, bool is_integer) {  // another type
       if (random.below(40)) return;
       attributes_fit = false;
       if (random.below(2)) node[name] = std::string("text");
@@ -148,13 +148,13 @@ struct Case {
       block = blocks[random.below(8)];
       attributes_fit = block == 8 || block == 16;
       node["block"] = block;
-      spoil("block", true);
+      set_wrong_type("block", true);
       if (attributes_fit && shapes_fit && shapes[0][1] % block != 0) shapes_fit = false;
     } else if (!operation.frozen) {
       give_float("epsilon", epsilon);
       give_float("delta", delta);
-      spoil("epsilon", false);
-      spoil("delta", false);
+      set_wrong_type("epsilon", false);
+      set_wrong_type("delta", false);
       if (operation.per_channel) {
         const int64_t channels = shapes[0].size() > 1 ? shapes[0][1] : 1;
         groups = 1 + int64_t(random.below(size_t(std::min<int64_t>(std::max<int64_t>(channels, 1), 32))));
@@ -166,17 +166,17 @@ struct Case {
         attributes_fit &= groups >= 1 && groups <= INT32_MAX;
         if (attributes_fit && shapes_fit && channels % groups != 0) shapes_fit = false;
         node["num_groups"] = groups;
-        spoil("num_groups", true);
+        set_wrong_type("num_groups", true);
       } else {
         node["axis"] = axis;
-        spoil("axis", true);
+        set_wrong_type("axis", true);
       }
     }
   }
 
   void choose_values() {
-    const double scale = hostile && random.below(3) == 0 ? random.log_uniform(1e-6, 1e6) : 1;
-    const bool equal = hostile && random.below(8) == 0, odd = hostile;
+    const double scale = extreme && random.below(3) == 0 ? random.log_uniform(1e-6, 1e6) : 1;
+    const bool equal = extreme && random.below(8) == 0, odd = extreme;
     const double one = number(random, odd);
     x = tensor<T>(nnorm::count(shapes[0]), [&] { return equal ? one : scale * number(random, odd && random.below(4) == 0); });
     if (operation.takes_residual) residual = tensor<T>(x.size(), [&] { return number(random, odd); });
@@ -188,11 +188,11 @@ struct Case {
     }
   }
 
-  // Runs the node; the error's message, or an empty string and y.
+  // Runs the node. Returns the message of the error, or an empty string and y.
   std::string run(int place, std::vector<T>& y) {
     const OrtApi* api = host::current_api;
     const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&node);
-    // Copies whose ends are those of their allocations. Huge tensors have no memory that may be read.
+    // Copies that end at the end of their allocations. Huge tensors have no memory that may be read.
     static char nowhere;
     const std::unique_ptr<T[]> x_copy(copy_of(x)), residual_copy(copy_of(residual)), apart(new T[std::max<size_t>(1, x.size())]());
     std::vector<std::unique_ptr<Real[]>> copies, of_outer_graphs;
@@ -206,7 +206,7 @@ struct Case {
       if (!constants[i]) continue;
       host::constants[{info, i}] = context.inputs.back();
       host::constants[{info, i}].type = operation.op->GetInputType(operation.op, i);
-      if (hidden || !misled) continue;
+      if (hidden || !outer_constants) continue;
       of_outer_graphs.emplace_back(new Real[parameters[i - 1].size()]());
       host::constants[{info, i}].data = of_outer_graphs.back().get();
     }
@@ -221,11 +221,11 @@ struct Case {
       status = operation.op->CreateKernelV2(operation.op, api, info, &state);
     }
     if (status != nullptr) return message(status);
-    of_outer_graphs.clear();  // a sanitizer sees a kernel that reads them
+    of_outer_graphs.clear();  // a sanitizer detects a kernel that reads them
     {
       const Inside inside;
       status = operation.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
-      if (status == nullptr && output == apart.get()) {  // again, with what the kernel keeps
+      if (status == nullptr && output == apart.get()) {  // again, with the state that the kernel keeps
         std::fill_n(output, x.size(), T{});
         context.output_made = false;
         status = operation.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
@@ -313,7 +313,7 @@ void check_case(const Operator& operation, Random& random) {
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
       return Case<nnorm::BFloat16>(operation, random).check_once();
     default:
-      if (have_truth_for_double) Case<double>(operation, random).check_once();
+      if (have_reference_for_double) Case<double>(operation, random).check_once();
   }
 }
 

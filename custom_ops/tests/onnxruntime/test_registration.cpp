@@ -11,7 +11,7 @@ namespace {
 
 using nnorm::Shape;
 
-// ONNX Runtime asks for a name where nothing may be thrown.
+// ONNX Runtime's callback for the name must not throw.
 void check_names(const host::Domain& domain) {
   for (const OrtCustomOp* op : domain.operators) {
     failing_allocation = 1;
@@ -23,7 +23,7 @@ void check_names(const host::Domain& domain) {
   }
 }
 
-// Registration with every ONNX Runtime that there may be, and with every call and allocation failing in turn.
+// Registers with every version of ONNX Runtime, and with every call and allocation failing in turn.
 void check_registration(const OrtApi& api) {
   std::string reason;
   for (const char* old : {"1.17.3", "0.9", "not a version", ""}) {
@@ -112,8 +112,8 @@ void check_missing_input(const Operator& operation) {
   operation.op->KernelDestroy(state);
 }
 
-// A node whose tensors hold one number, and whose parameters may be constants. The extent is one for which no kernel repeats
-// its parameters.
+// A node whose tensors hold one number, and whose parameters may be constants. No kernel repeats its parameters for
+// this extent.
 struct Node {
   static constexpr int64_t extent = 16;
   const Operator& operation;
@@ -132,7 +132,7 @@ struct Node {
 
   bool is_tensor(size_t input) const { return input == 0 || (operation.takes_residual && input + 1 == operation.inputs); }
 
-  // Creates the kernel, which is told that its parameters are constants in this memory; in none if it is null.
+  // Creates the kernel. Its parameters are constants in this memory, or computed if it is null.
   void create(void* constants, bool on_gpu = false) {
     const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&attributes);
     for (size_t i = 0; constants != nullptr && i < operation.inputs; ++i)
@@ -150,7 +150,8 @@ struct Node {
   }
 };
 
-// A run with constants reads X and the residual, asks where its parameters are, and allocates memory only for the shapes.
+// A run with constants reads X and the residual, gets the addresses of its parameters, and allocates memory only for
+// shapes.
 void check_cost_of_a_run(const Operator& operation) {
   Node node(operation);
   node.create(node.memory.data());
@@ -165,23 +166,24 @@ void check_cost_of_a_run(const Operator& operation) {
         "%s: %ld calls, %ld allocations in a run", operation.name.c_str(), calls, allocations);
 }
 
-// ONNX Runtime may name constants of outer graphs that are not the parameters of a run, or that are in a GPU's memory.
+// ONNX Runtime may give a kernel constants of outer graphs that are not the parameters of a run, or that are in a GPU's
+// memory.
 void check_constants_that_are_not_the_parameters(const Operator& operation) {
   std::vector<double> others(2 * 8 * Node::extent, 2.0);
-  Node computed(operation), of_others(operation), misled(operation), on_gpu(operation);
+  Node computed(operation), of_others(operation), with_outer_constants(operation), on_gpu(operation);
   computed.create(nullptr);
   of_others.create(others.data());
   for (size_t i = 0; i < operation.inputs; ++i)
     if (!of_others.is_tensor(i)) of_others.context.inputs[i].data = others.data();
-  misled.create(others.data());
+  with_outer_constants.create(others.data());
   on_gpu.create(reinterpret_cast<void*>(1), true);
   CHECK(!same_bits(computed.run(), of_others.run()), "%s: these parameters make no difference", operation.name.c_str());
   for (int run = 0; run < 2; ++run) {
-    CHECK(same_bits(misled.run(), computed.run()), "%s: constants of an outer graph", operation.name.c_str());
+    CHECK(same_bits(with_outer_constants.run(), computed.run()), "%s: constants of an outer graph", operation.name.c_str());
     CHECK(same_bits(on_gpu.run(), computed.run()), "%s: constants on a GPU", operation.name.c_str());
   }
-  misled.context.inputs = of_others.context.inputs;  // a loop may begin with the constants
-  CHECK(same_bits(misled.run(), of_others.y), "%s: constants that are the parameters", operation.name.c_str());
+  with_outer_constants.context.inputs = of_others.context.inputs;  // the first iteration of a loop may have the constants
+  CHECK(same_bits(with_outer_constants.run(), of_others.y), "%s: constants that are the parameters", operation.name.c_str());
 }
 
 }  // namespace
