@@ -8,7 +8,7 @@
 //
 // CMake (NNORM_BUILD_TESTS) builds it with the kernels. By hand: custom_ops/cuda/kernels.cu once for each of float,
 // nnorm::Float16 and nnorm::BFloat16 with -DNNORM_TYPE, and this file, everything with
-// nvcc -std=c++17 -O3 -arch=native -Icustom_ops/include -DNNORM_TARGET=cuda.
+// nvcc -std=c++17 -O3 -arch=native -Icustom_ops/include -DNNORM_INSTRUCTION_SET=cuda.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -15,7 +15,7 @@ if(NOT CMAKE_CXX_COMPILER)
     "The kernels for ONNX Runtime are C++ and are compiled during installation. Either\n"
     "  - install a compiler: 'apt install g++', 'dnf install gcc-c++' or 'xcode-select --install', or set "
     "the environment variable CXX to yours; or\n"
-    "  - install without the kernels, which are an optimisation: set the environment variable "
+    "  - install without the kernels, which are an optimization: set the environment variable "
     "NNORM_EXPORT_BUILD_LIBRARY=0 and install again.")
 endif()
 enable_language(CXX)
@@ -32,12 +32,12 @@ endif()
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON) # for editors and clang-tidy
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# The library is loaded into processes of other programs: it exports one symbol, and hides its copies of templates.
+# Other programs load the library: it exports one symbol, and hides its copies of templates.
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
-# -ffp-contract=off: the formulas say where products and sums are fused, so that every processor computes the same bits
-# (tests/test_same_bits.cpp), and tests draw the same numbers.
+# -ffp-contract=off: only the formulas decide where products and sums are fused, so that all processors compute the same
+# bits (tests/test_same_bits.cpp) and tests draw the same numbers.
 add_library(nnorm_options INTERFACE)
 target_compile_features(nnorm_options INTERFACE cxx_std_17)
 target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
@@ -45,8 +45,8 @@ target_compile_options(nnorm_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${NNORM_WERROR}>:-Werror>>)
 if(NNORM_SANITIZE)
   set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
-  # -O1, after the build type's -O3: sanitized code is not vectorised anyway, and compiles in a quarter of the time. -g1 is
-  # enough for the lines in a report.
+  # -O1, after the build type's -O3: sanitized code is not vectorized anyway, and compiles in a quarter of the time. -g1
+  # is enough for the lines in a report.
   set(NNORM_SANITIZE_FLAGS -O1 -g1 -fno-omit-frame-pointer)
   target_compile_options(nnorm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitizers} ${NNORM_SANITIZE_FLAGS}>)
   target_link_options(nnorm_options INTERFACE ${sanitizers})
@@ -57,5 +57,5 @@ if(NNORM_COVERAGE)
   target_link_options(nnorm_options INTERFACE --coverage)
 endif()
 if(NNORM_SANITIZE OR NNORM_COVERAGE)
-  set(NNORM_INSTRUMENTED ON) # the code is not vectorised, and slower
+  set(NNORM_INSTRUMENTED ON) # the code is not vectorized, and slower
 endif()

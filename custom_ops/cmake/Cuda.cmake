@@ -1,10 +1,11 @@
 # nnorm_cuda_kernels: the CUDA kernels, cuda/kernels.cu compiled once for each type of tensor.
 #
-# NNORM_CUDA (a CMake variable, else from the environment) is ON (fail if nvcc is not found), OFF or AUTO (default): build if nvcc
-# is found, and if this machine has a GPU or the next variable is set. nvcc is the one that CUDACXX names, else the one in the PATH
-# or in /usr/local/cuda.
-# NNORM_CUDA_ARCHITECTURES (likewise) lists the GPUs to build for, in CMake's form: "90" or "80-real;90-real;90-virtual". The
-# default is all with ON, and those of this machine with AUTO: each takes minutes, and nvcc alone does not say that they are wanted.
+# NNORM_CUDA (a CMake variable, else from the environment) is ON (fail if nvcc is not found), OFF or AUTO (default):
+# build if nvcc is found, and this machine has a GPU or the next variable is set. CUDACXX names nvcc; otherwise the PATH
+# and /usr/local/cuda are searched.
+# NNORM_CUDA_ARCHITECTURES (likewise) lists the GPUs to build for, as CMake writes them: "90" or
+# "80-real;90-real;90-virtual". The default with ON is all GPUs; with AUTO it is those of this machine, because each
+# takes minutes and a user may have nvcc for other purposes.
 
 include(Gpus)
 foreach(name NNORM_CUDA NNORM_CUDA_ARCHITECTURES)
@@ -87,9 +88,9 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   string(REGEX REPLACE "^nnorm::" "" name "nnorm_cuda_${type}")
   string(REPLACE "::" "_" name "${name}")
   add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
-  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_TARGET=cuda)
+  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_INSTRUCTION_SET=cuda)
   target_compile_features(${name} PRIVATE cuda_std_17)
-  # -fmad=false: as in Compiler.cmake, nothing is fused but what the formulas fuse.
+  # -fmad=false: as in Compiler.cmake, only the formulas decide what is fused.
   target_compile_options(${name} PRIVATE -fmad=false $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # 12.8 has it, but its result needs a newer driver than 12
     target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth of the size

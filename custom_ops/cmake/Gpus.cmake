@@ -1,7 +1,9 @@
-# Functions that tell what to compile for this machine's GPUs. A GPU is written as CMake writes its architecture: 90 is compute
-# capability 9.0. CMake's own `native` needs CMake 3.24, and without a GPU it compiles for another.
+# Functions that determine what to compile for this machine's GPUs. A GPU is written as CMake writes its architecture:
+# 90 is compute capability 9.0. CMake's `native` needs CMake 3.24, and on a machine without a GPU it compiles for
+# another one.
 
-# The GPUs that nvidia-smi lists, each once, and if there is none the reason in words. nvidia-smi may take `seconds`.
+# Sets `gpus` to the GPUs that nvidia-smi lists, each once, and `reason` to a message if there is none. nvidia-smi may
+# take `seconds`.
 function(nnorm_find_gpus gpus reason seconds)
   set(${gpus} "" PARENT_SCOPE)
   find_program(nvidia_smi nvidia-smi NO_CACHE PATHS /usr/lib/wsl/lib)
@@ -32,9 +34,9 @@ function(nnorm_find_gpus gpus reason seconds)
   endif()
 endfunction()
 
-# What a compiler that knows the GPUs `known` compiles for `gpus`: their machine code or, where it is older than the GPU, PTX of
-# the last one before it, which the driver compiles when it is loaded. `left_out` are those for which it has neither. The kernels
-# are for 75 and newer.
+# Sets `architectures` to what a compiler that knows the GPUs `known` compiles for `gpus`: machine code or, for a GPU
+# that is newer than the compiler, PTX of the last GPU before it, which the driver compiles when it loads the library.
+# `left_out` is set to the GPUs without either. The kernels need 75 or newer.
 function(nnorm_architectures_of_gpus architectures left_out gpus known)
   list(SORT known COMPARE NATURAL)
   set(result "")

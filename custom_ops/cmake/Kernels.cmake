@@ -1,12 +1,12 @@
-# nnorm_kernels: cpu/target.cpp compiled once for each instruction set, and the other files in cpu/.
+# nnorm_kernels: cpu/instruction_set.cpp compiled once for each instruction set, and the other files in cpu/.
 #
-# dispatch.cpp chooses one of them on the machine that runs it; the definitions NNORM_HAVE_… say which ones there are.
-# target.cpp must not emit an inline function whose name does not contain the instruction set, such as one of the standard
+# dispatch.cpp chooses one of them on the machine that runs the library. NNORM_HAVE_… defines which ones there are.
+# instruction_set.cpp must not emit an inline function whose name lacks the instruction set, such as one of the standard
 # library: the linker keeps one copy of it, which may be the one with AVX-512.
 
-# The flags of target.cpp for every instruction set; -DNNORM_KERNEL_FLAGS="…;…" replaces them. They are not kept in CMake's
-# cache, so that an edit here reaches existing build folders. -ffast-math is not among them: infinities, NaN and signed
-# zeros must be those of the formulas.
+# The flags of instruction_set.cpp for every instruction set; -DNNORM_KERNEL_FLAGS="…;…" replaces them. They are not in
+# CMake's cache, so that an edit here reaches existing build folders. -ffast-math is not among them: infinities, NaN and
+# signed zeros must be those of the formulas.
 if(NOT DEFINED NNORM_KERNEL_FLAGS)
   set(NNORM_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -fopenmp-simd)
   if(NOT NNORM_INSTRUMENTED) # else the flags of Compiler.cmake
@@ -14,7 +14,7 @@ if(NOT DEFINED NNORM_KERNEL_FLAGS)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT NNORM_INSTRUMENTED) # 3 to 10 % faster; other compilers do so by default
     list(APPEND NNORM_KERNEL_FLAGS -funroll-loops --param=max-unroll-times=4 -fschedule-insns -fsched-pressure)
-    # It would select among intermediate results where the formulas select an operand.
+    # Partial redundancy elimination would select among intermediate results where the formulas select an operand.
     list(APPEND NNORM_KERNEL_FLAGS -fno-tree-pre)
     list(APPEND NNORM_KERNEL_FLAGS -DNNORM_HIDE_BOUNDS) # mathematics.h says why
   endif()
@@ -22,19 +22,20 @@ endif()
 
 include(CheckCXXCompilerFlag)
 include(CheckCXXSourceCompiles)
-# These ask the compiler, not the machine: it may be a cross compiler.
+# The compiler decides, not this machine: it may be a cross compiler.
 check_cxx_source_compiles("#ifndef __x86_64__\n#error\n#endif\nint main() {}" NNORM_IS_X86_64)
 check_cxx_source_compiles("#ifndef __aarch64__\n#error\n#endif\nint main() {}" NNORM_IS_AARCH64)
 
 add_library(nnorm_kernels STATIC)
 file(GLOB kernel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpu/*.cpp")
-list(FILTER kernel_sources EXCLUDE REGEX "/target\\.cpp$")
+list(FILTER kernel_sources EXCLUDE REGEX "/instruction_set\\.cpp$")
 target_sources(nnorm_kernels PRIVATE ${kernel_sources})
 target_include_directories(nnorm_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include")
 target_link_libraries(nnorm_kernels PUBLIC nnorm_options)
 
-# nnorm_add_kernel_target(avx2 -march=…) adds target.cpp compiled with these flags, if the compiler knows them.
-function(nnorm_add_kernel_target name)
+# nnorm_add_instruction_set(avx2 -march=…) adds instruction_set.cpp compiled with these flags, if the compiler knows
+# them.
+function(nnorm_add_instruction_set name)
   string(TOUPPER "${name}" NAME)
   if(ARGN)
     string(REPLACE ";" " " flags "${ARGN}")
@@ -45,8 +46,8 @@ function(nnorm_add_kernel_target name)
     endif()
   endif()
   message(STATUS "Kernels: ${name}")
-  add_library(nnorm_kernels_${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cpu/target.cpp")
-  target_compile_definitions(nnorm_kernels_${name} PRIVATE NNORM_TARGET=${name})
+  add_library(nnorm_kernels_${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cpu/instruction_set.cpp")
+  target_compile_definitions(nnorm_kernels_${name} PRIVATE NNORM_INSTRUCTION_SET=${name})
   target_compile_options(nnorm_kernels_${name} PRIVATE ${NNORM_KERNEL_FLAGS} ${ARGN})
   target_include_directories(nnorm_kernels_${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/include")
   target_link_libraries(nnorm_kernels_${name} PRIVATE nnorm_options)
@@ -55,13 +56,13 @@ function(nnorm_add_kernel_target name)
 endfunction()
 
 if(NNORM_IS_AARCH64)
-  nnorm_add_kernel_target(neon) # every AArch64 processor has it
+  nnorm_add_instruction_set(neon) # every AArch64 processor has it
 else()
-  nnorm_add_kernel_target(baseline)
+  nnorm_add_instruction_set(baseline)
 endif()
 if(NNORM_IS_X86_64)
   set(NNORM_AVX2_FLAGS -march=x86-64-v3)
-  nnorm_add_kernel_target(avx2 ${NNORM_AVX2_FLAGS})
+  nnorm_add_instruction_set(avx2 ${NNORM_AVX2_FLAGS})
   # By default compilers use vectors of 256 bits here, because wide ones lower the clock; these kernels are faster with 512.
-  nnorm_add_kernel_target(avx512 -march=x86-64-v4 -mprefer-vector-width=512)
+  nnorm_add_instruction_set(avx512 -march=x86-64-v4 -mprefer-vector-width=512)
 endif()

@@ -1,8 +1,9 @@
-# onnxruntime_headers: an interface target with the folder that contains ONNX Runtime's C header.
+# onnxruntime_headers: an interface target for the folder that contains ONNX Runtime's C header.
 #
-# Searched in this order: the folder ONNXRUNTIME_INCLUDE_DIR (a CMake variable, else from the environment); the system's
-# include folders, which have it if libonnxruntime-dev or the like is installed; the folder into which
-# scripts/fetch_onnxruntime_headers.py fetches it: NNORM_DOWNLOAD_CACHE (likewise), by default the build folder.
+# The header is searched in this order: the folder ONNXRUNTIME_INCLUDE_DIR (a CMake variable, else from the
+# environment); the system's include folders, which have it if libonnxruntime-dev or a similar package is installed;
+# NNORM_DOWNLOAD_CACHE (likewise; by default the build folder), into which scripts/fetch_onnxruntime_headers.py
+# downloads it.
 
 set(NNORM_MINIMUM_API 18) # the oldest ONNX Runtime that the library supports is 1.18
 
@@ -17,7 +18,7 @@ set(NNORM_HEADER_REMEDIES
 ${NNORM_MINIMUM_API} or newer), install the system's headers ('apt install libonnxruntime-dev' on Debian 13 and later), \
 or install without the kernels: NNORM_EXPORT_BUILD_LIBRARY=0.")
 
-# Sets ${result} to the API version of the header in this folder; 0 where there is none.
+# Sets ${result} to the API version of the header in this folder, or 0 if there is no header.
 function(nnorm_header_api directory result)
   set(api 0)
   if(EXISTS "${directory}/onnxruntime_c_api.h")
@@ -48,7 +49,7 @@ function(nnorm_find_headers result)
     return()
   endif()
 
-  # 2. The system's. It is searched each time, because it may have been installed since.
+  # 2. The system's. It is searched each time, because it may have been installed since the last configuration.
   find_path(directory onnxruntime_c_api.h PATH_SUFFIXES onnxruntime onnxruntime/core/session NO_CACHE)
   if(directory)
     nnorm_header_api("${directory}" api)

@@ -1,8 +1,8 @@
 # nnorm_ort: the shared library that ONNX Runtime loads (SessionOptions.register_custom_ops_library), and, with CUDA,
 # nnorm_ort_cuda, which nnorm_ort loads from its own folder.
 #
-# To link and to load, they need ONNX Runtime's C header only: the runtime passes its functions to them. Both have the same
-# operators (onnxruntime/*.cpp, the target nnorm_ort_operators), and different code to run them (onnxruntime/cpu,
+# They do not link ONNX Runtime: it passes its functions to them, so only its C header is needed. Both have the same
+# operators (onnxruntime/*.cpp, the target nnorm_ort_operators) and different code to run them (onnxruntime/cpu,
 # onnxruntime/cuda).
 
 file(GLOB operator_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/*.cpp")
@@ -15,12 +15,12 @@ if(NOT APPLE)
   check_linker_flag(CXX "-static-libstdc++;-static-libgcc" NNORM_CAN_LINK_CXX_STATICALLY)
 endif()
 
-# A library that is loaded into processes of other programs. It exports only the symbols of a list (exports.map; for macOS
-# exports.list): hidden visibility would not hide those of the static C++ library.
+# A library that other programs load. It exports only the symbols of a list (exports.map; for macOS exports.list):
+# hidden visibility would not hide the symbols of the static C++ library.
 function(nnorm_add_plugin name folder)
   add_library(${name} SHARED ${ARGN})
   target_link_libraries(${name} PRIVATE nnorm_options)
-  # nnorm_export/library.py looks for it there, relative to the folder that holds the package.
+  # nnorm_export/library.py looks for the library there, relative to the folder that holds the package.
   install(TARGETS ${name} LIBRARY DESTINATION nnorm_export/lib COMPONENT python)
   if(APPLE)
     target_link_options(${name} PRIVATE "LINKER:-exported_symbols_list,${folder}/exports.list")
@@ -28,14 +28,14 @@ function(nnorm_add_plugin name folder)
     return()
   endif()
   target_link_options(${name} PRIVATE "LINKER:--version-script=${folder}/exports.map" "LINKER:-z,relro,-z,now")
-  # ONNX Runtime closes the library with each session's options. Were it unloaded, what it keeps for the process (its
-  # operators, the C++ library's memory for exceptions) would be lost and allocated again at the next load: 45 kB a session.
+  # ONNX Runtime closes the library with each session's options. An unloaded library would leak what it keeps for the
+  # process (its operators, the C++ library's memory for exceptions), 45 kB for each session.
   target_link_options(${name} PRIVATE "LINKER:-z,nodelete")
   set_target_properties(${name} PROPERTIES LINK_DEPENDS "${folder}/exports.map")
   if(NOT NNORM_SANITIZE) # a sanitizer's own functions stay undefined, and it needs the shared C++ library
     # --gc-sections: unused sections of the static C++ library need a newer libc than the used ones.
     target_link_options(${name} PRIVATE "LINKER:--no-undefined" "LINKER:--gc-sections")
-    # With the C++ library inside, the file works whichever version of it the process has loaded, or none.
+    # With a static C++ library, the file works with any version of the shared one in the process, or none.
     if(NNORM_CAN_LINK_CXX_STATICALLY)
       target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc)
     endif()

@@ -51,16 +51,16 @@ target_link_libraries(nnorm_trt PRIVATE nnorm_cuda_kernels tensorrt_headers ${CM
 function(nnorm_add_registering_library name output_name)
   add_library(${name} SHARED "${folder}/register.cpp")
   target_link_libraries(${name} PRIVATE nnorm_options nnorm_trt tensorrt_headers CUDA::toolkit ${CMAKE_DL_LIBS})
-  # Loaded again after a dlclose() it would register again.
+  # A library that is loaded again after dlclose() would register the plugins again.
   target_link_options(${name} PRIVATE "LINKER:-z,nodelete")
-  # $ORIGIN and no other folder, in the build folder too: the stub below must not be loaded.
+  # The build folder's library searches only $ORIGIN too: the stub below must not be loaded.
   set_target_properties(${name} PROPERTIES OUTPUT_NAME ${output_name} BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
   install(TARGETS ${name} LIBRARY DESTINATION nnorm_export/lib COMPONENT python)
 endfunction()
 nnorm_add_registering_library(nnorm_trt_register nnorm_trt_register_${NNORM_TENSORRT_MAJOR})
 
-# Its SONAME is that of a library that NVIDIA's wheels lack (see register.cpp), and it needs libtensorrt_rtx.so.1. An empty
-# library of that name is linked in its place, so that no file of NVIDIA's is needed to build it.
+# Its SONAME is that of a library that NVIDIA's wheels lack (see register.cpp), and it needs libtensorrt_rtx.so.1. The
+# build links an empty library of that name instead, so that it needs no file of NVIDIA's.
 file(CONFIGURE OUTPUT stub/empty.cpp CONTENT "")
 add_library(tensorrt_rtx_stub SHARED "${CMAKE_CURRENT_BINARY_DIR}/stub/empty.cpp")
 set_target_properties(tensorrt_rtx_stub PROPERTIES OUTPUT_NAME tensorrt_rtx SOVERSION 1

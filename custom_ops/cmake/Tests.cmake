@@ -1,6 +1,6 @@
-# Every tests/test_*.cpp is a program that exits with 0 if its tests pass. The programs link the CPU kernels and the CUDA
-# kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/*_target.cpp is compiled once for
-# each instruction set, with the kernels' flags, and linked into all programs.
+# Every tests/test_*.cpp is a program that exits with 0 if its tests pass. The programs link the CPU kernels and the
+# CUDA kernels compiled for the CPU; NNORM_ORT_LIBRARY is the path of the library to load. tests/mathematics_table.cpp
+# is compiled once for each instruction set, with the kernels' flags, and linked into all programs.
 
 # The CUDA kernels compiled for the CPU, cuda/kernels.cu once for each type of tensor, and the functions that their callers need.
 add_library(nnorm_cuda_on_host_options INTERFACE)
@@ -20,17 +20,16 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_sources(nnorm_cuda_on_host INTERFACE $<TARGET_OBJECTS:${name}>)
 endforeach()
 
-file(GLOB target_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/*_target.cpp")
-add_library(nnorm_test_targets INTERFACE)
+add_library(nnorm_mathematics_tables INTERFACE)
 foreach(name avx512 avx2 neon baseline)
   if(TARGET nnorm_kernels_${name})
     get_target_property(flags nnorm_kernels_${name} COMPILE_OPTIONS)
-    add_library(nnorm_test_${name} OBJECT ${target_sources})
-    target_compile_definitions(nnorm_test_${name} PRIVATE NNORM_TARGET=${name}_test)
-    target_compile_options(nnorm_test_${name} PRIVATE ${flags})
-    target_include_directories(nnorm_test_${name} PRIVATE include cpu)
-    target_link_libraries(nnorm_test_${name} PRIVATE nnorm_options)
-    target_sources(nnorm_test_targets INTERFACE $<TARGET_OBJECTS:nnorm_test_${name}>)
+    add_library(nnorm_mathematics_${name} OBJECT tests/mathematics_table.cpp)
+    target_compile_definitions(nnorm_mathematics_${name} PRIVATE NNORM_INSTRUCTION_SET=${name}_test)
+    target_compile_options(nnorm_mathematics_${name} PRIVATE ${flags})
+    target_include_directories(nnorm_mathematics_${name} PRIVATE include cpu)
+    target_link_libraries(nnorm_mathematics_${name} PRIVATE nnorm_options)
+    target_sources(nnorm_mathematics_tables INTERFACE $<TARGET_OBJECTS:nnorm_mathematics_${name}>)
   endif()
 endforeach()
 
@@ -46,13 +45,13 @@ endforeach()
 add_executable(load_library tests/emulated/load_library.cpp)
 target_link_libraries(load_library PRIVATE nnorm_options onnxruntime_headers ${CMAKE_DL_LIBS})
 
-# What `make bench-check` counts the instructions of.
+# `make bench-check` counts the instructions of this program.
 add_executable(count_instructions tests/count_instructions.cpp)
 target_link_libraries(count_instructions PRIVATE nnorm_kernels)
 
-# ψ of every float against the C library, whose functions of vectors need -ffast-math. `make every-float` runs it for long.
-add_executable(every_float tests/every_float/every_float.cpp tests/every_float/truth.cpp)
-set_source_files_properties(tests/every_float/truth.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffast-math")
+# ψ of every float against the C library, whose vector functions need -ffast-math. `make every-float` runs it for long.
+add_executable(every_float tests/every_float/every_float.cpp tests/every_float/reference.cpp)
+set_source_files_properties(tests/every_float/reference.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffast-math")
 target_link_libraries(every_float PRIVATE nnorm_kernels)
 if(NOT NNORM_INSTRUMENTED)
   add_test(NAME every_float COMMAND every_float)
@@ -64,7 +63,7 @@ foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE
-    nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_test_targets onnxruntime_headers ${CMAKE_DL_LIBS})
+    nnorm_options nnorm_cuda_on_host nnorm_kernels nnorm_mathematics_tables onnxruntime_headers ${CMAKE_DL_LIBS})
   target_compile_definitions(${name} PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\"")
   add_dependencies(${name} nnorm_ort)
   set(arguments)
@@ -79,8 +78,8 @@ endforeach()
 target_include_directories(test_dispatch PRIVATE cpu) # it includes dispatch.cpp
 target_include_directories(test_processor PRIVATE cpu)
 
-# The callbacks of nnorm_ort, called by a host of our own that makes its functions and the library's allocations fail.
-# ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
+# These programs call the callbacks of nnorm_ort as ONNX Runtime does, and make its functions and the library's
+# allocations fail. ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
 file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
 foreach(name test_registration test_quantized_operators test_long_rows fuzz_operators fuzz_quantized_operators)
   add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp ${provider_sources})
@@ -93,7 +92,7 @@ foreach(name fuzz_operators fuzz_quantized_operators)
   add_test(NAME ${name} COMMAND ${name} $<IF:$<BOOL:${NNORM_INSTRUMENTED}>,4000,20000> 1)
 endforeach()
 
-# Runs a program twice: tensors of 16 bits are computed by the device's instructions, and with the bits of the CPU kernels.
+# Runs a program twice: 16-bit tensors with the device's approximate instructions, and with the bits of the CPU kernels.
 function(nnorm_add_test_of_both_arithmetics name)
   add_test(NAME ${name} COMMAND ${name})
   add_test(NAME ${name}_same_bits COMMAND ${name})
@@ -111,7 +110,7 @@ target_link_libraries(test_cuda_library PRIVATE nnorm_options nnorm_kernels onnx
 target_compile_definitions(test_cuda_library PRIVATE "NNORM_ORT_LIBRARY=\"$<TARGET_FILE:nnorm_ort>\""
   "NNORM_CUDA_ON_HOST_LIBRARY=\"$<TARGET_FILE:nnorm_cuda_library_on_host>\"")
 add_dependencies(test_cuda_library nnorm_ort nnorm_cuda_library_on_host)
-# It loads copies of one library.
+# The program loads copies of one library.
 nnorm_add_test_of_both_arithmetics(test_cuda_library "ASAN_OPTIONS=detect_odr_violation=0")
 
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
@@ -125,14 +124,14 @@ if(NOT NNORM_SANITIZE)
     nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()
 
-# A test that this build cannot run: the summary of ctest then lists it as skipped.
+# Adds a test that this build cannot run: the summary of ctest lists it as skipped.
 function(nnorm_add_skipped_test name reason)
   add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${reason}")
   set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
 endfunction()
 
-# The TensorRT plugins, and a program that calls them as TensorRT does. They need only TensorRT's headers, so everything,
-# kernels included, runs on the CPU.
+# The TensorRT plugins, and a program that calls them as TensorRT does. They need only TensorRT's headers: everything
+# runs on the CPU, the kernels too.
 if(TARGET tensorrt_headers)
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}/tensorrt")
   set(plugin_sources "${folder}/library.cpp" "${folder}/operation.cpp" "${folder}/plugin.cpp")
@@ -144,7 +143,7 @@ if(TARGET tensorrt_headers)
     target_include_directories(${target} PRIVATE tests)
     target_link_libraries(${target} PRIVATE nnorm_options nnorm_cuda_on_host tensorrt_headers ${CMAKE_DL_LIBS})
   endforeach()
-  # Libraries in the place of TensorRT's, which both programs load by these names.
+  # Mock libraries with the names by which both programs load TensorRT's.
   math(EXPR other_major "21 - ${NNORM_TENSORRT_MAJOR}")
   foreach(name libnvinfer.so.${NNORM_TENSORRT_MAJOR} libnvinfer.so.${other_major}
                libnvinfer_lean.so.${NNORM_TENSORRT_MAJOR} libtensorrt_rtx.so.1)
@@ -185,7 +184,7 @@ if(TARGET nnorm_cuda_kernels)
     cmake_path(GET source STEM name)
     add_executable(${name} "${source}")
     target_compile_features(${name} PRIVATE cuda_std_17)
-    target_compile_definitions(${name} PRIVATE NNORM_TARGET=cuda)
+    target_compile_definitions(${name} PRIVATE NNORM_INSTRUCTION_SET=cuda)
     target_include_directories(${name} PRIVATE tests)
     target_link_libraries(${name} PRIVATE nnorm_cuda_kernels nnorm_kernels ${CMAKE_DL_LIBS})
     if(TARGET nnorm_trt)
@@ -202,7 +201,7 @@ if(TARGET nnorm_cuda_kernels)
   # make bench-gpu runs it; it is not a test.
   add_executable(bench_kernels_gpu "${CMAKE_CURRENT_SOURCE_DIR}/../benchmarks/gpu/kernels.cu")
   target_compile_features(bench_kernels_gpu PRIVATE cuda_std_17)
-  target_compile_definitions(bench_kernels_gpu PRIVATE NNORM_TARGET=cuda)
+  target_compile_definitions(bench_kernels_gpu PRIVATE NNORM_INSTRUCTION_SET=cuda)
   target_link_libraries(bench_kernels_gpu PRIVATE nnorm_cuda_kernels)
   set_target_properties(bench_kernels_gpu PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}")
 elseif(NOT NNORM_SANITIZE)

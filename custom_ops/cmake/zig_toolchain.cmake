@@ -1,14 +1,14 @@
-# Compiles for Linux with the compiler of the package `ziglang`: Clang, which puts its C++ library into what it links, and links
-# against any version of glibc.
+# Compiles for Linux with the compiler of the package `ziglang`: a Clang that links its C++ library statically, and can
+# link against any version of glibc.
 #
 #   cmake -S custom_ops -B build/zig --toolchain cmake/zig_toolchain.cmake -DNNORM_ZIG=…/ziglang/zig \
 #     -DNNORM_ZIG_TARGET=x86_64-linux-gnu.2.28    # or aarch64-linux-musl, for tests/emulated/run.py
 #
-# The names of options are Clang's. Zig is one program for all tools; CMake wants a program for each.
+# Options have Clang's names. Zig is one program for all tools; CMake needs a program for each.
 set(CMAKE_SYSTEM_NAME Linux)
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${NNORM_ZIG_TARGET}")
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES NNORM_ZIG NNORM_ZIG_TARGET)
-set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # Zig would compile its libraries without optimisation too, to link them
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # else Zig compiles its libraries without optimization too
 # Zig's libraries have debugging symbols, and this machine's strip may not know the other processor.
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
 set(folder "${CMAKE_BINARY_DIR}/zig")

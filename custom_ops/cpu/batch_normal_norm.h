@@ -1,6 +1,6 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// A tile is computed in two loops, logarithm and power. Each loop keeps its constants in registers; a single loop with all
+// Two loops compute a tile: logarithms, then powers. Each loop keeps its constants in registers; one loop with all
 // constants takes 1.5 times as long. The intermediate results stay in the first-level cache.
 #pragma once
 
@@ -10,16 +10,16 @@
 #include "prefetch.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
-constexpr size_t tile = 256;
-// How many elements before they are read. One tile and two are best in the third-level cache and beyond (of 1, 2, 4, 8 and 16,
-// on an Intel Xeon); in the second-level cache nothing is to be saved.
-constexpr size_t prefetched_ahead = 2 * tile;
+constexpr size_t channel_tile = 256;
+// In elements. Of 1, 2, 4, 8 and 16 tiles, 1 and 2 are the fastest on an Intel Xeon, for tensors in the third-level
+// cache or in main memory. Prefetching saves nothing for tensors in the second-level cache.
+constexpr size_t prefetch_distance = 2 * channel_tile;
 
 template <class Real>
 struct alignas(64) ChannelTile {
-  Real h[tile], integer[tile], fraction[tile];
+  Real h[channel_tile], integer[channel_tile], fraction[channel_tile];
 };
 
 template <class Real>
@@ -35,7 +35,7 @@ NNORM_INLINE Channel<Real> channel_at(const Real* table, size_t width) {
           *field(table, width, ChannelField::bias)};
 }
 
-// At most one tile of elements that share one channel.
+// Computes at most one tile of elements, all of one channel.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                              ChannelTile<Arithmetic<T>>& t) {
@@ -49,7 +49,7 @@ NNORM_INLINE void run_shared(const T* x, const T* residual, T* y, size_t n, cons
   }
 }
 
-// At most one tile of elements, each with its own channel.
+// Computes at most one tile of elements, each of its own channel.
 template <Epilogue epilogue, class T>
 NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                           ChannelTile<Arithmetic<T>>& t) {
@@ -63,13 +63,13 @@ NNORM_INLINE void run_own(const T* x, const T* residual, T* y, size_t n, const A
   }
 }
 
-// At most one tile, a multiple of `lanes` elements: element i has channel i mod `lanes`.
+// Computes at most one tile, a multiple of `lanes` elements: element i belongs to channel i mod `lanes`.
 template <Epilogue epilogue, size_t lanes, class T>
 NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                             ChannelTile<Arithmetic<T>>& t) {
   using Real = Arithmetic<T>;
   constexpr size_t fields = size_t(ChannelField::count);
-  alignas(64) Real channels[fields * lanes];  // a copy that y cannot alias, so that it stays in registers
+  alignas(64) Real channels[fields * lanes];  // a copy: y cannot alias it, so it stays in registers
   for (size_t f = 0; f < fields; ++f)
     for (size_t i = 0; i < lanes; ++i) channels[f * lanes + i] = table[f * width + i];
   for (size_t o = 0; o < n; o += lanes) {
@@ -88,7 +88,7 @@ NNORM_INLINE void run_lanes(const T* x, const T* residual, T* y, size_t n, const
   }
 }
 
-// At most one tile, whose channels' numbers begin at `table`.
+// Computes at most one tile. `table` points to the parameters of its first channel.
 template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
 NNORM_INLINE void run_tile(const T* x, const T* residual, T* y, size_t n, const Arithmetic<T>* table, size_t width,
                            ChannelTile<Arithmetic<T>>& t) {
@@ -100,7 +100,7 @@ NNORM_INLINE void run_tile(const T* x, const T* residual, T* y, size_t n, const 
     run_lanes<epilogue, lanes>(x, residual, y, n, table, width, t);
 }
 
-// The elements [first, last) of x, tile by tile; a tile ends at the end of a row.
+// Computes the elements [first, last) of x tile by tile. A tile ends where a row ends.
 template <Epilogue epilogue, Sharing sharing, size_t lanes, class T>
 void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
   ChannelTile<Arithmetic<T>> t;
@@ -108,19 +108,19 @@ void run_elements(const ChannelWork<T>& work, size_t first, size_t last) {
   while (first < last) {
     const size_t left_in_row = work.row_length - position, left = last - first;
     size_t n = left < left_in_row ? left : left_in_row;
-    n = n < tile ? n : tile;
+    n = n < channel_tile ? n : channel_tile;
     const T* x = work.x + first;
     const T* residual = takes_residual<epilogue> ? work.residual + first : nullptr;
     T* y = work.y + first;
-    if (left > prefetched_ahead) {
-      const size_t some = left - prefetched_ahead < n ? left - prefetched_ahead : n;
-      prefetch(x + prefetched_ahead, some);
-      if constexpr (takes_residual<epilogue>) prefetch(residual + prefetched_ahead, some);
+    if (left > prefetch_distance) {
+      const size_t prefetched = left - prefetch_distance < n ? left - prefetch_distance : n;
+      prefetch(x + prefetch_distance, prefetched);
+      if constexpr (takes_residual<epilogue>) prefetch(residual + prefetch_distance, prefetched);
     }
     const size_t channel = sharing == Sharing::element ? position : set * lanes;
     const Arithmetic<T>* table = work.table + channel;
-    if constexpr (converted_by_tiles<T>) {
-      alignas(64) Arithmetic<T> wide_x[tile], wide_residual[tile], wide_y[tile];
+    if constexpr (converts_whole_tiles<T>) {
+      alignas(64) Arithmetic<T> wide_x[channel_tile], wide_residual[channel_tile], wide_y[channel_tile];
       widen_tile(x, n, wide_x);
       if constexpr (takes_residual<epilogue>) widen_tile(residual, n, wide_residual);
       run_tile<epilogue, sharing, lanes>(wide_x, wide_residual, wide_y, n, table, work.table_width, t);
@@ -154,7 +154,7 @@ template <class T>
 void batch_normal_norm(const ChannelWork<T>& work, size_t begin, size_t end) {
   const size_t first = begin * elements_per_item, beyond = end * elements_per_item;
   const size_t last = beyond < work.size ? beyond : work.size;
-  if (first >= last) return;  // a row may have no elements
+  if (first >= last) return;  // rows without elements
   with_epilogue(work.epilogue, [&](auto epilogue) { run_with<decltype(epilogue)::value>(work, first, last); });
 }
 
@@ -171,12 +171,12 @@ void prepare_channels(const Real* const parameters[6], size_t channels, size_t r
     for (size_t f = 0; f < size_t(ChannelField::count); ++f) table[f * channels + c] = fields[f];
   }
   if (repeat == 1) return;
-  // From the back, so that each number is read before it is overwritten.
+  // From the last number to the first, so that each is read before it is overwritten.
   for (size_t i = size_t(ChannelField::count) * channels; i-- > 0;) {
     const Real value = table[i];
     for (size_t r = 0; r < repeat; ++r) table[i * repeat + r] = value;
   }
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -1,4 +1,4 @@
-// The bounds that mathematics.h hides from the compiler.
+// Defines the bounds that mathematics.h hides from the compiler (NNORM_HIDE_BOUNDS).
 #include "nnorm/mathematics.h"
 
 namespace nnorm {

@@ -1,15 +1,15 @@
-// Chooses the kernels that this machine can run.
+// Lists the instruction sets that this machine can run.
+#include "instruction_sets.h"
 #include "processor.h"
-#include "targets.h"
 
 namespace nnorm {
 namespace {
 
 struct Available {
-  const Target* list[5] = {};
+  const InstructionSet* list[5] = {};
 
   Available() {
-    const Target** next = list;
+    const InstructionSet** next = list;
 #if defined(NNORM_HAVE_AVX512)
     if (processor_has("avx512f") && processor_has("avx512bw") && processor_has("avx512cd") && processor_has("avx512dq") &&
         processor_has("avx512vl") && has_avx2())
@@ -37,7 +37,7 @@ struct Available {
 
 }  // namespace
 
-const Target* const* targets() {
+const InstructionSet* const* instruction_sets() {
   static const Available available;
   return available.list;
 }

@@ -1,12 +1,12 @@
 // LayerNormalNorm and GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂
 // of each row (NN eq. 3, 5–15).
 //
-// A row is computed in four passes while it is in the cache: mean, variance, logarithms with the sums for λ̂, powers. The
-// order of the sums is that of nnorm/row_statistics.h. The logarithms of a row of up to `kept` elements are kept from the
-// third pass to the fourth; those of a longer row are computed again, tile by tile.
+// Four passes compute a row while it is in the cache: mean, variance, logarithms with the sums for λ̂, powers.
+// nnorm/row_statistics.h defines the order of the sums. If a row has at most `longest_kept_row` elements, its
+// logarithms are kept from the third pass to the fourth; those of a longer row are computed again, tile by tile.
 //
-// A row of equal elements with ε = 0 is NaN, as 0/0 is. A float row whose squares overflow (beyond about 1e19) becomes its
-// bias.
+// The result for a row of equal elements with ε = 0 is NaN, as 0/0 is. The result for a float row whose squares
+// overflow (elements beyond about 1e19) is its bias.
 #pragma once
 
 #include "float16_tiles.h"
@@ -15,18 +15,20 @@
 #include "sum_of_tile.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
-constexpr size_t kept = 4096;
+constexpr size_t longest_kept_row = 4096;
 constexpr size_t rows_together = 8;
 
 template <class T>
 struct alignas(64) RowBuffers {
-  Arithmetic<T> integer[kept], fraction[kept];
-  Arithmetic<T> wide[sizeof(T) < sizeof(Arithmetic<T>) ? kept : 1];  // x of 16 bits in float, which is read in every pass
+  Arithmetic<T> integer[longest_kept_row], fraction[longest_kept_row];
+  Arithmetic<T> wide[sizeof(T) < sizeof(Arithmetic<T>) ? longest_kept_row : 1];  // 16-bit x in float, for all passes
 };
 
-// The sums of each pass over a tile of n elements.
+// Each pass has a function that computes its sums over a tile of n elements.
+
+// Σx.
 template <class Real>
 NNORM_INLINE void sum(const Real* x, size_t n, Real (&sums)[1]) {
   sum_of_tile(n, sums, [x](size_t i, bool exists, size_t l, auto& lane) { lane[0][l] += exists ? x[i] : Real(0); });
@@ -51,7 +53,7 @@ NNORM_INLINE void logarithms(const Real* x, size_t n, const Standardization<Real
   }
 }
 
-// The sums for λ̂. Separate from logarithms(): a loop with both would run out of registers.
+// The sums for λ̂ (LmbdaSums). One loop with logarithms() would need more registers than there are.
 template <class Real>
 NNORM_INLINE void lmbda_sums(const Real* x, size_t n, const Standardization<Real>& standardize, const Real* integer,
                              const Real* fraction, Real (&sums)[4]) {
@@ -63,13 +65,13 @@ NNORM_INLINE void lmbda_sums(const Real* x, size_t n, const Standardization<Real
   });
 }
 
-// `weight` and `bias` hold one number for each element, or one for all n.
+// `weight` and `bias` hold one number for each element or, if `one_weight`, one for all n.
 template <bool one_weight, class T, class Real>
 NNORM_INLINE void powers(const Real* x, T* y, size_t n, const Standardization<Real>& standardize, const Real* integer,
                          const Real* fraction, Branch<Real> pos, Branch<Real> neg, const Real* weight,
                          const Real* bias) {
   const Real first_weight = weight[0], first_bias = bias[0];
-  // Copies, because compilers turn a choice between two members into a choice between two addresses.
+  // Copies: compilers turn a choice between two members into a choice between two addresses.
   const Real eta_pos = pos.eta, eta_neg = neg.eta, gain_pos = pos.gain, gain_neg = neg.gain;
   const Standardization<Real> standardized = standardize;
 #pragma omp simd
@@ -81,7 +83,7 @@ NNORM_INLINE void powers(const Real* x, T* y, size_t n, const Standardization<Re
   }
 }
 
-// powers() of a tile x that starts at `position` of its row, one run of elements with the same weight at a time.
+// powers() of a tile x that starts at `position` of its row: one call for each run of elements with the same weight.
 template <class T, class Out>
 NNORM_INLINE void powers_of_tile(const RowProblem<T>& work, size_t row, size_t position, const Arithmetic<T>* x, Out* y,
                                  size_t n, const Standardization<Arithmetic<T>>& standardize,
@@ -102,12 +104,12 @@ NNORM_INLINE void powers_of_tile(const RowProblem<T>& work, size_t row, size_t p
   }
 }
 
-// The elements of the tile of a row that starts at `position`.
+// The number of elements of the tile that starts at `position` of a row.
 NNORM_INLINE size_t elements_of_tile(size_t length, size_t position) {
   return length - position < row_tile ? length - position : row_tile;
 }
 
-// The sums over the tiles of a row, which are added one after the other.
+// Adds the sums of a row's tiles, which must be given in order.
 template <class Real, size_t count>
 class RowSums {
  public:
@@ -115,7 +117,7 @@ class RowSums {
     for (size_t s = 0; s < count; ++s) {
       ChainSum<Real>& chain = chains_[tiles_ % row_chains][s];
       if (tiles_ < row_chains)
-        chain = {tile[s], 0};  // what add() makes of 0
+        chain = {tile[s], 0};  // as add() to a sum of 0
       else
         chain.add(tile[s]);
     }
@@ -140,14 +142,15 @@ class RowSums {
   size_t tiles_ = 0;
 };
 
-// What the passes over a row find.
+// What the passes over a row have computed.
 template <class Real>
 struct RowState {
-  Standardization<Real> standardize;  // after the first pass only its mean
+  Standardization<Real> standardize;  // after the first pass, only its mean is set
   RowBranches<Accurate, Real> psi;
 };
 
-// The end of a pass that has sums; which pass it was, their number says.
+// Ends a pass that has sums: sets `row` from them. The overloads for 1, 2 and 4 sums are those of the first three
+// passes.
 template <class T>
 NNORM_INLINE void set_state(RowState<Arithmetic<T>>& row, const RowSums<Arithmetic<T>, 1>& of_row, const RowProblem<T>& work) {
   Arithmetic<T> sums[1];
@@ -171,11 +174,11 @@ NNORM_INLINE void set_state(RowState<Arithmetic<T>>& row, const RowSums<Arithmet
   row.psi = RowBranches<Accurate, Real>::from(sums, Real(1) / Real(work.row_length), Real(work.delta));
 }
 
-// Before the body of a lambda. Called, it would read what it captures from memory for each tile, which took up to a sixth of
-// the time.
+// Stands before the body of a lambda. A call would read the captured variables from memory for each tile, which took up
+// to a sixth of the time.
 #define NNORM_INLINED __attribute__((always_inline))
 
-// A pass over a row that has sums: sum_tile(position, n, sums) gives those of a tile of n elements.
+// Runs a pass that has sums: sum_tile(position, n, sums) computes those of a tile of n elements.
 template <size_t count, class T, class SumTile>
 NNORM_INLINE void sum_row(const RowProblem<T>& work, RowState<Arithmetic<T>>& row, const SumTile& sum_tile) {
   RowSums<Arithmetic<T>, count> sums;
@@ -187,13 +190,13 @@ NNORM_INLINE void sum_row(const RowProblem<T>& work, RowState<Arithmetic<T>>& ro
   set_state(row, sums, work);
 }
 
-// The result of a tile x that starts at `position` of its row.
+// Writes the result of a tile x that starts at `position` of its row.
 template <class T>
 NNORM_INLINE void result_of_tile(const RowProblem<T>& work, size_t row, size_t position, const Arithmetic<T>* x, size_t n,
                                  const RowState<Arithmetic<T>>& state, const Arithmetic<T>* integer,
                                  const Arithmetic<T>* fraction) {
   T* y = work.y + row * work.row_length + position;
-  if constexpr (converted_by_tiles<T>) {
+  if constexpr (converts_whole_tiles<T>) {
     alignas(64) Arithmetic<T> wide[row_tile];
     powers_of_tile(work, row, position, x, wide, n, state.standardize, integer, fraction, state.psi.pos, state.psi.neg);
     narrow_tile(wide, n, y);
@@ -202,17 +205,17 @@ NNORM_INLINE void result_of_tile(const RowProblem<T>& work, size_t row, size_t p
   }
 }
 
-// The rows first, …, first + count − 1, pass by pass. A chain of slow operations follows the sums of a row; the CPU
-// overlaps it with the sums of the next row if these come next.
+// Computes the rows first, …, first + count − 1, pass by pass. A chain of slow operations follows the sums of each row;
+// the CPU overlaps it with the sums of the next row.
 template <class T>
 void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<T>& buffers) {
   using Real = Arithmetic<T>;
   const size_t length = work.row_length;
   const T* x = work.x + first * length;
-  // The position of a tile in the buffers. Every tile of a row that is too long to be kept uses the same memory.
-  const bool keep = length <= kept;
+  // The position of a tile in the buffers. All tiles of a row that is too long to be kept use the same memory.
+  const bool keep = length <= longest_kept_row;
   const auto place = [keep, length](size_t r, size_t at) { return keep ? r * length + at : 0; };
-  // The elements of a tile of row r as Real. Those of 16 bits are widened once if they are kept, and in every pass if not.
+  // The elements of a tile of row r as Real. 16-bit elements are widened once if the row is kept, else in every pass.
   Real* const wide_rows = buffers.wide;
   const auto tile = [=](size_t r, size_t at, size_t n, bool is_first_pass) -> const Real* {
     if constexpr (sizeof(T) == sizeof(Real)) {
@@ -234,8 +237,8 @@ void run_rows(const RowProblem<T>& work, size_t first, size_t count, RowBuffers<
   for (size_t r = 0; r < count; ++r)
     sum_row<4>(work, state[r], [&](size_t at, size_t n, Real(&sums)[4]) NNORM_INLINED {
       Real *integer = buffers.integer + place(r, at), *fraction = buffers.fraction + place(r, at);
-      // Not for rows too long to be kept: the next row may evict this one from the cache, which cost rows of 100 000 floats
-      // 15 % on 2 threads.
+      // Rows that are too long to be kept are not prefetched: the next row may evict this one from the cache, which
+      // cost 15 % for rows of 100 000 floats on 2 threads.
       if (keep && first + r + count < work.rows) prefetch(x + (r + count) * length + at, n);
       const Real* elements = tile(r, at, n, false);
       logarithms(elements, n, state[r].standardize, integer, fraction);
@@ -256,11 +259,11 @@ template <class T>
 void layer_group_normal_norm(const RowProblem<T>& work, size_t begin, size_t end) {
   RowBuffers<T> buffers;
   const size_t rows = rows_per_item(work), beyond = end * rows, last = beyond < work.rows ? beyond : work.rows;
-  const size_t that_fit = work.row_length ? kept / work.row_length : 0;
-  const size_t together = that_fit > rows_together ? rows_together : (that_fit ? that_fit : 1);
+  const size_t rows_that_fit = work.row_length ? longest_kept_row / work.row_length : 0;
+  const size_t together = rows_that_fit > rows_together ? rows_together : (rows_that_fit ? rows_that_fit : 1);
   for (size_t row = begin * rows; row < last; row += together)
     run_rows(work, row, last - row < together ? last - row : together, buffers);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

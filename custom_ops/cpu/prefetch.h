@@ -1,4 +1,4 @@
-// Memory that is read soon.
+// Prefetching of memory that the kernels read next.
 #pragma once
 
 #include <cstddef>
@@ -6,16 +6,17 @@
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
-// Caches, as __builtin_prefetch numbers them. The second waits for more lines at a time: for many that are in the main memory.
+// The caches, as __builtin_prefetch numbers them. The second-level cache can wait for more lines at a time, so it is
+// better for many lines that are in main memory.
 enum CacheLevel { second_level = 2, first_level = 3 };
 
-// A CPU prefetches by itself while it reads sequentially, but not while it computes on what is in the first-level cache.
+// A CPU prefetches by itself while it reads sequentially, but not while it computes with data in the first-level cache.
 template <CacheLevel cache = first_level, class T>
 NNORM_INLINE void prefetch(const T* x, size_t n) {
   for (size_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(x + i, 0, cache);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

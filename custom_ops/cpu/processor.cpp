@@ -8,7 +8,8 @@
 namespace nnorm {
 namespace {
 
-// Bits of XCR0. Without these, registers lose their contents when the system switches to another thread.
+// Bits of XCR0: the operating system saves these registers when it switches to another thread. Without them the
+// registers lose their contents.
 constexpr uint32_t saves_avx = 0x6, saves_avx512 = 0xe6;
 
 struct Extension {

@@ -1,8 +1,8 @@
-// BatchNormalNorm between quantized tensors: bytes of Y from tables (nnorm/quantized.h).
+// BatchNormalNorm between quantized tensors: looks up the bytes of Y in tables (nnorm/quantized.h).
 //
-// A table of 256 bytes fits into the registers of AVX-512 and of NEON, whose permutations look up 64 or 16 elements at a
-// time, and into 16 shuffles of AVX2. With its channels last each element of a vector has its own table: AVX-512 transposes
-// blocks of at most 64 samples and 64 channels, looks them up, and transposes them back.
+// A table of 256 bytes fits into the registers of AVX-512 and NEON, whose permutations look up 64 or 16 elements at a
+// time. AVX2 needs 16 shuffles. If the channels are last, each element of a vector has its own table: AVX-512
+// transposes blocks of at most 64 samples and 64 channels, looks them up, and transposes them back.
 #pragma once
 
 #if defined(__x86_64__)
@@ -16,9 +16,9 @@
 #include "processor.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
-// n elements of one channel.
+// Looks up n elements of one channel.
 NNORM_INLINE void look_up_each(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
   size_t i = 0;
   for (; i + 4 <= n; i += 4) {
@@ -28,17 +28,19 @@ NNORM_INLINE void look_up_each(const uint8_t* table, const uint8_t* x, uint8_t* 
   for (; i < n; ++i) y[i] = table[x[i]];
 }
 
-// Samples with their channels last, `stride` elements apart: `width` channels whose tables lie one behind the other.
+// Looks up samples whose channels are last: samples are `stride` elements apart, the tables of the `width` channels are
+// contiguous.
 NNORM_INLINE void look_up_last_each(const uint8_t* tables, size_t width, const uint8_t* x, uint8_t* y, size_t samples,
                                     size_t stride) {
   for (size_t s = 0; s < samples; ++s, x += stride, y += stride) {
     size_t c = 0;
     for (; c + 4 <= width; c += 4) {
-      const uint8_t* t = tables + c * entries;
-      const uint8_t a0 = t[x[c]], a1 = t[entries + x[c + 1]], a2 = t[2 * entries + x[c + 2]], a3 = t[3 * entries + x[c + 3]];
+      const uint8_t* t = tables + c * table_entries;
+      const uint8_t a0 = t[x[c]], a1 = t[table_entries + x[c + 1]];
+      const uint8_t a2 = t[2 * table_entries + x[c + 2]], a3 = t[3 * table_entries + x[c + 3]];
       y[c] = a0, y[c + 1] = a1, y[c + 2] = a2, y[c + 3] = a3;
     }
-    for (; c < width; ++c) y[c] = tables[c * entries + x[c]];
+    for (; c < width; ++c) y[c] = tables[c * table_entries + x[c]];
   }
 }
 
@@ -86,7 +88,7 @@ NNORM_VBMI NNORM_INLINE void transpose_lanes(__m512i* rows) {
   }
 }
 
-// A register of lane(0), …, lane(3), which are loaded: processors shuffle one register in a cycle, and load more.
+// A register of lane(0), …, lane(3), each loaded from memory: processors execute more loads in a cycle than shuffles.
 template <class Lane>
 NNORM_VBMI NNORM_INLINE __m512i four_lanes(Lane lane) {
   __m512i lanes = _mm512_castsi128_si512(lane(0));
@@ -97,26 +99,26 @@ NNORM_VBMI NNORM_INLINE __m512i four_lanes(Lane lane) {
 
 NNORM_VBMI NNORM_INLINE __m128i load_lane(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
 
-// 16 samples, from `first` on, of all channels of a block: [64 channels][64 samples].
+// Loads 16 samples, from `first` on, of all channels of a block [64 channels][64 samples].
 NNORM_VBMI NNORM_INLINE void load_samples(const uint8_t* block, size_t first, __m512i* rows) {
   for (size_t i = 0; i < 16; ++i)
     rows[i] = four_lanes([=](size_t lane) NNORM_VBMI { return load_lane(block + (i + 16 * lane) * 64 + first); });
   transpose_lanes(rows);
 }
 
-// 64 rows of 64 elements, `stride` apart.
+// Looks up 64 rows of 64 elements. Rows are `stride` elements apart.
 NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, const uint8_t* x, uint8_t* y, size_t stride) {
   alignas(64) uint8_t block[64 * 64];
   __m512i rows[16];
   for (size_t c = 0; c < 64; c += 16) {
     const uint8_t* row = x + c;
     for (size_t i = 0; i < 16; ++i, row += stride) {
-      asm("" : "+r"(row));  // or the compiler computes 64 addresses first, and keeps them in memory
+      asm("" : "+r"(row));  // else the compiler computes 64 addresses first and keeps them in memory
       rows[i] = four_lanes([=](size_t lane) NNORM_VBMI { return load_lane(row + 16 * lane * stride); });
     }
     transpose_lanes(rows);  // 64 samples of a channel
     for (size_t i = 0; i < 16; ++i)
-      _mm512_store_si512(block + (c + i) * 64, look_up_vbmi(rows[i], vbmi_table(tables + (c + i) * entries)));
+      _mm512_store_si512(block + (c + i) * 64, look_up_vbmi(rows[i], vbmi_table(tables + (c + i) * table_entries)));
   }
   for (size_t s = 0; s < 64; s += 16) {
     load_samples(block, s, rows);
@@ -124,12 +126,13 @@ NNORM_VBMI NNORM_INLINE void look_up_vbmi_block(const uint8_t* tables, const uin
   }
 }
 
-// At most 64 rows of `width` elements, the first of channel `first`; 0 follows `channels` − 1.
+// Looks up at most 64 rows of `width` elements. The first element belongs to channel `first`; channel 0 follows the
+// last one.
 NNORM_VBMI inline void look_up_vbmi_part_of_block(const uint8_t* tables, size_t first, size_t channels, size_t width,
                                                   const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
   alignas(64) uint8_t block[64 * 64];
   __m512i rows[16];
-  const size_t last = samples - 1;  // is read in the place of rows behind it
+  const size_t last = samples - 1;  // the rows after it do not exist: it is read in their place
   for (size_t begin = 0, c = first; begin < width; begin += 16) {
     const __mmask16 there = __mmask16(first_lanes(width - begin));
     for (size_t i = 0; i < 16; ++i)
@@ -139,7 +142,7 @@ NNORM_VBMI inline void look_up_vbmi_part_of_block(const uint8_t* tables, size_t 
       });
     transpose_lanes(rows);
     for (size_t i = 0; i < 16; ++i) {
-      _mm512_store_si512(block + (begin + i) * 64, look_up_vbmi(rows[i], vbmi_table(tables + c * entries)));
+      _mm512_store_si512(block + (begin + i) * 64, look_up_vbmi(rows[i], vbmi_table(tables + c * table_entries)));
       c = c + 1 == channels ? 0 : c + 1;
     }
   }
@@ -150,13 +153,14 @@ NNORM_VBMI inline void look_up_vbmi_part_of_block(const uint8_t* tables, size_t 
   }
 }
 
-// At most 16 rows. A register has 16 samples of 4 channels, and a channel's table looks up one lane.
+// As look_up_vbmi_part_of_block, for at most 16 rows: a register holds 16 samples of 4 channels, one channel in each
+// lane.
 NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first, size_t channels, size_t width,
                                              const uint8_t* x, uint8_t* y, size_t samples, size_t stride) {
   const __mmask64 there = first_lanes(width);
   const uint8_t* own[64];
   for (size_t i = 0, c = first; i < 64; ++i) {
-    own[i] = tables + c * entries;
+    own[i] = tables + c * table_entries;
     c = c + 1 == channels ? 0 : c + 1;
   }
   __m512i rows[16];
@@ -179,38 +183,40 @@ NNORM_VBMI inline void look_up_vbmi_few_rows(const uint8_t* tables, size_t first
   for (size_t i = 0; i < samples; ++i) _mm512_mask_storeu_epi8(y + i * stride, there, rows[i]);
 }
 
-// Fewer rows than a block has at least are looked up one element at a time. Twice few_rows take less time than a block.
+// Fewer rows than `least_rows_of_a_block` are looked up one element at a time. Two calls of look_up_vbmi_few_rows take
+// less time than a block.
 constexpr size_t least_rows_of_a_block = 8, few_rows = 16;
 
-// The elements [begin, end) of each row, of the samples of an item.
+// Looks up the elements [begin, end) of each row, for the samples of an item.
 NNORM_VBMI inline void look_up_vbmi_last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin,
                                          size_t end, const uint8_t* x, uint8_t* y, size_t samples) {
   const size_t stride = columns.row_length, width = end - begin;
   size_t rows = samples / columns.samples_of_a_row, done = 0;
-  if (rows >= least_rows_of_a_block)  // a node's tables have left the caches since its last run
-    prefetch<second_level>(tables + begin * entries, (width < channels ? width : channels) * entries);
+  if (rows >= least_rows_of_a_block)  // other nodes have evicted the tables from the caches since the last run
+    prefetch<second_level>(tables + begin * table_entries, (width < channels ? width : channels) * table_entries);
   for (size_t n; rows - done >= least_rows_of_a_block; done += n) {
     const size_t at = done * stride + begin;
     n = rows - done < 64 ? rows - done : 64;
     if (n > few_rows && n <= 2 * few_rows) n = few_rows;
     if (n == 64 && width == 64 && columns.samples_of_a_row == 1)
-      look_up_vbmi_block(tables + begin * entries, x + at, y + at, stride);
+      look_up_vbmi_block(tables + begin * table_entries, x + at, y + at, stride);
     else if (n > few_rows)
       look_up_vbmi_part_of_block(tables, begin, channels, width, x + at, y + at, n, stride);
     else
       look_up_vbmi_few_rows(tables, begin, channels, width, x + at, y + at, n, stride);
   }
-  // The rest. Where a row is several samples, it is one column with all channels.
+  // The rest. If a row holds several samples, there is one column, with all channels.
   done *= columns.samples_of_a_row;
   const size_t in_a_sample = columns.samples_of_a_row > 1 ? channels : width, at = done * channels + begin;
-  look_up_last_each(tables + begin * entries, in_a_sample, x + at, y + at, samples - done, channels);
+  look_up_last_each(tables + begin * table_entries, in_a_sample, x + at, y + at, samples - done, channels);
 }
 #endif
 
 #if defined(__AVX2__)
-// In each part of 16 entries a shuffle looks up the low four bits, and returns 0 where the byte is 128 or more. The byte less
-// 16·part is kept below 128 for all parts from its own on, up to the eighth, so each part holds its difference to the one
-// before.
+// A shuffle looks up the low four bits of a byte in one part of 16 entries, and returns 0 if the byte is 128 or more.
+// Before part p, 16·p has been subtracted: the byte is below 128 for its own part and for the seven parts before it.
+// The XOR of these eight lookups must be the entry, so a part holds its difference from the part before; from part 8
+// on, also the difference that the part eight before it holds.
 NNORM_INLINE void look_up_avx2_row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
   __m256i part[16], difference[16];
   for (int i = 0; i < 16; ++i)
@@ -248,7 +254,7 @@ NNORM_INLINE void look_up_neon_row(const uint8_t* table, const uint8_t* x, uint8
   size_t i = 0;
   for (; i + 16 <= n; i += 16) {
     uint8x16_t v = vld1q_u8(x + i);
-    uint8x16_t found = vqtbl4q_u8(a, v);  // 0, and then what is there, where the index is 64 or more
+    uint8x16_t found = vqtbl4q_u8(a, v);  // 0 if the index is 64 or more; vqtbx4q_u8 then keeps `found`
     found = vqtbx4q_u8(found, b, v = vsubq_u8(v, quarter));
     found = vqtbx4q_u8(found, c, v = vsubq_u8(v, quarter));
     found = vqtbx4q_u8(found, d, vsubq_u8(v, quarter));
@@ -258,13 +264,13 @@ NNORM_INLINE void look_up_neon_row(const uint8_t* table, const uint8_t* x, uint8
 }
 #endif
 
-// The fastest of these for n elements of one channel, and for samples with their channels last.
+// The fastest lookup without AVX-512 VBMI, for n elements of one channel, and for samples whose channels are last.
 struct PlainLookUp {
   static NNORM_INLINE void row(const uint8_t* table, const uint8_t* x, uint8_t* y, size_t n) {
 #if defined(__aarch64__)
     look_up_neon_row(table, x, y, n);
 #elif defined(__AVX2__)
-    if (n >= 256)  // the differences have to pay
+    if (n >= 256)  // fewer elements do not pay for the differences
       look_up_avx2_row(table, x, y, n);
     else
       look_up_each(table, x, y, n);
@@ -275,7 +281,7 @@ struct PlainLookUp {
   static NNORM_INLINE void last(const uint8_t* tables, size_t channels, const Columns& columns, size_t begin, size_t end,
                                 const uint8_t* x, uint8_t* y, size_t samples) {
     const size_t in_a_sample = columns.samples_of_a_row > 1 ? channels : end - begin;
-    look_up_last_each(tables + begin * entries, in_a_sample, x + begin, y + begin, samples, channels);
+    look_up_last_each(tables + begin * table_entries, in_a_sample, x + begin, y + begin, samples, channels);
   }
 };
 
@@ -291,23 +297,24 @@ struct VbmiLookUp {
 };
 #endif
 
-// The elements of y, the last of `n`, that are a sum of steps and a residual; element i has the table `i·own` entries on.
+// Computes n elements of y as sums of steps and a residual. The table of element i starts `i·own` entries after
+// `steps`.
 template <size_t own>
 NNORM_INLINE void sum_run(const float* steps, const QuantizedSum& sum, const uint8_t* x, const uint8_t* residual, uint8_t* y,
                           size_t n) {
-  constexpr float round = 12582912.0f;  // 1.5·2²³: a number of steps plus this is rounded to an integer, ties to even
-  const QuantizedSum s = sum;           // a copy that y cannot alias
+  constexpr float to_integer = 12582912.0f;  // 1.5·2²³: adding it rounds a number of steps to an integer, ties to even
+  const QuantizedSum s = sum;                // a copy: y cannot alias it
 #pragma omp simd
   for (size_t i = 0; i < n; ++i) {
-    const float r = (float(int32_t(residual[i]) ^ s.flip) - s.offset) * s.factor;
+    const float r = (float(int32_t(residual[i]) ^ s.sign_flip) - s.offset) * s.factor;
     float value = steps[int32_t(i) * int32_t(own) + int32_t(x[i])] + r;
     value = value > s.least ? value : s.least;
     value = value < s.greatest ? value : s.greatest;
-    y[i] = uint8_t(bits_of(value + round) - bits_of(round) + s.zero_point);
+    y[i] = uint8_t(bits_of(value + to_integer) - bits_of(to_integer) + s.zero_point);
   }
 }
 
-// Calls row(channel, first element, elements) for the rows of [channels, extent] in elements [first, last).
+// Calls row(channel, first element, number of elements) for each row of [channels, extent] in elements [first, last).
 template <class Row>
 NNORM_INLINE void for_each_row(const QuantizedWork& work, size_t first, size_t last, Row row) {
   size_t position = first % work.extent, channel = first / work.extent % work.channels;
@@ -320,12 +327,12 @@ NNORM_INLINE void for_each_row(const QuantizedWork& work, size_t first, size_t l
   }
 }
 
-// Calls column(begin, end, first sample, samples) for the columns of items [begin, end).
+// Calls column(begin, end, first sample, number of samples) for each column of items [begin, end).
 template <class Column>
 NNORM_INLINE void for_each_column(const QuantizedWork& work, const Columns& columns, size_t begin, size_t end, Column column) {
   const ItemsOfColumns item(work, columns);
   for (size_t i = begin; i < end; ++i) {
-    const size_t first = i / item.across * item.samples, from = i % item.across * item.columns;
+    const size_t first = i / item.column_groups * item.samples, from = i % item.column_groups * item.columns;
     const size_t left = work.samples - first, samples = left < item.samples ? left : item.samples;
     for (size_t c = from; c < from + item.columns && c < columns.count; ++c)
       column(columns.begin(c), columns.begin(c + 1), first, samples);
@@ -344,7 +351,7 @@ void quantized_table(const QuantizedWork& work, size_t begin, size_t end) {
   }
   const size_t beyond = end * bytes_per_item, last = beyond < work.size() ? beyond : work.size();
   for_each_row(work, begin * bytes_per_item, last, [&](size_t channel, size_t at, size_t n) {
-    LookUp::row(work.bytes + channel * entries, work.x + at, work.y + at, n);
+    LookUp::row(work.bytes + channel * table_entries, work.x + at, work.y + at, n);
   });
 }
 
@@ -356,13 +363,14 @@ inline void quantized_sum(const QuantizedWork& work, size_t begin, size_t end) {
       const size_t width = columns.samples_of_a_row > 1 ? work.channels : to - from;
       for (size_t s = first; s < first + samples; ++s) {
         const size_t at = s * work.channels + from;
-        sum_run<entries>(work.steps + from * entries, work.sum, work.x + at, work.residual + at, work.y + at, width);
+        sum_run<table_entries>(work.steps + from * table_entries, work.sum, work.x + at, work.residual + at, work.y + at,
+                               width);
       }
     });
   }
   const size_t beyond = end * bytes_per_item, last = beyond < work.size() ? beyond : work.size();
   for_each_row(work, begin * bytes_per_item, last, [&](size_t channel, size_t at, size_t n) {
-    sum_run<0>(work.steps + channel * entries, work.sum, work.x + at, work.residual + at, work.y + at, n);
+    sum_run<0>(work.steps + channel * table_entries, work.sum, work.x + at, work.residual + at, work.y + at, n);
   });
 }
 
@@ -373,5 +381,5 @@ inline QuantizedKernels quantized_kernels() {
   return {"", &quantized_table<PlainLookUp>, &quantized_sum};
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

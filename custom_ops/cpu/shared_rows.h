@@ -1,24 +1,24 @@
-// Rows of LayerNormalNorm and GroupNormalNorm that several threads compute together (nnorm/shared_rows.h), with the same
-// functions of a tile, and of the sums of a row, as rows that one thread computes alone.
+// Rows of LayerNormalNorm and GroupNormalNorm that several threads compute together (nnorm/shared_rows.h). The
+// functions that compute a tile and add the sums of a row are those of layer_group_normal_norm.h.
 #pragma once
 
 #include "layer_group_normal_norm.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
 NNORM_INLINE RowState<Real> state_of(const SharedRow<Real>& row) {
   return {{row.mean, row.inverse, row.correction}, {{row.eta_pos, row.gain_pos}, {row.eta_neg, row.gain_neg}}};
 }
 
-// The first `count` numbers of an array, as one.
+// The first `count` numbers of an array, as an array.
 template <size_t count, class Real>
 NNORM_INLINE Real (&first_of(Real (&all)[4]))[count] {
   return *reinterpret_cast<Real(*)[count]>(&all);
 }
 
-// The buffers of one tile.
+// Buffers for one tile.
 template <class T>
 struct alignas(64) TileBuffers {
   Arithmetic<T> integer[row_tile], fraction[row_tile];
@@ -34,7 +34,7 @@ struct alignas(64) TileBuffers {
   }
 };
 
-// The current phase of one tile.
+// Computes the current phase of one tile.
 template <class T>
 void compute_tile(const SharedRows<T>& work, size_t row, size_t tile, TileBuffers<T>& buffers) {
   using Real = Arithmetic<T>;
@@ -80,7 +80,7 @@ void end_of_row(const SharedRows<T>& work, size_t row) {
             state.psi.neg.gain};
 }
 
-// Adds the sums of a row's tiles in their order, and hands on what they become.
+// Adds the sums of each row's tiles in order, and stores what the next phase needs of them.
 template <class T>
 void end_of_phase(const SharedRows<T>& work) {
   for (size_t row = 0; row < work.end - work.begin; ++row) {
@@ -90,5 +90,5 @@ void end_of_phase(const SharedRows<T>& work) {
   }
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

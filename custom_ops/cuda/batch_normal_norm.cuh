@@ -1,8 +1,8 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// There are two kernels because a thread pays two divisions to prepare a channel. In `_rows` a warp computes a piece of one
-// channel's extent. In `_columns` a thread computes neighbouring positions of a sample, each with its own channel, in many
-// samples. run() chooses one of them.
+// There are two kernels, because a thread needs two divisions to prepare a channel. In `_rows` a warp computes a
+// segment of one channel's extent. In `_columns` a thread computes the same neighboring positions, each of its own
+// channel, in many samples. run() chooses one of them.
 #pragma once
 
 #include "launch.cuh"
@@ -11,7 +11,7 @@
 namespace nnorm::cuda {
 
 constexpr unsigned channel_threads = 256;
-constexpr int in_flight = 4;  // accesses of a thread that are in flight at once
+constexpr int in_flight = 4;  // accesses of a thread that are in flight together
 
 template <class Real>
 struct ChannelParameters {
@@ -41,38 +41,39 @@ struct ChannelRows {
   ChannelParameters<Arithmetic<T>> parameters;
   size_t rows, channels;
   unsigned extent;
-  unsigned lead;      // elements from a boundary of 16 bytes to x[0], the same for residual and y
+  unsigned lead;      // elements from the last 16-byte boundary to x[0], the same for residual and y
   unsigned segments;  // of a row; a warp computes one at a time
 };
 
-// The most accesses that the elements of a row may touch, wherever the row starts.
+// The greatest number of accesses that a row needs, wherever it starts.
 constexpr size_t accesses_of_row(size_t extent, int width) { return extent / size_t(width) + (width == 1 ? 0 : 2); }
 
 constexpr unsigned accesses_of_segment = warp_size * in_flight;
 
-// `exact`: rows start and end on boundaries of accesses.
+// `exact` means that rows start and end on access boundaries.
 template <Epilogue epilogue, bool exact, int width, class T>
 __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(ChannelRows<T> w) {
   using Real = Arithmetic<T>;
   constexpr unsigned warps_of_block = channel_threads / warp_size;
   const size_t warps = size_t(gridDim.x) * warps_of_block;
   const size_t first_item = size_t(blockIdx.x) * warps_of_block + threadIdx.x / warp_size;
-  // Divisions of 64 bits are slow, so only the first item and the steps are divided; the loop adds the steps.
+  // 64-bit divisions are slow, so they compute only the first item and the steps; the loop adds the steps.
   size_t row = first_item / w.segments, channel = row % w.channels;
   unsigned segment = unsigned(first_item % w.segments);
   const size_t row_step = warps / w.segments, channel_step = row_step % w.channels;
   const unsigned segment_step = unsigned(warps % w.segments);
   while (row < w.rows) {
-    // Positions are counted from the last boundary at or before the row's start: the row is [begin, end).
+    // Positions are counted from the last access boundary at or before the start of the row: the row is [begin, end).
     const size_t start = w.lead + row * w.extent;
     const unsigned begin = unsigned(start % width), end = begin + w.extent;
-    const size_t origin = start - begin - w.lead;  // of position 0 in x; it wraps if it is before x[0], and adding a position wraps back
+    // The index of position 0 in x. It wraps if position 0 is before x[0], and wraps back when a position is added.
+    const size_t origin = start - begin - w.lead;
     const unsigned first = (segment * accesses_of_segment + threadIdx.x % warp_size) * width;
     const auto position = [&](int k) { return first + unsigned(k) * warp_size * width; };
     const auto whole = [&](int k) {
       return exact ? position(k) < end : position(k) >= begin && position(k) + width <= end;
     };
-    const auto each = [&](int k, auto f) {  // the elements of an access that crosses the row's start or end
+    const auto each = [&](int k, auto f) {  // calls f for the elements of an access that crosses the start or end of the row
       for (unsigned j = 0; j < width; ++j)
         if (position(k) + j >= begin && position(k) + j < end) f(j, origin + position(k) + j);
     };
@@ -119,9 +120,9 @@ struct ChannelColumns {
   const T* residual;
   T* y;
   ChannelParameters<Arithmetic<T>> parameters;
-  size_t rows, columns;  // columns in accesses
-  size_t extent;         // neighbouring positions of one channel
-  size_t channels;       // further channels are padding
+  size_t rows, columns;  // a column is one access wide
+  size_t extent;         // neighboring positions of one channel
+  size_t channels;       // channels after these are padding
   unsigned span;         // columns of a block
 };
 
@@ -207,8 +208,8 @@ cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, cons
   const size_t column_blocks = divided_up(work.columns, channel_threads);
   work.span = unsigned(divided_up(work.columns, column_blocks));
   const size_t rows_of_block = channel_threads / work.span;
-  // A thread should have many rows, because it prepares its channels once, as long as the device stays full: 2 of these
-  // blocks fit on a multiprocessor at once.
+  // A thread prepares its channels once, so it should compute many rows, as long as all multiprocessors are busy: 2 of
+  // these blocks fit on a multiprocessor at once.
   const size_t row_blocks = divided_up(problem.samples, rows_of_block * in_flight);
   const size_t enough = divided_up(device.blocks(column_blocks * row_blocks, 4), column_blocks);
   constexpr size_t most = 65535;  // blocks along y
@@ -233,8 +234,8 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
     return whole ? run_columns<epilogue, false, width>(problem, lanes, device, stream)
                  : run_columns<epilogue, false, 1>(problem, lanes, device, stream);
   }
-  // Rows of this length fill a warp's segment. Shorter rows are worth a warp too where few samples share what a thread of
-  // run_columns() prepares.
+  // Rows of this length fill the segment of a warp. Shorter rows are also faster with a warp each if there are few
+  // samples that share the channels that a thread of run_columns() prepares.
   constexpr size_t long_extent = accesses_of_segment * width;
   if (problem.extent >= long_extent || (problem.extent >= long_extent / 8 && problem.samples < 2 * in_flight))
     return alike ? run_rows<epilogue, width>(problem, device, stream) : run_rows<epilogue, 1>(problem, device, stream);

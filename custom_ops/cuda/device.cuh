@@ -1,6 +1,6 @@
 // What the kernels share: accesses of 16 bytes, rounding in pairs, division by a constant.
 //
-// The code is CUDA C++. For tests without a GPU it is also compiled as C++, with tests/cuda_on_host/ in place of CUDA.
+// The code is CUDA C++. For tests without a GPU it is also compiled as C++, with tests/cuda_on_host/ instead of CUDA.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -20,13 +20,13 @@
 namespace nnorm::cuda {
 
 constexpr unsigned warp_size = 32;
-constexpr size_t access_bytes = 16;  // the greatest single access of a thread
+constexpr size_t access_bytes = 16;  // the widest access of a thread
 
-// An element of 16 bits that is computed as on CPUs, with the same bits.
+// A 16-bit element that is computed with the bits of the CPU kernels.
 template <class T>
 struct SameBits : T {};
 
-// Whether the device's own instructions compute ψ of tensors of T.
+// Whether the device's approximate instructions compute ψ of tensors of T.
 template <class T>
 constexpr bool computed_by_device = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
 
@@ -34,7 +34,7 @@ constexpr bool computed_by_device = std::is_same_v<T, Float16> || std::is_same_v
 template <class T>
 using Evaluation = std::conditional_t<computed_by_device<T>, ForHalf, Accurate>;
 
-// Neighbouring elements that one instruction reads or writes.
+// Neighboring elements that one instruction reads or writes.
 template <class T, int width>
 struct alignas(sizeof(T) * width) Access {
   T values[width];
@@ -82,7 +82,7 @@ NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
   }
 }
 
-// Rounds all elements of an access, those of 16 bits in pairs if the device can.
+// Rounds all elements of an access, 16-bit elements in pairs if the device can.
 template <class T, int width>
 NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
   Access<T, width> result;
@@ -108,13 +108,13 @@ NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {
   return result;
 }
 
-// The number of elements between an address and the last boundary of 16 bytes.
+// The number of elements between the last 16-byte boundary and an address.
 template <class T>
 size_t misalignment(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % access_bytes / sizeof(T);
 }
 
-// n/divisor for n < 2^31 by a multiplication (Granlund and Montgomery 1994, figure 4.1).
+// Computes n/divisor for n < 2^31 by a multiplication (Granlund and Montgomery 1994, figure 4.1).
 class Divisor {
  public:
   explicit Divisor(unsigned divisor) {

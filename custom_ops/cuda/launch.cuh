@@ -10,7 +10,7 @@
 namespace nnorm::cuda {
 
 struct Device {
-  int multiprocessors = 0, shared_memory = 0;  // shared memory that a block may have, in bytes
+  int multiprocessors = 0, shared_memory = 0;  // the shared memory that a block may have, in bytes
 
   static cudaError_t current(Device& device) {
     int ordinal = 0;
@@ -20,16 +20,16 @@ struct Device {
     return cudaDeviceGetAttribute(&device.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
   }
 
-  // The number of blocks to launch: `wanted`, but at most `most_of_multiprocessor` for each multiprocessor. Kernels loop
-  // over the rest of their work.
+  // The number of blocks to launch: `wanted`, but at most `most_of_multiprocessor` for each multiprocessor. Kernels
+  // loop over the work that remains.
   unsigned blocks(size_t wanted, unsigned most_of_multiprocessor) const {
     return unsigned(std::min(wanted, size_t(multiprocessors) * most_of_multiprocessor));
   }
 };
 
 #if defined(__CUDACC__)
-// `shared` is the dynamic shared memory of a block, `most_shared` the most that any launch of this kernel may ask for. The
-// limit applies to all threads of the process, so every launch sets the same one.
+// `shared` is the dynamic shared memory of a block, `most_shared` the most that any launch of this kernel may request.
+// That limit applies to all threads of the process, so every launch sets the same one.
 template <class Work>
 cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStream_t stream, Work work, size_t shared = 0,
                    size_t most_shared = 0) {
@@ -43,7 +43,7 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
 }
 #endif
 
-// Calls run(problem), the problem's elements being SameBits if they have 16 bits and `same_bits` is true.
+// Calls run(problem). The elements of the problem are SameBits if they have 16 bits and `same_bits` is true.
 template <template <class> class Problem, class T, class Run>
 cudaError_t with_elements(const Problem<T>& problem, bool same_bits, Run run) {
   if constexpr (computed_by_device<T>) {

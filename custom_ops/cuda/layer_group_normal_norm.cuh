@@ -1,11 +1,11 @@
 // LayerNormalNorm and GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂
 // of each row (NN eq. 3, 5–15).
 //
-// A row is read from memory once if it fits into the registers of a warp or of a block, or into a block's shared memory.
-// Longer rows are read four times. Each warp has whole tiles of a row, so that sums are in the order of
+// A row is read from memory once if it fits into the registers of a warp or a block, or into the shared memory of a
+// block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the order of
 // nnorm/row_statistics.h.
 //
-// As on CPUs, a row of equal elements with ε = 0 is NaN, as 0/0 is.
+// As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
 #pragma once
 
 #include "launch.cuh"
@@ -23,15 +23,15 @@ struct Rows {
   const Real* bias;
   size_t rows, period;
   unsigned row_length;
-  unsigned run;         // neighbouring elements that share one weight
+  unsigned run;         // neighboring elements that share one weight
   Divisor run_divisor;  // by `run`
-  bool whole_weights;   // run is 1, and weight and bias can be read in accesses as x
+  bool whole_weights;   // run is 1, and weight and bias can be read with the accesses of x
   Real epsilon, delta;
   Real length, inverse_length;
   Real bounded_exponent;  // see the function bounded_exponent()
 };
 
-// `count` neighbouring numbers, in accesses of 16 bytes or fewer.
+// Loads `count` neighboring numbers with accesses of at most 16 bytes.
 template <int count, class Real>
 NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   constexpr int width = count < widest<Real> ? count : widest<Real>;
@@ -42,7 +42,8 @@ NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   }
 }
 
-// Weight and bias of `count` elements, `offset` after element `start` of a row. `whole` means that w.whole_weights is true.
+// Loads weight and bias of `count` elements, from element start + offset of a row. `whole` means that w.whole_weights
+// is true.
 template <bool whole, int width, class T>
 NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned start, unsigned offset, unsigned count,
                               Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
@@ -70,7 +71,7 @@ NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned 
 template <class T>
 using Psi = RowBranches<Evaluation<T>, Arithmetic<T>>;
 
-// Tested once for each row, so that its elements need no clamp.
+// Whether the elements of a row need no clamp; tested once for each row.
 template <class T>
 NNORM_DEVICE bool is_bounded(const Psi<T>& psi, Arithmetic<T> bounded_exponent) {
   return std::fabs(psi.pos.eta) <= bounded_exponent && std::fabs(psi.neg.eta) <= bounded_exponent;
@@ -83,8 +84,8 @@ constexpr int block_of = threads < smallest_block ? smallest_block : threads;
 template <int number>
 using Turn = std::integral_constant<int, number>;
 
-// Rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for whole rows of exactly
-// threads·values elements, each with its own weight: it saves a fifth of the instructions.
+// Computes rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for whole
+// rows of exactly threads·values elements, each with its own weight: it saves a fifth of the instructions.
 template <int threads, int values, bool whole, bool exact, class T>
 __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
@@ -94,10 +95,10 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
   const unsigned warp = threadIdx.x / warp_size % (unsigned(threads) / warp_size);
   const unsigned start = Tile<T>::start(warp);
   const auto position = [&](int k) { return start + Tile<T>::offset(k); };
-  // The elements of access k that the row has. Where it has none, nothing is computed.
+  // The number of elements from access k to the end of the row. If beyond(k), there are none.
   const auto count = [&](int k) { return exact ? unsigned(width) : w.row_length - position(k); };
   const auto beyond = [&](int k) { return !exact && position(k) >= w.row_length; };
-  // Whether the row has element i of a thread. Of a whole row it has all elements of an access or none.
+  // Whether the row has element i of a thread. A whole row has all elements of an access or none.
   const auto exists = [&](int i) { return exact || position(i / width) + unsigned(whole ? 0 : i % width) < w.row_length; };
   const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
     constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
     Log2<Real> log[values];
     Real sums[4];
     sums_of_row(Turn<2>(), sums, [&](int i, Real* part) {
-      h[i] = standardize.of_centred(h[i]);
+      h[i] = standardize.of_centered(h[i]);
       log[i] = Evaluation<T>::log2_1p(magnitude(h[i]));
       add_lmbda_terms(h[i], std::fabs(h[i]), log[i], part[0], part[1], part[2], part[3]);
     });
@@ -148,7 +149,8 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
         load_affine<exact>(w, weights_of_row, start, Tile<T>::offset(k), count(k), weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j)
-          results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg, weight[j], bias[j]);
+          results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg,
+                                                               weight[j], bias[j]);
         store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count(k));
       }
     };
@@ -162,23 +164,23 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
 constexpr int long_row_threads = 512;
 static_assert(long_row_threads / int(warp_size) == int(row_chains), "a warp for each chain");
 
-// The accesses of a thread to a long row that are in flight together: 32 bytes. More would take so many registers that a
-// multiprocessor has no room for two blocks.
+// The number of accesses of a thread to a long row that are in flight together: 32 bytes. More would need so many
+// registers that two blocks do not fit on a multiprocessor.
 template <class T>
-constexpr int together = 32 / int(Tile<T>::width * sizeof(T));
+constexpr int accesses_in_flight = 32 / int(Tile<T>::width * sizeof(T));
 
-// Calls use(start, accesses) for all accesses of a thread, several at once, and end_of_tile() after those to each tile.
+// Calls use(start, accesses) for all accesses of a thread, several at once, and end_of_tile() after those of each tile.
 template <bool whole, class T, class Use, class End>
 NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, End end_of_tile) {
-  static_assert(Tile<T>::accesses % together<T> == 0);
+  static_assert(Tile<T>::accesses % accesses_in_flight<T> == 0);
   for (unsigned tile = threadIdx.x / warp_size; size_t(tile) * row_tile < length; tile += unsigned(row_chains)) {
 #pragma unroll 1
-    for (int first = 0; first < Tile<T>::accesses; first += together<T>) {
+    for (int first = 0; first < Tile<T>::accesses; first += accesses_in_flight<T>) {
       const unsigned start = Tile<T>::start(tile) + Tile<T>::offset(first);
       const T* const from = row + start;
-      Access<T, Tile<T>::width> accesses[together<T>] = {};
+      Access<T, Tile<T>::width> accesses[accesses_in_flight<T>] = {};
 #pragma unroll
-      for (int k = 0; k < together<T>; ++k) {
+      for (int k = 0; k < accesses_in_flight<T>; ++k) {
         const unsigned position = start + Tile<T>::offset(k);
         if (position < length) accesses[k] = load_part<whole>(from + Tile<T>::offset(k), length - position);
       }
@@ -188,18 +190,18 @@ NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, End en
   }
 }
 
-// Adds over a row what add(element, sums) adds for each; see(start, accesses) is called before.
+// Computes the sums over a row: add(element, sums) adds the terms of an element. see(start, accesses) is called before.
 template <int turn, bool whole, int count, class T, class Add, class See>
 NNORM_DEVICE void sums_of_long_row(const T* row, unsigned length, Arithmetic<T> (&sums)[count], Add add, See see) {
   constexpr int width = Tile<T>::width;
   Sums<T, count> of_tile;
-  ChainSum<Arithmetic<T>> chain{0, 0};  // of the sum that this lane has
+  ChainSum<Arithmetic<T>> chain{0, 0};  // the sum that this lane has after sum_of_tile()
   for_each_access<whole>(
       row, length,
       [&](unsigned start, const auto& accesses) {
         see(start, accesses);
 #pragma unroll
-        for (int i = 0; i < together<T> * width; ++i)
+        for (int i = 0; i < accesses_in_flight<T> * width; ++i)
           if (start + Tile<T>::offset(i / width) + unsigned(whole ? 0 : i % width) < length)
             add(widened(accesses[i / width].values[i % width]), of_tile.of(i));
       },
@@ -213,7 +215,8 @@ NNORM_DEVICE void sums_of_long_row(const T* row, unsigned length, Arithmetic<T> 
                                         lane % apart == 0 && lane < count * apart, sums);
 }
 
-// Rows of any length, a block for each. If `staged`, the row is kept in shared memory, else every pass reads it again.
+// Computes rows of any length, each with one block. If `staged`, shared memory holds the row, else every pass reads it
+// again.
 template <bool staged, bool whole, class T>
 __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_normal_norm_long_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
@@ -222,12 +225,12 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
 
   for (size_t row = blockIdx.x; row < w.rows; row += gridDim.x) {
     const T* x = w.x + row * w.row_length;
-    T* const kept = reinterpret_cast<T*>(stage);  // each thread reads only what it wrote, so no barrier is needed
+    T* const kept = reinterpret_cast<T*>(stage);  // no barrier is needed: a thread reads only what it wrote
     const T* const again = staged ? kept : x;
     const auto keep = [&](unsigned start, const auto& accesses) {
       if constexpr (staged) {
 #pragma unroll
-        for (int k = 0; k < together<T>; ++k)
+        for (int k = 0; k < accesses_in_flight<T>; ++k)
           if (start + Tile<T>::offset(k) < w.row_length) store(kept + start + Tile<T>::offset(k), accesses[k]);
       }
     };
@@ -237,7 +240,9 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
 
     const Real mean = sum[0] / w.length;
     Real moments[2];
-    sums_of_long_row<1, whole>(again, w.row_length, moments, [&](Real value, Real* part) { add_moments(value - mean, part[0], part[1]); }, nothing);
+    sums_of_long_row<1, whole>(again, w.row_length, moments, [&](Real value, Real* part) {
+      add_moments(value - mean, part[0], part[1]);
+    }, nothing);
 
     const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
     Real sums[4];
@@ -251,16 +256,17 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
     const auto transform = [&](unsigned start, const auto& accesses) {
       T* const y = w.y + row * w.row_length + start;
 #pragma unroll
-      for (int k = 0; k < together<T>; ++k) {
+      for (int k = 0; k < accesses_in_flight<T>; ++k) {
         const unsigned position = start + Tile<T>::offset(k);
         if (position >= w.row_length) continue;
         const unsigned count = w.row_length - position;
         Real weight[width], bias[width], results[width];
         load_affine<false>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
 #pragma unroll
-        for (int j = 0; j < width; ++j) {  // not for bounded rows: that would be another copy of the loop
+        for (int j = 0; j < width; ++j) {  // bounded rows have no loop of their own: it would be a second copy
           const Real h = standardize(widened(accesses[k].values[j]));
-          results[j] = result_of<Evaluation<T>, false>(h, Evaluation<T>::log2_1p(magnitude(h)), psi.pos, psi.neg, weight[j], bias[j]);
+          results[j] =
+              result_of<Evaluation<T>, false>(h, Evaluation<T>::log2_1p(magnitude(h)), psi.pos, psi.neg, weight[j], bias[j]);
         }
         store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count);
       }
@@ -269,7 +275,7 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
   }
 }
 
-// Rows that fit into the registers of `threads` threads with `values` each.
+// Launches the kernel for rows that fit into the registers of `threads` threads with `values` elements each.
 template <int threads, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
   constexpr unsigned block = unsigned(block_of<threads>), teams = block / unsigned(threads);
@@ -288,7 +294,7 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   if (work.row_length <= 32 * 32) return run_in_registers<32, 32, whole>(work, device, stream);
   if (work.row_length <= 128 * 32) return run_in_registers<128, 32, whole>(work, device, stream);
   constexpr size_t scratch = 1 << 10;  // more than the kernel's own variables in shared memory
-  // An access beyond the end of a row that is not whole is kept too.
+  // The last access of a row that is not whole extends beyond the end of the row and is stored too.
   const size_t bytes = divided_up(work.row_length * sizeof(T), access_bytes) * access_bytes;
   const size_t room = size_t(device.shared_memory) - scratch;
   const unsigned blocks = device.blocks(work.rows, 16);
@@ -297,8 +303,8 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   return launch(&layer_group_normal_norm_long_rows<false, whole, T>, blocks, long_row_threads, stream, work);
 }
 
-// The greatest exponent with which no value of a row of this length brings 2^z to its limits. A standardised value is at
-// most the root of the row's length; twice as much leaves room for rounding, unless the row's variance is all rounding.
+// The greatest exponent for which no element of a row of this length saturates 2^z. A standardized value is at most the
+// root of the row's length. Twice that allows for rounding, except in rows whose variance consists of rounding errors.
 template <class Real>
 Real bounded_exponent(size_t row_length) {
   const double greatest_log2 = std::log2(1 + 2 * std::sqrt(double(row_length)));

@@ -6,16 +6,17 @@
 
 namespace nnorm::cuda {
 
-// What a thread has of a tile: it reads `accesses` times `width` neighbours. Neighbour j belongs to sum j mod `places`, in the
-// order of nnorm/row_statistics.h. Only where the device's instructions compute ψ a thread has one sum and reads 16 bytes at a
-// time: this takes fewer instructions, and ForHalf gives other bits than the arithmetic of a CPU in any order.
+// The part of a tile that a thread reads: `accesses` times `width` neighboring elements. Neighbor j belongs to sum j
+// mod `places`, in the order of nnorm/row_statistics.h. If the device's approximate instructions compute ψ, a thread
+// has one sum and reads 16 bytes at a time, which takes fewer instructions: ForHalf does not give the bits of a CPU in
+// any order.
 template <class T>
 struct Tile {
   static constexpr int places = computed_by_device<T> ? 1 : int(lane_sums);
   static constexpr int width = computed_by_device<T> ? widest<T> : places;
   static constexpr int accesses = int(row_tile / tile_lanes) / width;
 
-  // Where in a row a thread's first access to a tile starts, and how far from there access k does: addresses with constant
+  // The position of a thread's first access to a tile, and the offset of access k from there: addresses with constant
   // offsets share their registers.
   static NNORM_DEVICE unsigned start(unsigned tile) {
     return tile * unsigned(row_tile) + threadIdx.x % warp_size * unsigned(width);
@@ -24,17 +25,18 @@ struct Tile {
 };
 static_assert(tile_lanes == warp_size);
 
-// The sums that a thread has of a tile of its warp.
+// A thread's partial sums over a tile of its warp.
 template <class T, int count>
 struct Sums {
   static constexpr int places = Tile<T>::places;
   Arithmetic<T> values[places * count] = {};
 
-  // The sums that the element of an access belongs to.
+  // The sums to which an element of an access is added.
   NNORM_DEVICE Arithmetic<T>* of(int element) { return values + element % Tile<T>::width % places * count; }
 };
 
-// Reads an access of a row of which `count` elements are left, the others as 0. `whole` rows can be read in whole accesses.
+// Loads one access of a row of which `count` elements are left; elements after the end are 0. `whole` rows consist of
+// whole accesses.
 template <bool whole, class T>
 NNORM_DEVICE Access<T, Tile<T>::width> load_part(const T* from, unsigned count) {
   constexpr int width = Tile<T>::width;
@@ -57,13 +59,13 @@ NNORM_DEVICE void store_part(T* to, const Access<T, Tile<T>::width>& access, uns
   }
 }
 
-// The neighbouring lanes that have the same sum after sum_over_warp().
+// The number of neighboring lanes that have the same sum after sum_over_warp().
 template <int count>
 constexpr unsigned lanes_of_sum = warp_size / unsigned(count);
 
-// Sums each of `count` values over a warp, the lanes in halves. Lanes j·lanes_of_sum and following then have the j-th sum in
-// values[0]. In each round one half of the lanes continues with one half of the values and the other half with the rest, so
-// that four sums take 6 exchanges instead of 20.
+// Sums each of `count` values over a warp, in halves of the lanes. Afterwards lane j·lanes_of_sum and the lanes after
+// it have the j-th sum in values[0]. In each round one half of the lanes continues with one half of the values and the
+// other half with the rest, so that four sums take 6 exchanges instead of 20.
 template <int count, class Real>
 NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   static_assert((count & (count - 1)) == 0 && count <= int(warp_size), "a power of two");
@@ -81,10 +83,10 @@ NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   for (; distance > 0; distance /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], distance);
 }
 
-// The sums of a block's chains, in halves, in all its threads. Each call of a kernel has its own `turn` and with it its own
-// memory, which is written again only after the barriers of the other turns.
+// Adds the sums of a block's chains in halves; all threads of the block get them. Each call in a kernel has its own
+// `turn` and with it its own shared memory, which is written again only after the barriers of the other turns.
 //
-// `own` is chain `chain`'s part of sum `sum`, of a thread that `has_one`.
+// A thread for which `has_one` is true contributes `own`: the part of sum `sum` that belongs to chain `chain`.
 template <int turn, int chains, int count, class Real>
 NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count]) {
   static_assert(turn >= 0 && (chains & (chains - 1)) == 0 && chains <= int(warp_size));
@@ -106,8 +108,8 @@ NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool ha
   }
 }
 
-// The sums over a tile in all lanes of a warp that have them: lanes s·apart and following have sum s. `values` are the sums of
-// a lane, which has `places` of each, place by place.
+// The sums over a tile: lane s·lanes_of_sum and the lanes after it get sum s. `values` are the partial sums of a lane,
+// `places` of each sum, place by place.
 template <int places, int all, class Real>
 NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
   static_assert(places == 1 || places == 2);
@@ -115,7 +117,7 @@ NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
   return places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], warp_size / 2) : values[0];
 }
 
-// The sums over a row of which each warp of `threads` threads has one tile: tile w belongs to warp w.
+// The sums over a row of which each warp of `threads` threads has one tile: warp w has tile w.
 template <int threads, int turn, int places, int count, class Real>
 NNORM_DEVICE void sums_of_team(Real (&values)[places * count], Real (&sums)[count]) {
   constexpr int warps = threads / int(warp_size);

@@ -8,7 +8,7 @@ OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context, size_t 
     check(api, api->ShapeInferContext_GetInputTypeShape(context, 0, &info));
     size_t rank = 0;
     check(api, api->GetDimensionsCount(info, &rank));
-    if (rank == 0) return;  // also what an unknown rank looks like
+    if (rank == 0) return;  // a scalar, or an unknown rank, which is reported as 0 too
     Shape shape(rank);
     std::vector<const char*> names(rank);
     check(api, api->GetDimensions(info, shape.data(), rank));

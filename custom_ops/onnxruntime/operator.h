@@ -1,11 +1,11 @@
-// From a C++ class to ONNX Runtime's table of callbacks. The class is a kernel with
+// Makes ONNX Runtime's table of callbacks for a kernel class. The class has
 //
 //   using Signature;                          the types of its inputs and of the output, see FloatSignature
 //   static const char* name();                of the ONNX node
 //   explicit Kernel(const Attributes&);       throws Error
 //   void operator()(const Run&) const;        throws Error
 //
-// The output Y has the shape of X, and may use the memory of X or of an operand that have the type of Y.
+// The output Y has the shape of X, and may use the memory of X or of an operand of Y's type.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ inline constexpr ONNXTensorElementDataType onnx_type<Float16> = ONNX_TENSOR_ELEM
 template <>
 inline constexpr ONNXTensorElementDataType onnx_type<BFloat16> = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
-// X, parameters of type Arithmetic<T>, and operands of X's type and shape, which Y has too.
+// The inputs: X, parameters of type Arithmetic<T>, and operands of X's type and shape. Y has X's type and shape too.
 template <class T, size_t parameters, size_t operands>
 struct FloatSignature {
   using Real = Arithmetic<T>;
@@ -43,7 +43,8 @@ struct FloatSignature {
 template <class Signature>
 constexpr Roles roles_of{Signature::inputs, Signature::is_tensor, Signature::type};
 
-// The parameters of a kernel with a FloatSignature, if they are constants, and the numbers that a provider prepares of them.
+// The parameters of a kernel with a FloatSignature, if they are constants, and the numbers that a provider prepares
+// from them.
 template <class Signature>
 struct Parameters {
   const Constants constants;
@@ -68,7 +69,7 @@ class Inputs {
 
   const Tensor& operator[](size_t i) const { return i == 0 ? x_ : has_operand && i == last ? operand_ : parameters_[i]; }
 
-  // For what is made of the parameters once; nullptr if they are computed.
+  // Holds what is prepared from the parameters once; nullptr if the model computes the parameters.
   MadeOnce<Real>* prepared() const { return prepared_; }
 
  private:
@@ -88,8 +89,8 @@ struct CustomOp : OrtCustomOp {
   const OrtApi* api;
 };
 
-// Publishes X's shape, and the type of the input `y_typed_as`, as Y's if every axis is a number or has a name. ONNX Runtime
-// would take axes without names for equal ones and an unknown rank for a scalar, and share memory between tensors of
+// Gives Y the shape of X and the type of input `y_typed_as`, if every axis is a number or has a name. Otherwise ONNX
+// Runtime would take axes without names as equal and an unknown rank as a scalar, and share memory between tensors of
 // different sizes.
 OrtStatus* infer_shape(const OrtApi* api, OrtShapeInferContext* context, size_t y_typed_as) noexcept;
 
@@ -120,7 +121,7 @@ struct Callbacks {
     size_t choices = 0;
     for (size_t i = 0; i < Signature::inputs; ++i) choices += may_be_y(i);
     *inputs = *outputs = nullptr;
-    if (choices == 0) return 0;  // ONNX Runtime releases nothing then
+    if (choices == 0) return 0;  // ONNX Runtime then releases nothing
     *inputs = new (std::nothrow) int[choices]();
     *outputs = new (std::nothrow) int[choices]();  // output 0 for each
     if (*inputs == nullptr || *outputs == nullptr) {
@@ -144,7 +145,7 @@ struct Callbacks {
   }
 };
 
-// `version` is the lower API level of the runtime and the headers: ONNX Runtime reads the table up to it.
+// `version` is the lower API level of the runtime and the headers. ONNX Runtime reads the table up to this level.
 template <class Kernel>
 std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   using C = Callbacks<Kernel>;
@@ -173,14 +174,14 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   return op;
 }
 
-// The operators of one ONNX Runtime. They must outlive every session, so their owner never destroys them.
+// The operators for one ONNX Runtime. They must outlive every session, so their owner never destroys them.
 class Operators {
  public:
   Operators(const OrtApi* api, uint32_t version) : api_(api), version_(version) {}
 
   template <class Kernel>
   void add() {
-    Kernel::name();  // the first call may allocate, and throw; ONNX Runtime asks where nothing may be thrown
+    Kernel::name();  // the first call may allocate and throw, which ONNX Runtime's callback must not
     ops_.push_back(custom_op<Kernel>(api_, version_));
   }
 

@@ -1,4 +1,4 @@
-// The kernels of the operators that nnorm/operators.h declares.
+// Adds the kernels of the operators that nnorm/operators.h declares.
 #include "nnorm/operators.h"
 
 #include "operator.h"

@@ -7,7 +7,7 @@ namespace nnorm::ort {
 
 namespace {
 
-// The status's message, with the attribute's name taken out. Releases the status.
+// The message of the status, without the name of the attribute. Releases the status.
 std::string message_without(const OrtApi* api, OrtStatus* status, const char* attribute) {
   const Owner<OrtStatus> owner(status, api->ReleaseStatus);
   const std::string name = attribute;
@@ -45,14 +45,14 @@ Tensor read_tensor(const OrtApi* api, const OrtValue* value) {
 
 }  // namespace
 
-// ONNX Runtime reports a missing attribute and one of another type with the same error code. Only the messages differ, so
-// this one is compared with that for an attribute that no node has.
+// ONNX Runtime reports a missing attribute and an attribute of another type with the same error code. Only the messages
+// differ, so the message is compared with that for an attribute that no node has.
 template <class Get>
 void Attributes::expect_missing(const char* name, const char* type, OrtStatus* status, Get get) const {
   const std::string message = message_without(api_, status, name);
-  const char* const nobodys = "nnorm_attribute_of_no_node";
-  OrtStatus* const of_missing = get(nobodys);
-  if (of_missing == nullptr || message_without(api_, of_missing, nobodys) != message)
+  const char* const missing = "nnorm_attribute_of_no_node";
+  OrtStatus* const of_missing = get(missing);
+  if (of_missing == nullptr || message_without(api_, of_missing, missing) != message)
     refuse(std::string("attribute ") + name + " cannot be read (" + message + "); it must be " + type);
 }
 
@@ -77,7 +77,8 @@ Tensor Attributes::constant(size_t input, ONNXTensorElementDataType type) const 
   const OrtValue* value = nullptr;
   check(api_, api_->KernelInfoGetConstantInput_tensor(info_, input, &is_constant, &value));
   if (!is_constant) return {};
-  // A graph's constant is where the graph's own nodes read it, and a branch may have nodes on another provider.
+  // A constant is in the memory from which the nodes of its own graph read it. A branch may have nodes on another
+  // provider.
   const OrtMemoryInfo* memory = nullptr;
   check(api_, api_->GetTensorMemoryInfo(value, &memory));
   OrtMemoryInfoDeviceType device;
@@ -132,8 +133,8 @@ void Run::over_items(size_t items, void* call, void (*item)(void*, size_t), size
     for (size_t i = 0; i < items; ++i) item(call, i);
     return;
   }
-  // Four batches for each thread balance the load if one thread is slow; on a pool of one thread ONNX Runtime runs the
-  // batches in sequence.
+  // Four batches for each thread balance the load if one thread is slow. If the pool has one thread, ONNX Runtime runs
+  // the batches in sequence.
   check(api_, api_->KernelContext_ParallelFor(context_, item, items, std::min(items, 4 * machine_threads()), call));
 }
 

@@ -1,4 +1,4 @@
-// ONNX Runtime's C API as the operators see it: errors are exceptions inside the library and statuses at its boundary.
+// Wraps ONNX Runtime's C API for the operators: errors are exceptions inside the library and statuses at its boundary.
 //
 // The operators are the same for every execution provider. cpu/ and cuda/ define `execution_provider`,
 // `has_host_memory` and Run::solve() for the library that they are linked into.
@@ -17,7 +17,7 @@
 
 namespace nnorm::ort {
 
-// A mistake of the caller, or an error that ONNX Runtime reported. guarded() keeps it inside this library.
+// An invalid argument, or an error that ONNX Runtime reported. guarded() keeps it inside this library.
 struct Error {
   OrtErrorCode code;
   std::string message;
@@ -28,7 +28,7 @@ inline void refuse(const std::string& reason) {
   if (!reason.empty()) throw Error{ORT_INVALID_ARGUMENT, reason};
 }
 
-// Releases an object of ONNX Runtime at the end of the scope, whatever throws in between.
+// Releases an object of ONNX Runtime at the end of the scope, also after an exception.
 template <class T>
 using Owner = std::unique_ptr<T, void(ORT_API_CALL*)(T*)>;
 
@@ -58,16 +58,16 @@ OrtStatus* guarded(const OrtApi* api, const char* where, F f) noexcept {
 class Attributes {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
-  // Sets `value` to the attribute's; an attribute that the node lacks leaves it as it is. Throws Error if the attribute has
-  // another type.
+  // Sets `value` to the attribute's value, or leaves it unchanged if the node lacks the attribute. Throws Error if the
+  // attribute has another type.
   void read(const char* name, int32_t& value) const;
   void read(const char* name, float& value) const;
-  // The input, with nullptr for its data if it is not a constant of the model, has no elements or elements of another type, or
-  // lies in a GPU's memory.
+  // The input. Its data is nullptr if it is not a constant of the model, has no elements or elements of another type,
+  // or is in a GPU's memory.
   Tensor constant(size_t input, ONNXTensorElementDataType type) const;
 
  private:
-  // Returns if `status`, of the function `get` for this attribute, means that the node lacks it, and throws otherwise.
+  // Returns if `status`, which get(name) returned, means that the node lacks the attribute. Throws Error otherwise.
   template <class Get>
   void expect_missing(const char* name, const char* type, OrtStatus* status, Get get) const;
 
@@ -75,11 +75,11 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
-// The name of the execution provider that this library has kernels for, and whether the CPU can read its tensors.
+// The execution provider that this library has kernels for, and whether the CPU can read its tensors.
 extern const char* const execution_provider;
 extern const bool has_host_memory;
 
-// Which of a node's inputs are parameters, and their types; the others are X and tensors of its shape.
+// Which inputs of a node are tensors of X's shape (the others are parameters), and the types of all inputs.
 struct Roles {
   size_t inputs;
   bool (*is_tensor)(size_t input);
@@ -88,18 +88,18 @@ struct Roles {
 
 class Run;
 
-// A node's parameters, if all of them are constants of the model. A BatchNormalNorm that reads and prepares its parameters in
-// each run takes 0.9 µs longer; its kernel computes 1,500 elements in that time.
+// A node's parameters, if all of them are constants of the model. Reading and preparing the parameters of
+// BatchNormalNorm in each run takes 0.9 µs, in which its kernel computes 1,500 elements.
 class Constants {
  public:
   Constants(const Attributes& attributes, Roles roles);
   bool are_known() const { return !tensors_.empty(); }
 
-  // Whether this run's parameters are these. To a kernel in a branch or a loop ONNX Runtime 1.29 and newer names a constant of
-  // an outer graph, although a value that a graph between them computes has the same name.
+  // Whether this run's parameters are these constants. ONNX Runtime 1.29 and newer may give a kernel in a branch or a
+  // loop a constant of an outer graph, although a graph between them computes a value of the same name.
   bool are_inputs_of(const Run& run) const;
 
-  // The inputs of the node, in the memory of ONNX Runtime; empty for X and the like.
+  // The inputs of the node, in ONNX Runtime's memory. X and tensors of its shape are empty.
   const std::vector<Tensor>& tensors() const { return tensors_; }
 
  private:
@@ -107,7 +107,7 @@ class Constants {
   std::vector<Tensor> tensors_;
 };
 
-// Numbers that a node's first run makes of constants; a session may run in several threads.
+// Numbers that the first run of a node computes from constants. A session may run in several threads.
 template <class Real>
 class MadeOnce {
  public:
@@ -129,34 +129,35 @@ class MadeOnce {
   std::vector<Real> numbers_;
 };
 
-// One run of a node: its tensors, and the threads or the stream that compute them.
+// One run of a node: its tensors, and the threads or the stream that compute it.
 class Run {
  public:
   Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
 
   Tensor input(size_t index) const;
 
-  // Where the input's elements are; nullptr if it is missing.
+  // The address of the input's elements; nullptr if the input is missing.
   const void* data(size_t index) const;
 
-  // The parameters among the inputs; empty for X and the like.
+  // The parameters among the inputs. X and tensors of its shape are empty.
   std::vector<Tensor> parameters(Roles roles) const;
 
-  // The memory of the output, which gets this shape.
+  // Gives the output this shape and returns its memory.
   void* output(const Shape& shape) const;
 
-  // Solves one of NNORM_FOR_EACH_PROBLEM, on the session's threads or on its CUDA stream. `prepared` is for what can be made
-  // of the parameters once; nullptr if they may change.
+  // Solves one of NNORM_FOR_EACH_PROBLEM on the session's threads or on its CUDA stream. `prepared` holds what is
+  // prepared from the parameters once; it is nullptr if they may change.
   template <class Problem>
   void solve(const Problem& problem, MadeOnce<typename Problem::Real>* prepared) const;
 
   // Waking a thread takes microseconds, as long as one or two items of elements_per_item.
-  static constexpr size_t too_few_to_share = 4;
+  static constexpr size_t fewest_items_to_share = 4;
 
-  // Computes the items 0, …, items − 1 of a call; `fewest_to_share` or more are distributed over the session's threads.
-  void over_items(size_t items, void* call, void (*item)(void*, size_t), size_t fewest_to_share = too_few_to_share) const;
+  // Computes the items 0, …, items − 1 of a call. If there are at least `fewest_to_share`, the session's threads share
+  // them.
+  void over_items(size_t items, void* call, void (*item)(void*, size_t), size_t fewest_to_share = fewest_items_to_share) const;
 
-  // The threads of the machine. ONNX Runtime does not report how many of them the session has.
+  // The number of threads of the machine. ONNX Runtime does not report how many the session has.
   static size_t machine_threads();
 
   // The stream of a session on a GPU.

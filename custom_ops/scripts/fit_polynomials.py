@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Derives the float coefficients of include/nnorm/mathematics.h and compares them with those in it.
 
-For f(x) = x·P(x) the polynomial P minimises the greatest relative error of f over an interval. That is a weighted
+For f(x) = x·P(x) the polynomial P minimizes the greatest relative error of f over an interval. That is a weighted
 least squares problem whose weights follow the error (Lawson's algorithm). Rounding all coefficients to float32 at the
 end would lose accuracy, so they are rounded one at a time, lowest order first, and the rest is fitted again.
 
@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 HEADER = pathlib.Path(__file__).parent.parent / "include" / "nnorm" / "mathematics.h"
-POINTS = 1201  # of the interval, denser towards its ends (Chebyshev), where the error is greatest
+POINTS = 1201  # in the interval, denser toward its ends (Chebyshev), where the error is greatest
 
 
 def log2_1p_over_m(m):

@@ -1,4 +1,4 @@
-// The functions that hosts look for: trtexec --dynamicPlugins, IPluginRegistry::loadLibrary, and register.cpp.
+// Defines the functions that hosts call: trtexec --dynamicPlugins, IPluginRegistry::loadLibrary, and register.cpp.
 #include <cstdio>
 #include <memory>
 
@@ -13,7 +13,7 @@ struct Creators {
   std::vector<std::unique_ptr<Creator>> owned;
   std::vector<nvinfer1::IPluginCreatorInterface*> pointers;
 
-  // Each operator in the namespace that the nodes name, and in the empty one, for parsers that do not read the namespace.
+  // Each operator is in the namespace of the nodes and in the empty one, for parsers that do not read the namespace.
   Creators() {
     for (const std::unique_ptr<Operation>& operation : operations())
       for (const char* plugin_namespace : {"nnorm", ""}) {
@@ -26,7 +26,7 @@ struct Creators {
 }  // namespace
 }  // namespace nnorm::trt
 
-// An exception must not leave the library: its C++ library may be another one than the host's.
+// No exception may leave the library: the host may have another C++ library.
 NNORM_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) noexcept try {
   static const auto& creators = *new nnorm::trt::Creators();  // never destroyed: registries keep them
   count = int32_t(creators.pointers.size());
@@ -37,5 +37,6 @@ NNORM_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& coun
   return nullptr;
 }
 
-// Hosts call it in every plugin library. The finder's functions differ between TensorRT 10 and 11, so it is not used.
+// Hosts call this function in every plugin library. The finder's functions differ between TensorRT 10 and 11, so the
+// finder is not used.
 NNORM_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder*) {}

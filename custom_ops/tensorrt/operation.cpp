@@ -16,7 +16,7 @@ cudaError_t launch(ChannelProblem<T> problem, Layout layout, cudaStream_t stream
   return cuda::run_channels_last(problem, lanes, stream, same_bits_wanted());
 }
 
-// The others take the contiguous layout only.
+// Problems other than ChannelProblem take the contiguous layout only.
 template <class Problem>
 cudaError_t launch(const Problem& problem, Layout, cudaStream_t stream) {
   return cuda::run(problem, stream, same_bits_wanted());

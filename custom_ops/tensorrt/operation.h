@@ -1,5 +1,5 @@
-// A node's operator as the plugin sees it: its attributes, and the way from its tensors to a launch. This file knows CUDA
-// and the operators' declarations (nnorm/operators.h), not TensorRT.
+// A node's operator, for its plugin: its attributes, and the launch of its kernel. This file depends on CUDA and the
+// operators' declarations (nnorm/operators.h), not on TensorRT.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@ namespace nnorm::trt {
 
 enum class Type { float32, float16, bfloat16 };
 
-// How the channels lie in memory: as in ONNX, or last, with or without padding to a multiple of 8.
+// The order of a tensor in memory: as in ONNX, or with its channels last, without or with padding to a multiple of 8
+// channels.
 enum class Layout { contiguous, channels_last, channels_last_by_8 };
 
 struct Attribute {
@@ -34,13 +35,13 @@ class Operation {
   virtual std::unique_ptr<Operation> clone() const = 0;
   virtual std::vector<Attribute> attributes() = 0;
 
-  // Why no node may have these attributes; empty if it may.
+  // Why the attributes are refused; empty if they are valid.
   virtual std::string attribute_refusal() const = 0;
 
-  // Why the operator does not take inputs of these shapes; empty if it does.
+  // Why the shapes of the inputs are refused; empty if they are valid.
   virtual std::string shape_refusal(const std::vector<Tensor>& inputs) const = 0;
 
-  // Launches the kernel, for what is not refused. The shapes are those of ONNX, whatever the layout.
+  // Launches the kernel. Attributes and shapes must be valid. Shapes are those of ONNX in every layout.
   virtual cudaError_t run(const std::vector<Tensor>& inputs, void* y, Type type, Layout layout, cudaStream_t stream) const = 0;
 
  protected:

@@ -16,13 +16,13 @@ namespace {
 
 constexpr int32_t fine = 0, failure = -1;
 
-// Errors go to stderr: TensorRT 11 has its logger in another place than TensorRT 10, and the plugin serves both.
+// Prints to stderr: the logger's interface differs between TensorRT 10 and 11, and the plugin serves both.
 int32_t fail(const Operation& operation, const std::string& reason) {
   std::fprintf(stderr, "[nnorm] %s: %s\n", operation.name, reason.c_str());
   return failure;
 }
 
-// Runs f, in which the standard library throws only std::bad_alloc.
+// Runs f. In f the standard library throws only std::bad_alloc.
 template <class F>
 int32_t guarded(const Operation& operation, F f) noexcept {
   try {
@@ -35,14 +35,14 @@ int32_t guarded(const Operation& operation, F f) noexcept {
 
 Shape shape_of(const Dims& dims) { return Shape(dims.d, dims.d + dims.nbDims); }
 
-// An extent that is not known before the network runs is -1, as in TensorRT's own shapes.
+// An extent that is unknown before the network runs is -1, as in TensorRT's shapes.
 Shape shape_of(const DimsExprs& dims) {
   Shape shape;
   for (int32_t i = 0; i < dims.nbDims; ++i) shape.push_back(dims.d[i]->isConstant() ? dims.d[i]->getConstantValue() : -1);
   return shape;
 }
 
-// Refuses the shapes of all inputs, which shape_of_input(i) returns. Shapes that are not known yet are not refused.
+// Checks the shapes of all inputs, which shape_of_input(i) returns. Shapes that are still unknown are accepted.
 template <class F>
 int32_t check_shapes(const Operation& operation, F shape_of_input) {
   std::vector<Tensor> inputs;
@@ -72,7 +72,7 @@ bool type_of(DataType type, Type& result) {
 }
 
 // Sets `result` to the layout, or returns false if the kernels do not have it. Tensors [N, C, H, W] and [N, C, D, H, W]
-// may have their channels last; those of 16 bits also with the channels padded to a multiple of 8.
+// may have their channels last; 16-bit tensors also with the channels padded to a multiple of 8.
 bool layout_of(TensorFormat format, DataType type, int32_t rank, Layout& result) {
   switch (format) {
     case TensorFormat::kLINEAR:
@@ -95,8 +95,8 @@ bool layout_of(TensorFormat format, DataType type, int32_t rank, Layout& result)
   }
 }
 
-// Whether the builder takes the first format that it is offered: TensorRT-RTX's does, TensorRT's measures all of them. A
-// process that has both offers all.
+// Whether the builder takes the first format that it is offered. TensorRT-RTX does; TensorRT measures all formats. In a
+// process that has both, all formats are offered.
 bool builder_takes_first_format() {
   const auto have = [](const char* library) {
     void* const handle = loaded(library);
@@ -106,8 +106,8 @@ bool builder_takes_first_format() {
   return have(rtx_library) && !have("libnvinfer.so.10") && !have("libnvinfer.so.11");
 }
 
-// The format of the tensors beside a convolution of TensorRT-RTX 1.7, which transposes all others. It never asks for
-// bfloat16 with the channels last, except padded ones, which it would copy.
+// The format of the tensors next to a convolution of TensorRT-RTX 1.7, which transposes tensors of other formats. It
+// never asks for bfloat16 with the channels last, except for padded channels, which it would copy.
 TensorFormat format_beside_convolution(const PluginTensorDesc& x) {
   return x.dims.nbDims == 4 && x.type != DataType::kBF16 ? TensorFormat::kHWC : TensorFormat::kLINEAR;
 }
@@ -137,7 +137,7 @@ bool number(const PluginField& field, PluginFieldType type, Result& result) {
 std::string read(const PluginField& field, const Attribute& attribute) {
   const std::string name = std::string("attribute ") + attribute.name;
   if (field.length != 1 || field.data == nullptr) return name + " must be one number";
-  // The ONNX parser creates numbers of 32 bits, Python users create numbers of 64 bits.
+  // The ONNX parser creates 32-bit numbers, Python users create 64-bit numbers.
   if (int32_t* const* integer = std::get_if<int32_t*>(&attribute.value)) {
     int64_t value = 0;
     if (!number<int32_t>(field, PluginFieldType::kINT32, value) && !number<int64_t>(field, PluginFieldType::kINT64, value))
@@ -210,7 +210,7 @@ int32_t Plugin::getOutputShapes(const DimsExprs* inputs, int32_t input_count, co
                                 int32_t output_count, IExprBuilder&) noexcept {
   if (input_count != operation_->inputs() || output_count != 1) return failure;
   outputs[0] = inputs[0];
-  // Here the parser still says which node it is; configurePlugin() checks the shapes that are not known yet.
+  // An error here is reported with the name of the node. configurePlugin() checks the shapes that are still unknown.
   return guarded(*operation_, [&] { return check_shapes(*operation_, [&](int32_t i) { return shape_of(inputs[i]); }); });
 }
 

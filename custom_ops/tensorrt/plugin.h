@@ -1,5 +1,5 @@
-// An operator as a TensorRT plugin. One binary serves TensorRT 10 and 11: it uses only interfaces that both have, and no
-// function of the TensorRT library.
+// An operator as a TensorRT plugin. One binary serves TensorRT 10 and 11: it uses only interfaces that both have, and
+// calls no function of TensorRT's library.
 #pragma once
 
 #include <NvInferRuntime.h>

@@ -1,12 +1,12 @@
 // A library that registers the plugins with the TensorRT of the process when it is loaded, for hosts that only load
 // libraries: Polygraphy's --plugins, trtexec --staticPlugins, ONNX Runtime's trt_extra_plugin_lib_paths, Triton.
 //
-// There is one for each version of the registry, whose table of functions is not the same in TensorRT 10 and 11. The
-// headers that this file is compiled with decide it. TensorRT-RTX has TensorRT 10's up to 1.4, and 11's from 1.5 on.
+// There is one library for each version of the registry, whose table of functions differs between TensorRT 10 and 11.
+// The headers decide the version. TensorRT-RTX has the registry of TensorRT 10 up to 1.4, and that of 11 from 1.5 on.
 //
-// For TensorRT-RTX the same file is compiled with another SONAME, libtensorrt_rtx.so. Before its parser makes a plugin it
-// opens the library of that name, which NVIDIA's wheels do not have, and without it the process ends. This library is
-// found instead: it links libtensorrt_rtx.so.1, so all of its functions are found in it.
+// For TensorRT-RTX this file is compiled with the SONAME libtensorrt_rtx.so. Before TensorRT-RTX's parser creates a
+// plugin, it opens the library of that name, which NVIDIA's wheels lack, and without it the process ends. The parser
+// finds this library instead, and through it the functions of libtensorrt_rtx.so.1, which it links.
 #include <NvInferRuntime.h>
 
 #include <cstdio>
@@ -23,14 +23,14 @@ using namespace nvinfer1;
 
 constexpr int registry_version = NV_TENSORRT_MAJOR;
 
-// The version of the registry of a library, 10 or 11.
+// The version of a library's registry: 10 or 11.
 int registry_version_of(const char* library, void* handle) {
   if (std::strcmp(library, nnorm::trt::rtx_library) != 0) return std::strstr(library, ".so.10") != nullptr ? 10 : 11;
   const auto minor = reinterpret_cast<int32_t (*)()>(dlsym(handle, "getInferLibMinorVersion"));
   return minor != nullptr && minor() >= 5 ? 11 : 10;
 }
 
-// The plugins may be there already: their library may be registered by its path too, or lie in two places.
+// Whether the registry has the plugin already: the library may also be registered by its path, or exist twice.
 bool is_registered(const IPluginRegistry& registry, const IPluginCreatorV3One& creator) {
   int32_t count = 0;
   IPluginCreatorInterface* const* const all = registry.getAllCreators(&count);
@@ -56,7 +56,7 @@ void register_with(IPluginRegistry& registry) {
   }
 }
 
-// Registers with each TensorRT of the process whose registry has this version.
+// Registers the plugins with every TensorRT of the process whose registry has this version.
 struct Registration {
   Registration() {
     bool registered = false;

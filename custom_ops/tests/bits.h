@@ -1,4 +1,4 @@
-// What programs that compare bits share: numbers of every kind, and the operators on the processor in every layout.
+// Shared by the programs that compare bits: numbers of every kind, and the operators on the CPU in every layout.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace nnorm_test {
 
 using nnorm::ChannelWork;
 using nnorm::Sharing;
-using nnorm::Target;
+using nnorm::InstructionSet;
 
 template <class T>
 bool is_nan(T value) {
@@ -18,13 +18,13 @@ bool is_nan(T value) {
   return wide != wide;
 }
 
-// A NaN is equal to any other: which of its bits are set depends on the order of operands, which no compiler keeps.
+// All NaNs are equal: their bits depend on the order of operands, which compilers may change.
 template <class T>
 bool differ(T a, T b) {
   return std::memcmp(&a, &b, sizeof(T)) != 0 && !(is_nan(a) && is_nan(b));
 }
 
-// What a program compares, from its command line; empty: all.
+// What a program compares, from its command line. Empty means everything.
 struct Only {
   std::string type, operators;
 
@@ -36,17 +36,17 @@ struct Only {
   bool rows() const { return operators.empty() || operators == "LayerNormalNorm"; }
 };
 
-// Numbers as networks have them, of any size, and any bits at all.
+// Numbers as networks have them, numbers of any size, and arbitrary bits.
 enum class Kind { normal, any_size, any_bits };
 
-// Without logarithms: most of the time of an emulator would be theirs.
+// Without logarithms, which would take most of an emulator's time.
 inline double draw(Kind kind, Random& random) {
-  if (kind == Kind::normal) {  // near enough, with a variance of 1
+  if (kind == Kind::normal) {  // approximately normal, of variance 1
     double sum = -3;
     for (int i = 0; i < 3; ++i) sum += 2 * random.uniform();
     return sum;
   }
-  const double mantissa = random.uniform(-2, 2);  // by itself: compilers choose the order of arguments
+  const double mantissa = random.uniform(-2, 2);  // drawn first: compilers choose the order of arguments
   return std::ldexp(mantissa, int(random.below(200)) - 100);
 }
 
@@ -99,10 +99,10 @@ struct Layout {
 };
 
 template <class T>
-std::vector<T> batch_normal_norm(const Target& target, const Layout& layout, nnorm::Epilogue epilogue,
+std::vector<T> batch_normal_norm(const InstructionSet& set, const Layout& layout, nnorm::Epilogue epilogue,
                                  const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x,
                                  const std::vector<T>& residual) {
-  const nnorm::KernelTable<T>& kernels = target.table<T>();
+  const nnorm::KernelTable<T>& kernels = set.table<T>();
   std::vector<Arithmetic<T>> table(size_t(nnorm::ChannelField::count) * layout.channels);
   kernels.prepare_channels(p.pointers().data(), layout.channels, 1, table.data());
   const std::vector<T> x_there = layout.from_rows(x), residual_there = layout.from_rows(residual);
@@ -128,10 +128,10 @@ std::vector<T> batch_normal_norm(const Target& target, const Layout& layout, nno
 }
 
 template <class T>
-std::vector<T> layer_group_normal_norm(const Target& target, const Rows<T>& problem, const std::vector<T>& x) {
+std::vector<T> layer_group_normal_norm(const InstructionSet& set, const Rows<T>& problem, const std::vector<T>& x) {
   std::vector<T> y(x.size());
   const RowProblem<T> work = problem.work(x.data(), y.data());
-  target.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
+  set.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
   return y;
 }
 

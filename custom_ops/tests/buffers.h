@@ -9,8 +9,8 @@
 
 namespace nnorm_test {
 
-// Numbers that start `offset` elements after an aligned address and end where the allocation does, so that
-// AddressSanitizer sees any read past them.
+// Numbers that start `offset` elements after an aligned address and end at the end of the allocation, so that
+// AddressSanitizer detects any read after them.
 template <class T>
 class Input {
  public:
@@ -62,7 +62,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// The order of a call's items: in one range, one at a time in random order, in ranges of random size.
+// The order in which items are computed: in one range, one at a time in random order, or in ranges of random size.
 enum class Order { at_once, shuffled, in_groups };
 
 template <class Work>

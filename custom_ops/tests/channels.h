@@ -1,4 +1,4 @@
-// Problems of BatchNormalNorm and its epilogues, and their true results.
+// Problems of BatchNormalNorm and its epilogues, and their reference results.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ template <class Real>
 struct ChannelParameters {
   std::vector<Real> scale, shift, pos, neg, weight, bias;
 
-  // In the order in which an operator takes them.
+  // In the order of the operator's inputs.
   std::array<const Real*, 6> pointers() const {
     return {scale.data(), shift.data(), pos.data(), neg.data(), weight.data(), bias.data()};
   }
@@ -35,8 +35,8 @@ struct ChannelParameters {
   }
 };
 
-// The output for y = weight·ψ(scale·x + shift) + bias. A formula is written here again so that the tests do not compare
-// nnorm/epilogues.h with itself.
+// The output as a function of y = weight·ψ(scale·x + shift) + bias. The formulas are repeated here so that the tests do
+// not compare nnorm/epilogues.h with itself.
 template <class Wide>
 Wide true_epilogue(Epilogue epilogue, Wide y, Wide residual) {
   const auto relu = [](Wide value) { return value < 0 ? Wide(0) : value; };
@@ -51,7 +51,7 @@ Wide true_epilogue(Epilogue epilogue, Wide y, Wide residual) {
   return Wide(INFINITY);
 }
 
-// The true y, and the size of what may be rounded on the way to it; channel_of(i) is the channel of element i.
+// The true y, and the size of the intermediate results that are rounded; channel_of(i) is the channel of element i.
 template <class Real, class ChannelOf>
 void expected(ChannelOf channel_of, const EpilogueFacts& facts, const ChannelParameters<Real>& p, const std::vector<Real>& x,
               const std::vector<Real>& residual, std::vector<Wider<Real>>& y, std::vector<Wider<Real>>& size) {

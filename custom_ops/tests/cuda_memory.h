@@ -1,4 +1,4 @@
-// The CUDA kernels and memory that they can reach: on a GPU if nvcc compiles this, else on the CPU (cuda_on_host.h).
+// The CUDA kernels and memory that they can access: on a GPU if nvcc compiles this, else on the CPU (cuda_on_host.h).
 #pragma once
 
 #include "buffers.h"

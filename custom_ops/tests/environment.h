@@ -1,4 +1,4 @@
-// The environment of a test.
+// The environment variables of a test.
 #pragma once
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 namespace nnorm_test {
 
-// A variable of the environment has this value as long as the object lives.
+// Sets an environment variable for the lifetime of the object.
 class Environment {
  public:
   Environment(const char* name, const char* value) : name_(name) {

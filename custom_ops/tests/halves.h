@@ -1,4 +1,4 @@
-// How the kernels for GPUs compute tensors of 16 bits (nnorm/cuda_kernels.h); other types are computed in one way.
+// How the kernels for GPUs compute 16-bit tensors (nnorm/cuda_kernels.h). Other types are computed in one way only.
 #pragma once
 
 #include <string>

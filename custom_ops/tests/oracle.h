@@ -1,5 +1,5 @@
-// The true results, computed with the papers' formulas in the next wider type: double for float, long double (64 or more
-// bits of mantissa) for double. Their error is less than 1/500 of a unit in the last place of the narrower type.
+// Reference results, computed with the papers' formulas in the next wider type: double for float, long double (64 or
+// more bits of mantissa) for double. Their error is less than 1/500 of a unit in the last place of the narrower type.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace nnorm_test {
 
 // Without a wider long double (macOS on AArch64) the tests of the double functions are skipped.
-constexpr bool have_truth_for_double = LDBL_MANT_DIG >= 64;
+constexpr bool have_reference_for_double = LDBL_MANT_DIG >= 64;
 
 template <class Real>
 struct WiderOf;
@@ -30,23 +30,23 @@ struct WiderOf<double> {
 template <class T>
 using Wider = typename WiderOf<nnorm::Arithmetic<T>>::type;
 
-// |value − truth| in units in the last place of Real at `truth`; 0 where both are the same infinity or NaN.
+// |value − reference| in units in the last place of Real at `reference`; 0 if both are the same infinity or NaN.
 template <class Real>
-double in_ulps(Real value, Wider<Real> truth) {
+double in_ulps(Real value, Wider<Real> reference) {
   using Limits = std::numeric_limits<Real>;
-  if (std::isnan(truth) || std::isinf(Real(truth)))
-    return std::isnan(truth) ? (std::isnan(value) ? 0 : INFINITY) : (Real(truth) == value ? 0 : INFINITY);
+  if (std::isnan(reference) || std::isinf(Real(reference)))
+    return std::isnan(reference) ? (std::isnan(value) ? 0 : INFINITY) : (Real(reference) == value ? 0 : INFINITY);
   int exponent;
-  std::frexp(truth, &exponent);
+  std::frexp(reference, &exponent);
   const int last_place = std::max(exponent, Limits::min_exponent) - Limits::digits;
-  return double(std::ldexp(std::fabs(Wider<Real>(value) - truth), -last_place));
+  return double(std::ldexp(std::fabs(Wider<Real>(value) - reference), -last_place));
 }
 
-// |value − truth| relative to truth, or to the least normal number where truth is less.
+// |value − reference| relative to `reference`, or to the smallest normal number if `reference` is smaller.
 template <class Real>
-double relative_error(Real value, Wider<Real> truth) {
+double relative_error(Real value, Wider<Real> reference) {
   const Wider<Real> least = std::numeric_limits<Real>::min();
-  return double(std::fabs(Wider<Real>(value) - truth) / std::max(std::fabs(truth), least));
+  return double(std::fabs(Wider<Real>(value) - reference) / std::max(std::fabs(reference), least));
 }
 
 // ψ with its exponent for h's sign (NN eq. 3).
@@ -56,14 +56,14 @@ Wide true_psi(Wide h, Wide eta) {
   return std::copysign(eta == 0 ? log : std::expm1(eta * log) / eta, h);
 }
 
-// dψ/dh: the factor by which an error of h grows.
+// dψ/dh: the factor by which an error of h is magnified.
 template <class Wide>
 Wide true_slope(Wide h, Wide eta) {
   return std::exp((eta - 1) * std::log1p(std::fabs(h)));
 }
 
-// λ̂ of standardised values (NN eq. 5–15); its divisor L″ + δ; and its condition: the factor between the error of λ̂ and the
-// errors of its terms relative to their sizes before they cancel.
+// λ̂ of standardized values (NN eq. 5–15); its divisor L″ + δ; and its condition number: the ratio of the error of λ̂
+// to the errors of its terms, relative to their sizes before they cancel.
 template <class Wide>
 struct TrueLmbda {
   Wide lmbda, damped, condition;
@@ -104,8 +104,8 @@ Wide true_exponent(Wide lmbda, int sign, Wide delta) {
   return std::fabs(eta) <= delta ? 0 : eta + std::copysign(delta, eta);
 }
 
-// Random numbers that are the same on every platform: those of std::normal_distribution and of the C library's log() and
-// exp() may differ.
+// Random numbers that are the same on every platform, unlike those of std::normal_distribution and of the C library's
+// log() and exp().
 class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}
@@ -142,7 +142,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// n numbers of [low, high], evenly spaced, both ends among them.
+// n evenly spaced numbers of [low, high], including both ends.
 template <class Real>
 std::vector<Real> evenly(double low, double high, size_t n) {
   std::vector<Real> result(n);

@@ -1,4 +1,4 @@
-// Problems of LayerNormalNorm and GroupNormalNorm, and their true results.
+// Problems of LayerNormalNorm and GroupNormalNorm, and their reference results.
 #pragma once
 
 #include <type_traits>
@@ -39,13 +39,13 @@ struct Rows {
 };
 
 template <class Wide>
-struct Truth {
+struct ReferenceRow {
   TrueLmbda<Wide> lmbda;
-  std::vector<Wide> y, size;  // the result, and the size of what may be rounded on the way to it
+  std::vector<Wide> y, size;  // the result, and the size of the intermediate results that are rounded
 };
 
 template <class T>
-Truth<Wider<T>> true_row(const Rows<T>& problem, size_t row) {
+ReferenceRow<Wider<T>> reference_row(const Rows<T>& problem, size_t row) {
   using Wide = Wider<T>;
   const RowGeometry& g = problem.geometry;
   const T* x = problem.x.data() + row * g.row_length;
@@ -53,25 +53,25 @@ Truth<Wider<T>> true_row(const Rows<T>& problem, size_t row) {
   Wide mean = 0, variance = 0;
   for (size_t i = 0; i < h.size(); ++i) mean += h[i] = nnorm::widened(x[i]);
   mean /= Wide(h.size());
-  Wide rest = 0;  // the sum of a long row with a great mean has lost digits
+  Wide rest = 0;  // the digits that the sum of a long row with a large mean has lost
   for (const Wide value : h) rest += value - mean;
   mean += rest / Wide(h.size());
   for (const Wide value : h) variance += (value - mean) * (value - mean) / Wide(h.size());
   const Wide deviation = std::sqrt(variance + Wide(problem.epsilon));
   for (Wide& value : h) value = (value - mean) / deviation;
-  Truth<Wide> truth{true_lmbda(h, Wide(problem.delta)), {}, {}};
+  ReferenceRow<Wide> reference{true_lmbda(h, Wide(problem.delta)), {}, {}};
   for (size_t i = 0; i < h.size(); ++i) {
     const size_t w = row % g.period * (g.row_length / g.run) + i / g.run;
     const Wide weight = problem.weight[w], bias = problem.bias[w];
-    const Wide eta = true_exponent(truth.lmbda.lmbda, h[i] < 0 ? -1 : 1, Wide(problem.delta)),
+    const Wide eta = true_exponent(reference.lmbda.lmbda, h[i] < 0 ? -1 : 1, Wide(problem.delta)),
                psi = true_psi(h[i], eta);
-    truth.y.push_back(weight * psi + bias);
-    // Errors of h come from the digits that x loses when the mean is subtracted, errors of λ̂ grow by dψ/dη ≤ |ψ|·log1p|h|.
-    truth.size.push_back(std::fabs(weight) * (std::fabs(psi) * (1 + std::log1p(std::fabs(h[i]))) +
+    reference.y.push_back(weight * psi + bias);
+    // x loses digits when the mean is subtracted, which gives errors of h. dψ/dη ≤ |ψ|·log1p|h| magnifies errors of λ̂.
+    reference.size.push_back(std::fabs(weight) * (std::fabs(psi) * (1 + std::log1p(std::fabs(h[i]))) +
                                               true_slope(h[i], eta) * (std::fabs(h[i]) + std::fabs(mean) / deviation)) +
                          std::fabs(bias));
   }
-  return truth;
+  return reference;
 }
 
 // The greatest error of rounding the result to T.

@@ -1,10 +1,10 @@
-// The CPU kernel of BatchNormalNorm against a loop over the formula: every type, epilogue and way to share parameters,
-// awkward sizes and addresses, results in place, and items in any order.
+// Compares the CPU kernel of BatchNormalNorm with a loop over the formula: every type, epilogue and way to share
+// parameters, unusual sizes and addresses, results in place, and items in any order.
 #include <string>
 
 #include "channels.h"
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 
 namespace nnorm_test {
 namespace {
@@ -54,10 +54,10 @@ std::vector<Geometry> geometries() {
 enum class Place { apart, over_x, over_residual };
 
 template <class T>
-std::vector<T> run(const Available& target, const Geometry& geometry, const EpilogueFacts& facts,
+std::vector<T> run(const AvailableInstructionSet& set, const Geometry& geometry, const EpilogueFacts& facts,
                    const ChannelParameters<Arithmetic<T>>& p, const std::vector<T>& x, const std::vector<T>& residual,
                    Place place, size_t offset, Order order, Random& random) {
-  const nnorm::KernelTable<T>& kernels = target.kernels->template table<T>();
+  const nnorm::KernelTable<T>& kernels = set.kernels->template table<T>();
   const size_t width = geometry.channels() * geometry.repeat;
   std::vector<Arithmetic<T>> table(size_t(nnorm::ChannelField::count) * width);
   kernels.prepare_channels(p.pointers().data(), geometry.channels(), geometry.repeat, table.data());
@@ -78,33 +78,35 @@ std::vector<T> run(const Available& target, const Geometry& geometry, const Epil
   work.sharing = geometry.sharing;
   work.epilogue = facts.epilogue;
   run_items(kernels.batch_normal_norm, work, order, random);
-  CHECK(y.guards_hold(), "%s %s, %s: written outside y", target.name, NameOf<T>::value, geometry.name().c_str());
+  CHECK(y.guards_hold(), "%s %s, %s: written outside y", set.name, NameOf<T>::value, geometry.name().c_str());
   return y.values();
 }
 
 template <class T>
-void test_type(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+void test_type(const std::vector<AvailableInstructionSet>& sets, ErrorTable& errors, double bound) {
   using Real = Arithmetic<T>;
   Random random(1);
-  std::vector<Worst> worst(targets.size());
+  std::vector<Worst> worst(sets.size());
   for (const Geometry& geometry : geometries())
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       const size_t n = geometry.size();
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
       for (double& value : others) value = random.normal();
-      if (n > 4) numbers[random.below(n)] = NAN;  // must become NaN, and no other element
+      if (n > 4) numbers[random.below(n)] = NAN;  // the result must be NaN only there
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Real> p(geometry.channels(), random);
-      std::vector<Wider<T>> truth, size;
-      expected([&](size_t i) { return geometry.channel_of(i); }, facts, p, widened_all(x), widened_all(residual), truth, size);
+      std::vector<Wider<T>> reference, size;
+      expected([&](size_t i) { return geometry.channel_of(i); }, facts, p, widened_all(x), widened_all(residual),
+               reference, size);
 
-      for (size_t k = 0; k < targets.size(); ++k) {
-        const Available& target = targets[k];
+      for (size_t k = 0; k < sets.size(); ++k) {
+        const AvailableInstructionSet& set = sets[k];
         const auto again = [&](Place place, size_t offset, Order order) {
-          return run<T>(target, geometry, facts, p, x, residual, place, offset, order, random);
+          return run<T>(set, geometry, facts, p, x, residual, place, offset, order, random);
         };
-        const std::string name = std::string(target.name) + " " + NameOf<T>::value + ", " + facts.operator_name + ", " + geometry.name();
+        const std::string name =
+            std::string(set.name) + " " + NameOf<T>::value + ", " + facts.operator_name + ", " + geometry.name();
         const std::vector<T> y = again(Place::apart, 0, Order::at_once);
         CHECK(same_bits(y, again(Place::apart, 1, Order::shuffled)), "%s: one by one, unaligned", name.c_str());
         // In place, an item that ran twice would transform x twice.
@@ -113,7 +115,7 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
           CHECK(same_bits(y, again(Place::over_residual, 3, Order::shuffled)), "%s: over the residual", name.c_str());
 
         // The result of a narrow type is that of the float kernel, rounded once; the error is measured before rounding.
-        const std::vector<Real> exact = run<Real>(target, geometry, facts, p, widened_all(x), widened_all(residual),
+        const std::vector<Real> exact = run<Real>(set, geometry, facts, p, widened_all(x), widened_all(residual),
                                                   Place::apart, 0, Order::at_once, random);
         for (size_t i = 0; i < n; ++i) {
           T rounded;
@@ -122,16 +124,16 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
                     (std::isnan(exact[i]) && std::isnan(nnorm::widened(y[i]))),
                 "%s: y[%zu] = %.9g is not %.9g rounded", name.c_str(), i, double(nnorm::widened(y[i])),
                 double(exact[i]));
-          if (std::isnan(truth[i]))
+          if (std::isnan(reference[i]))
             CHECK(std::isnan(exact[i]), "%s: NaN becomes %g", name.c_str(), double(exact[i]));
           else
-            worst[k].see(double(std::fabs(exact[i] - truth[i]) / size[i]), double(nnorm::widened(x[i])),
+            worst[k].see(double(std::fabs(exact[i] - reference[i]) / size[i]), double(nnorm::widened(x[i])),
                          double(exact[i]));
         }
       }
     }
-  for (size_t k = 0; k < targets.size(); ++k)
-    errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+  for (size_t k = 0; k < sets.size(); ++k)
+    errors.add(std::string("batch_normal_norm, ") + NameOf<T>::value, bound, sets[k].name, worst[k]);
 }
 
 }  // namespace
@@ -139,12 +141,12 @@ void test_type(const std::vector<Available>& targets, ErrorTable& errors, double
 
 int main() {
   using namespace nnorm_test;
-  const std::vector<Available> targets = available_targets();
-  ErrorTable errors(0.4);  // several roundings are seldom all at their worst
-  test_type<float>(targets, errors, 3e-7);
-  test_type<nnorm::Float16>(targets, errors, 3e-7);
-  test_type<nnorm::BFloat16>(targets, errors, 3e-7);
-  if (have_truth_for_double) test_type<double>(targets, errors, 5e-16);
+  const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
+  ErrorTable errors(0.4);  // several roundings seldom have their greatest errors together
+  test_type<float>(sets, errors, 3e-7);
+  test_type<nnorm::Float16>(sets, errors, 3e-7);
+  test_type<nnorm::BFloat16>(sets, errors, 3e-7);
+  if (have_reference_for_double) test_type<double>(sets, errors, 5e-16);
   errors.print_and_check();
   return finish();
 }

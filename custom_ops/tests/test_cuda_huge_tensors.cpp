@@ -11,11 +11,12 @@ namespace {
 
 using nnorm::Float16;
 
-// A device so large that every thread has at most one piece of work, so that the last threads compute the tensor's end.
+// A device so large that every thread has at most one item of work, so that the last threads compute the end of the
+// tensor.
 constexpr int many_multiprocessors = 1 << 20;
 constexpr size_t tail = 1 << 20;
 
-// Checks that each of the last elements is unchanged or right, and that the very last ones are right.
+// Checks that each of the last elements is unchanged or right, and that the final elements are right.
 template <class Expected>
 void check_end(const AddressSpace& memory, size_t n, const char* name, Expected expected) {
   size_t computed = 0, wrong = 0, last = 0;
@@ -31,7 +32,7 @@ void check_end(const AddressSpace& memory, size_t n, const char* name, Expected 
   CHECK(all_zero(memory.data(), n, n + beyond), "%s: written past the end", name);
 }
 
-// With λ = 1, y is x plus the bias, which is 100: no element is both unchanged and right.
+// With λ = 1, y is x + bias. The bias is 100, so that no element is both unchanged and right.
 void test_batch_normal_norm(size_t samples, size_t channels, size_t extent, const char* name) {
   const AddressSpace memory;
   const std::vector<float> ones(channels, 1), zeros(channels, 0), bias(channels, 100);
@@ -70,7 +71,7 @@ int main() {
   cuda_on_host::multiprocessors = many_multiprocessors;
   cuda_on_host::last_blocks = 2;
   test_batch_normal_norm(size / 4096 / 3, 3, 4096, "rows of channels");
-  test_batch_normal_norm(33 * 131070, 1000, 1, "columns of channels");  // 131070 rows are a turn of the greatest grid
+  test_batch_normal_norm(33 * 131070, 1000, 1, "columns of channels");  // the largest grid computes 131070 rows at once
   test_layer_normal_norm(768, "rows in a warp");
   test_layer_normal_norm(4096, "rows in a block");
   test_layer_normal_norm(4100, "rows in shared memory");

@@ -1,5 +1,5 @@
-// The CUDA kernels against loops over the formulas: every type, epilogue, kernel and width of access, awkward sizes and
-// addresses, results in place. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
+// Compares the CUDA kernels with loops over the formulas: every type, epilogue, kernel and access width, unusual sizes
+// and addresses, results in place. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
 //
 //   test_cuda_kernels [LENGTH]    of the longest row (default 2^20)
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace {
 
 using nnorm::ChannelProblem;
 
-// The place of the tensors: how many elements after a boundary each starts, and whether y overwrites an input. `other` is
+// Where the tensors are: how many elements after a boundary each starts, and whether y overwrites an input. `other` is
 // the residual, or weight and bias of rows.
 struct Place {
   size_t x, other, y;
@@ -91,12 +91,12 @@ void test_batch_normal_norm(ErrorTable& errors, Halves halves, double bound) {
       std::vector<double> numbers(n), others(n);
       for (double& value : numbers) value = random.below(50) ? 2 * random.normal() : 0;
       for (double& value : others) value = random.normal();
-      if (n > 4) numbers[random.below(n)] = NAN;  // must become NaN, and no other element
+      if (n > 4) numbers[random.below(n)] = NAN;  // the result must be NaN only there
       const std::vector<T> x = to_type<T>(numbers), residual = to_type<T>(others);
       const ChannelParameters<Arithmetic<T>> p(g.channels, random);
-      std::vector<Wider<T>> truth, size;
+      std::vector<Wider<T>> reference, size;
       expected([&](size_t i) { return g.padding(i) ? 0 : g.channel_of(i); }, facts, p, widened_all(x),
-               widened_all(residual), truth, size);
+               widened_all(residual), reference, size);
 
       const std::string name = std::string(facts.operator_name) + " " + NameOf<T>::value + ", " + g.name();
       const std::vector<T> y = run<T>(g, facts, p, x, residual, {0, 0, 0, Place::apart}, halves);
@@ -109,10 +109,11 @@ void test_batch_normal_norm(ErrorTable& errors, Halves halves, double bound) {
         const double value = double(nnorm::widened(y[i]));
         if (g.padding(i))
           CHECK(value == 0, "%s: padding is %g", name.c_str(), value);
-        else if (std::isnan(truth[i]))
+        else if (std::isnan(reference[i]))
           CHECK(std::isnan(value), "%s: NaN becomes %g", name.c_str(), value);
         else
-          worst.see((double(std::fabs(nnorm::widened(y[i]) - truth[i])) - last_rounding<T>(double(truth[i]))) / double(size[i]),
+          worst.see((double(std::fabs(nnorm::widened(y[i]) - reference[i])) - last_rounding<T>(double(reference[i]))) /
+                        double(size[i]),
                     double(nnorm::widened(x[i])), value);
       }
     }
@@ -166,18 +167,20 @@ void test_layer_group_normal_norm(ErrorTable& errors, Halves halves, double boun
           g.row_length);
     CHECK(same({1, 0, 1, Place::over_x}, off), "%s %zux%zu: in place, off a boundary", NameOf<T>::value, g.rows, g.row_length);
     for (size_t row = 0; row < (g.row_length ? g.rows : 0); ++row) {
-      const Truth<Wider<T>> truth = true_row(rows, row);
+      const ReferenceRow<Wider<T>> reference = reference_row(rows, row);
       for (const auto* y : {&aligned, &off})
         for (size_t i = 0; i < g.row_length; ++i) {
-          const double error = double(std::fabs(nnorm::widened((*y)[row * g.row_length + i]) - truth.y[i]));
-          worst.see((error - last_rounding<T>(double(truth.y[i]))) / double(truth.size[i]), double(g.row_length), double(i));
+          const double error = double(std::fabs(nnorm::widened((*y)[row * g.row_length + i]) - reference.y[i]));
+          worst.see((error - last_rounding<T>(double(reference.y[i]))) / double(reference.size[i]), double(g.row_length),
+                    double(i));
         }
     }
   }
   errors.add("layer_group_normal_norm, " + name_of<T>(halves), bound, on_gpu ? "gpu" : "host", worst);
 }
 
-// Rows with a spread far below √ε have exponents so great that 2^z reaches its limits, which the kernels test once for a row.
+// Rows whose deviation is far below √ε have exponents so great that 2^z saturates, which the kernels test once for each
+// row.
 template <class T>
 void test_steep_rows(Halves halves) {
   constexpr bool finite = !std::is_same_v<T, nnorm::Float16>;  // a value at these limits is infinite in float16
@@ -195,7 +198,7 @@ void test_steep_rows(Halves halves) {
       std::fill(rows.bias.begin(), rows.bias.end(), 0);
       const std::vector<T> y = run(rows, {0, 0, 0, Place::apart}, halves);
       for (size_t row = 0; row < g.rows; ++row) {
-        const double lmbda = double(true_row(rows, row).lmbda.lmbda);
+        const double lmbda = double(reference_row(rows, row).lmbda.lmbda);
         double mean = 0;
         for (size_t i = 0; i < length; ++i) mean += double(nnorm::widened(rows.x[row * length + i])) / double(length);
         for (size_t i = row * length; i < (row + 1) * length; ++i) {
@@ -209,19 +212,19 @@ void test_steep_rows(Halves halves) {
   CHECK(at_limits > 1000, "%s: only %u elements reach the limits of 2^z", NameOf<T>::value, at_limits);
 }
 
-// Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbours are unaffected.
+// Rows with NaN or infinity become NaN, with ε = 0 also rows of equal elements. Their neighbors are unaffected.
 template <class T>
 void test_bad_rows(Halves halves) {
   Random random(3);
   for (const size_t length : {3, 64, 1000, 4096, 5001}) {
     Rows<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
     clean.epsilon = 0;
-    Rows<T> spoilt = clean;
-    nnorm::narrow(Arithmetic<T>(NAN), spoilt.x[length + length / 2]);
-    nnorm::narrow(Arithmetic<T>(-INFINITY), spoilt.x[4 * length - 1]);
-    for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), spoilt.x[4 * length + i]);
+    Rows<T> corrupted = clean;
+    nnorm::narrow(Arithmetic<T>(NAN), corrupted.x[length + length / 2]);
+    nnorm::narrow(Arithmetic<T>(-INFINITY), corrupted.x[4 * length - 1]);
+    for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), corrupted.x[4 * length + i]);
     const Place apart{0, 0, 0, Place::apart};
-    const std::vector<T> expected = run(clean, apart, halves), y = run(spoilt, apart, halves);
+    const std::vector<T> expected = run(clean, apart, halves), y = run(corrupted, apart, halves);
     for (size_t i = 0; i < y.size(); ++i) {
       const size_t row = i / length;
       const bool bad = row == 1 || row == 3 || row == 4, is_nan = std::isnan(nnorm::widened(y[i]));
@@ -254,7 +257,7 @@ int main(int count, char** arguments) {
     test_type<decltype(of_type)>(errors, halves, bound_of_channels, bound_of_rows, longest_row);
   };
   test(float(), Halves::same_bits, 3e-7, 1e-6);
-  if (have_truth_for_double) test(double(), Halves::same_bits, 5e-16, 3e-15);
+  if (have_reference_for_double) test(double(), Halves::same_bits, 5e-16, 3e-15);
   test(nnorm::Float16(), Halves::same_bits, 3e-7, 1e-6);
   test(nnorm::BFloat16(), Halves::same_bits, 3e-7, 1e-6);
   test(nnorm::Float16(), Halves::by_device, 0x1p-15, 0x1p-15);

@@ -1,12 +1,12 @@
-// One answer on processors and GPUs: the CUDA kernels give the bits of the CPU kernels, for any bits of x, in any layout, for
-// rows of any length at any address. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
+// The CUDA kernels give the bits of the CPU kernels, for any bits of x, in any layout, for rows of any length at any
+// address. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
 //
 //   test_cuda_same_bits [VALUES [TYPE [BatchNormalNorm | LayerNormalNorm]]]
 //
 // VALUES of each type and operator (default 400000); a long run takes 1000000000.
 //
-// In 16 bits that holds for `same_bits`. Without it a GPU uses its instructions for logarithms and powers (on the CPU functions
-// of the C library), and the values that differ are counted.
+// For 16-bit tensors this holds with `same_bits`. Without it a GPU uses its approximate instructions (the CPU uses
+// functions of the C library), and the values that differ are counted.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -21,7 +21,7 @@ namespace {
 
 using nnorm::ChannelProblem;
 
-// Units in the last place of T at 1.
+// The unit in the last place of T at 1.
 template <class T>
 constexpr double epsilon = std::is_same_v<T, double>            ? 0x1p-52
                            : std::is_same_v<T, float>           ? 0x1p-23
@@ -44,10 +44,10 @@ struct Difference {
   }
 };
 
-// The values that are counted with the device's instructions at most; a share takes no more.
+// The greatest number of values that are compared with the device's instructions: enough to estimate a fraction.
 constexpr size_t enough_for_a_share = 20000000;
 
-// The device's instructions saturate elsewhere, so they are compared where networks have their numbers.
+// The device's instructions saturate at other numbers, so they are compared on numbers as networks have them.
 Kind kind_of(Halves halves, size_t round) { return halves == Halves::by_device ? Kind::normal : Kind(round % 3); }
 
 template <class T>
@@ -69,7 +69,7 @@ Difference of_channels(size_t values, Halves halves) {
     std::vector<std::unique_ptr<OnDevice<Arithmetic<T>>>> parameters_on;
     for (auto& each : parameters) parameters_on.push_back(std::make_unique<OnDevice<Arithmetic<T>>>(each));
     for (const EpilogueFacts& facts : nnorm::epilogues) {
-      // Off a boundary the kernels read the elements one by one.
+      // At unaligned addresses the kernels read elements one by one.
       const size_t offset = random.below(4);
       const Input<T> from(x_there, offset), added(residual_there, offset);
       Output<T> y(size, offset);
@@ -85,13 +85,14 @@ Difference of_channels(size_t values, Halves halves) {
                                         : nnorm::cuda::run(problem, stream(), same_bits);
       CHECK(error == cudaSuccess, "%s %s", NameOf<T>::value, facts.operator_name);
       y_on.fetch(y);
-      difference.add(batch_normal_norm<T>(nnorm::best_target(), rows, facts.epilogue, p, x, residual), layout.to_rows(y.values()));
+      difference.add(batch_normal_norm<T>(nnorm::best_instruction_set(), rows, facts.epilogue, p, x, residual),
+                     layout.to_rows(y.values()));
     }
   }
   return difference;
 }
 
-// Little shared memory, where the GPU is the tests' own: a long row has no room in it.
+// Without a GPU the device gets little shared memory, into which a long row does not fit.
 class Room {
  public:
 #if defined(NNORM_CUDA_ON_HOST)
@@ -107,7 +108,8 @@ class Room {
 #endif
 };
 
-// Lengths about those of the warp's, the block's and the long rows' kernels; of the latter some have no room in shared memory.
+// Lengths around the limits of the kernels for warps, blocks and long rows. Some long rows do not fit into shared
+// memory.
 template <class T>
 Difference of_rows(size_t values, Halves halves) {
   Random random(32);
@@ -131,12 +133,12 @@ Difference of_rows(size_t values, Halves halves) {
     const Room room(random.below(2));
     CHECK(nnorm::cuda::run(work, stream(), halves == Halves::same_bits) == cudaSuccess, "%s", NameOf<T>::value);
     y_on.fetch(y);
-    difference.add(layer_group_normal_norm(nnorm::best_target(), problem, problem.x), y.values());
+    difference.add(layer_group_normal_norm(nnorm::best_instruction_set(), problem, problem.x), y.values());
   }
   return difference;
 }
 
-void judge(const char* operators, const std::string& type, const Difference& d, double most_different) {
+void check_difference(const char* operators, const std::string& type, const Difference& d, double most_different) {
   const double share = double(d.different) / double(d.values);
   std::printf("| %s | %s | %zu of %zu | %.3f %% | %.2f |\n", operators, type.c_str(), d.different, d.values, 100 * share, d.greatest);
   CHECK(share <= most_different, "%s %s: %g %% differ", operators, type.c_str(), 100 * share);
@@ -148,8 +150,9 @@ void test(size_t values, const Only& only, Halves halves = Halves::same_bits, do
   if (halves == Halves::by_device) values = std::min(values, enough_for_a_share);
   if (!only.type_is<T>()) return;
   const std::string name = name_of<T>(halves);
-  if (only.channels()) judge("BatchNormalNorm, …Relu, …AddRelu", name, of_channels<T>(values, halves), most_different);
-  if (only.rows()) judge("LayerNormalNorm, GroupNormalNorm", name, of_rows<T>(values, halves), most_different);
+  if (only.channels())
+    check_difference("BatchNormalNorm, …Relu, …AddRelu", name, of_channels<T>(values, halves), most_different);
+  if (only.rows()) check_difference("LayerNormalNorm, GroupNormalNorm", name, of_rows<T>(values, halves), most_different);
 }
 
 }  // namespace

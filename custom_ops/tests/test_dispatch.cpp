@@ -1,10 +1,10 @@
-// The kernels that are chosen on processors other than this one: dispatch.cpp with a processor that the test describes.
+// The kernels that dispatch.cpp chooses on other processors, which the test describes.
 #include <set>
 #include <string>
 
 #include "check.h"
 #include "processor.h"
-#include "targets.h"
+#include "instruction_sets.h"
 
 namespace nnorm_test {
 namespace {
@@ -17,7 +17,7 @@ bool processor_has(const char* feature) { return features.count(feature) != 0; }
 }  // namespace nnorm_test
 
 #define processor_has nnorm_test::processor_has
-#include "dispatch.cpp"  // this program's, in place of the library's
+#include "dispatch.cpp"  // replaces the library's
 #undef processor_has
 
 namespace nnorm_test {
@@ -30,8 +30,8 @@ std::string chosen(const std::set<std::string>& having) {
   features = having;
   std::string names;
   const nnorm::Available available;
-  for (const nnorm::Target* const* target = available.list; *target != nullptr; ++target)
-    names += std::string((*target)->name) + " ";
+  for (const nnorm::InstructionSet* const* next = available.list; *next != nullptr; ++next)
+    names += std::string((*next)->name) + " ";
   return names;
 }
 

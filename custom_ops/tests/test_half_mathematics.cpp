@@ -1,5 +1,5 @@
-// half_mathematics.h keeps its bounds on any device whose instructions keep to NVIDIA's documented errors: here they have the
-// greatest such errors, in the worst directions.
+// half_mathematics.h keeps its bounds on any device whose instructions have at most the errors that NVIDIA documents.
+// Here they have the greatest documented errors, in the worst directions.
 #include "check.h"
 #include "nnorm/half_mathematics.h"
 #include "oracle.h"
@@ -30,9 +30,9 @@ void test_psi(ErrorTable& errors) {
       for (const double eta : etas)
         for (int i = 0; i < 5000; ++i) {
           const float h = float(random.sign() * random.log_uniform(i % 2 ? 1e-3 : 1e-30, i % 2 ? 1e3 : 1e37));
-          const double truth = true_psi(double(h), double(float(eta)));
-          const bool saturated = std::fabs(truth * eta) > 0x1p127, normal = std::fabs(truth) > 0x1p-126;
-          if (!saturated && normal) worst.see(relative_error(psi_of(h, float(eta)), truth), h, eta);
+          const double reference = true_psi(double(h), double(float(eta)));
+          const bool saturated = std::fabs(reference * eta) > 0x1p127, normal = std::fabs(reference) > 0x1p-126;
+          if (!saturated && normal) worst.see(relative_error(psi_of(h, float(eta)), reference), h, eta);
         }
       errors.add("psi for 16 bits", 0x1p-15, exp2_direction * log2_direction > 0 ? "alike" : "against", worst);
     }
@@ -44,7 +44,7 @@ void test_psi(ErrorTable& errors) {
   }
 }
 
-// The errors of all logarithms move λ̂ in the same direction, or in random ones.
+// The errors of the logarithms move λ̂ in one direction, or in random directions.
 void test_lmbda(ErrorTable& errors) {
   Random random(2);
   Worst worst;

@@ -3,7 +3,7 @@
 #include "address_space.h"
 #include "buffers.h"
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 #include "oracle.h"
 
 namespace nnorm_test {
@@ -12,8 +12,8 @@ namespace {
 using nnorm::Float16;
 using nnorm::Sharing;
 
-// With λ = 1, y is x plus the channel's bias, which is the channel's index.
-void test_batch_normal_norm(const Available& target, Sharing sharing, size_t row_length, size_t period) {
+// With λ = 1, y is x + bias. The bias of a channel is its index.
+void test_batch_normal_norm(const AvailableInstructionSet& set, Sharing sharing, size_t row_length, size_t period) {
   const AddressSpace memory;
   const size_t lanes = 16, channels = sharing == Sharing::row    ? period
                                       : sharing == Sharing::lane ? period * lanes
@@ -22,7 +22,7 @@ void test_batch_normal_norm(const Available& target, Sharing sharing, size_t row
   std::vector<float> bias(channels), table(size_t(nnorm::ChannelField::count) * channels);
   for (size_t c = 0; c < channels; ++c) bias[c] = float(c);
   const float* parameters[] = {ones.data(), zeros.data(), ones.data(), ones.data(), ones.data(), bias.data()};
-  target.kernels->float16.prepare_channels(parameters, channels, 1, table.data());
+  set.kernels->float16.prepare_channels(parameters, channels, 1, table.data());
 
   nnorm::ChannelWork<Float16> work{};
   work.x = work.y = memory.data();
@@ -37,22 +37,22 @@ void test_batch_normal_norm(const Available& target, Sharing sharing, size_t row
   CHECK(items == work.size / nnorm::elements_per_item + (work.size % nnorm::elements_per_item != 0), "%zu items",
         items);
   fill(memory.data(), first, work.size);
-  target.kernels->float16.batch_normal_norm(work, items - 2, items);
+  set.kernels->float16.batch_normal_norm(work, items - 2, items);
   for (size_t i = first; i < work.size; ++i) {
     const size_t row = i / row_length, position = i % row_length;
     const size_t channel = sharing == Sharing::row    ? row % period
                            : sharing == Sharing::lane ? row % period * lanes + position % lanes
                                                       : position;
     const double expected = number_at(i) + double(channel), result = double(nnorm::widened(memory.data()[i]));
-    CHECK(std::fabs(result - expected) < 0.05, "%s, sharing %d: y[%zu] = %g, should be %g", target.name, int(sharing),
+    CHECK(std::fabs(result - expected) < 0.05, "%s, sharing %d: y[%zu] = %g, should be %g", set.name, int(sharing),
           i, result, expected);
   }
   CHECK(all_zero(memory.data(), first - beyond, first) && all_zero(memory.data(), work.size, size + beyond),
-        "%s, sharing %d: written outside the items", target.name, int(sharing));
+        "%s, sharing %d: written outside the items", set.name, int(sharing));
 }
 
-// The last rows must be those that the kernel computes from the same rows alone.
-void test_layer_group_normal_norm(const Available& target, size_t row_length, size_t run) {
+// The last rows must be equal to those of a problem that has only these rows.
+void test_layer_group_normal_norm(const AvailableInstructionSet& set, size_t row_length, size_t run) {
   const AddressSpace memory;
   const size_t period = 3, weights = row_length / run, rows = size / row_length;
   std::vector<float> weight(period * weights), bias(period * weights);
@@ -62,19 +62,19 @@ void test_layer_group_normal_norm(const Available& target, size_t row_length, si
   const size_t items = nnorm::count_items(work), first_row = (items - 2) * nnorm::rows_per_item(work),
                first = first_row * row_length;
   fill(memory.data(), first, rows * row_length);
-  target.kernels->float16.layer_group_normal_norm(work, items - 2, items);
+  set.kernels->float16.layer_group_normal_norm(work, items - 2, items);
   for (size_t row = first_row; row < rows; ++row) {
     std::vector<Float16> alone(row_length);
     for (size_t i = 0; i < row_length; ++i) nnorm::narrow(float(number_at(row * row_length + i)), alone[i]);
     const size_t at = row % period * weights;
     const nnorm::RowProblem<Float16> one{alone.data(), alone.data(), &weight[at], &bias[at], 1, row_length, 1,
                                      run,          1e-5,         3e-3};
-    target.kernels->float16.layer_group_normal_norm(one, 0, nnorm::count_items(one));
+    set.kernels->float16.layer_group_normal_norm(one, 0, nnorm::count_items(one));
     CHECK(std::memcmp(alone.data(), memory.data() + row * row_length, row_length * sizeof(Float16)) == 0,
-          "%s: row %zu of length %zu", target.name, row, row_length);
+          "%s: row %zu of length %zu", set.name, row, row_length);
   }
   CHECK(all_zero(memory.data(), first - beyond, first) && all_zero(memory.data(), rows * row_length, size + beyond),
-        "%s: written outside the items", target.name);
+        "%s: written outside the items", set.name);
 }
 
 }  // namespace
@@ -86,14 +86,14 @@ int main() {
     std::printf("skipped: %zu elements of address space are not to be had here\n", size);
     return skipped;
   }
-  for (const Available& target : available_targets()) {
-    test_batch_normal_norm(target, Sharing::row, 1001, 7);
-    test_batch_normal_norm(target, Sharing::row, size, 1);
-    test_batch_normal_norm(target, Sharing::element, 48, 1);
-    test_batch_normal_norm(target, Sharing::lane, 16 * 63, 3);
-    test_layer_group_normal_norm(target, 768, 1);
-    test_layer_group_normal_norm(target, 4099, 1);
-    test_layer_group_normal_norm(target, 8190, 9);
+  for (const AvailableInstructionSet& set : available_instruction_sets()) {
+    test_batch_normal_norm(set, Sharing::row, 1001, 7);
+    test_batch_normal_norm(set, Sharing::row, size, 1);
+    test_batch_normal_norm(set, Sharing::element, 48, 1);
+    test_batch_normal_norm(set, Sharing::lane, 16 * 63, 3);
+    test_layer_group_normal_norm(set, 768, 1);
+    test_layer_group_normal_norm(set, 4099, 1);
+    test_layer_group_normal_norm(set, 8190, 9);
   }
   return finish();
 }

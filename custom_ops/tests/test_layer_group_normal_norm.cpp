@@ -1,23 +1,24 @@
-// The CPU kernel of LayerNormalNorm and GroupNormalNorm against a loop over the formulas: every type, rows about the sizes
-// of tiles and buffers, weights shared in every way, degenerate rows, and items in any order.
+// Compares the CPU kernel of LayerNormalNorm and GroupNormalNorm with a loop over the formulas: every type, rows around
+// the sizes of tiles and buffers, weights shared in every way, degenerate rows, and items in any order.
 #include <string>
 
 #include "buffers.h"
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 #include "rows.h"
 
 namespace nnorm_test {
 namespace {
 
 template <class T>
-std::vector<T> run(const Available& target, const Rows<T>& problem, bool in_place, size_t offset, Order order,
+std::vector<T> run(const AvailableInstructionSet& set, const Rows<T>& problem, bool in_place, size_t offset, Order order,
                    Random& random) {
   const Input<T> apart(problem.x, offset);
   Output<T> y = in_place ? Output<T>(problem.x, offset) : Output<T>(problem.x.size(), offset);
-  run_items(target.kernels->template table<T>().layer_group_normal_norm, problem.work(in_place ? y.data() : apart.data(), y.data()),
+  run_items(set.kernels->template table<T>().layer_group_normal_norm,
+            problem.work(in_place ? y.data() : apart.data(), y.data()),
             order, random);
-  CHECK(y.guards_hold(), "%s %s, %zux%zu: written outside y", target.name, NameOf<T>::value, problem.geometry.rows,
+  CHECK(y.guards_hold(), "%s %s, %zux%zu: written outside y", set.name, NameOf<T>::value, problem.geometry.rows,
         problem.geometry.row_length);
   return y.values();
 }
@@ -35,43 +36,43 @@ std::vector<RowGeometry> geometries() {
 }
 
 template <class T>
-void test_type(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+void test_type(const std::vector<AvailableInstructionSet>& sets, ErrorTable& errors, double bound) {
   Random random(1);
-  std::vector<Worst> worst(targets.size());
+  std::vector<Worst> worst(sets.size());
   for (const RowGeometry& geometry : geometries()) {
     const Rows<T> problem(geometry, normal_numbers(geometry.rows * geometry.row_length, random), random);
-    std::vector<Wider<T>> truth, size;
+    std::vector<Wider<T>> reference, size;
     for (size_t row = 0; row < (geometry.row_length ? geometry.rows : 0); ++row) {
-      const Truth<Wider<T>> of_row = true_row(problem, row);
-      truth.insert(truth.end(), of_row.y.begin(), of_row.y.end());
+      const ReferenceRow<Wider<T>> of_row = reference_row(problem, row);
+      reference.insert(reference.end(), of_row.y.begin(), of_row.y.end());
       size.insert(size.end(), of_row.size.begin(), of_row.size.end());
     }
-    for (size_t k = 0; k < targets.size(); ++k) {
-      const Available& target = targets[k];
-      const std::vector<T> y = run(target, problem, false, 0, Order::at_once, random);
-      CHECK(same_bits(y, run(target, problem, false, 1, Order::shuffled, random)),
-            "%s %s, %zux%zu: one by one, unaligned", target.name, NameOf<T>::value, geometry.rows, geometry.row_length);
+    for (size_t k = 0; k < sets.size(); ++k) {
+      const AvailableInstructionSet& set = sets[k];
+      const std::vector<T> y = run(set, problem, false, 0, Order::at_once, random);
+      CHECK(same_bits(y, run(set, problem, false, 1, Order::shuffled, random)),
+            "%s %s, %zux%zu: one by one, unaligned", set.name, NameOf<T>::value, geometry.rows, geometry.row_length);
       // In place, an item that ran twice would transform x twice.
-      CHECK(same_bits(y, run(target, problem, true, 3, Order::in_groups, random)),
-            "%s %s, %zux%zu: in place, in groups", target.name, NameOf<T>::value, geometry.rows, geometry.row_length);
+      CHECK(same_bits(y, run(set, problem, true, 3, Order::in_groups, random)),
+            "%s %s, %zux%zu: in place, in groups", set.name, NameOf<T>::value, geometry.rows, geometry.row_length);
       for (size_t i = 0; i < y.size(); ++i) {
-        const double error = double(std::fabs(nnorm::widened(y[i]) - truth[i])) - last_rounding<T>(double(truth[i]));
+        const double error = double(std::fabs(nnorm::widened(y[i]) - reference[i])) - last_rounding<T>(double(reference[i]));
         worst[k].see(error / double(size[i]), double(geometry.row_length), double(i));
       }
     }
   }
-  for (size_t k = 0; k < targets.size(); ++k)
-    errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+  for (size_t k = 0; k < sets.size(); ++k)
+    errors.add(std::string("layer_group_normal_norm, ") + NameOf<T>::value, bound, sets[k].name, worst[k]);
 }
 
 // λ̂ itself, which is not an output.
 template <class T>
-void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+void test_lmbda(const std::vector<AvailableInstructionSet>& sets, ErrorTable& errors, double bound) {
   struct Distribution {
     const char* name;
     double (*draw)(Random&);
   };
-  const bool wide = sizeof(T) > 2;  // a narrow type does not hold a mean of 10000 and its deviations
+  const bool wide = sizeof(T) > 2;  // a 16-bit type cannot represent a mean of 10000 and the deviations
   const Distribution distributions[] = {
       {"normal", [](Random& random) { return random.normal(); }},
       {"uniform", [](Random& random) { return random.uniform(-3, 5); }},
@@ -81,7 +82,7 @@ void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, doubl
       {"mean of 10000 deviations", [](Random& random) { return 10000 + random.normal(); }},
   };
   for (const Distribution& distribution : distributions)
-    for (const Available& target : targets) {
+    for (const AvailableInstructionSet& set : sets) {
       if (!wide && std::strstr(distribution.name, "10000")) continue;
       Random random(2);
       Worst worst;
@@ -91,17 +92,17 @@ void test_lmbda(const std::vector<Available>& targets, ErrorTable& errors, doubl
           for (double& value : numbers) value = distribution.draw(random);
           const Rows<T> problem({1, length, 1, length}, numbers, random);
           std::vector<T> y(length);
-          const double lmbda = target.mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
-          worst.see(double(std::fabs(lmbda - true_row(problem, 0).lmbda.lmbda)), double(length), lmbda);
+          const double lmbda = set.mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
+          worst.see(double(std::fabs(lmbda - reference_row(problem, 0).lmbda.lmbda)), double(length), lmbda);
         }
-      errors.add("lambda, " + std::string(distribution.name) + ", " + NameOf<T>::value, bound, target.name, worst);
+      errors.add("lambda, " + std::string(distribution.name) + ", " + NameOf<T>::value, bound, set.name, worst);
     }
 }
 
 // Rows of equal elements become the bias. The mean, summed in T, may differ from the element in the last places; for a large
 // element that difference is much more than √ε.
 template <class T>
-void test_constant_rows(const Available& target) {
+void test_constant_rows(const AvailableInstructionSet& set) {
   Random random(3);
   for (const double value : {0.0, 1.0, -0.1, 3e-39, 1234.1, -1234567.1, 7.7e8})
     for (const size_t length : {1, 2, 17, 256, 257, 768, 5000})
@@ -113,44 +114,45 @@ void test_constant_rows(const Available& target) {
         problem.delta = delta;
         const double rest =
             2 * std::fabs(value) * double(std::numeric_limits<Arithmetic<T>>::epsilon()) / std::sqrt(problem.epsilon);
-        for (const T y : run(target, problem, false, 0, Order::at_once, random)) {
+        for (const T y : run(set, problem, false, 0, Order::at_once, random)) {
           const double error = std::fabs(double(nnorm::widened(y)) - double(problem.bias[0]));
           CHECK(error <= last_rounding<T>(problem.bias[0]) + 1e-5 * rest, "%s %s: %zu times %g, delta %g: off by %g",
-                target.name, NameOf<T>::value, length, value, delta, error);
+                set.name, NameOf<T>::value, length, value, delta, error);
         }
       }
 }
 
-// Rows with NaN or infinity are NaN, and with ε = 0 also rows of equal elements; their neighbours are unaffected.
+// Rows with NaN or infinity become NaN, with ε = 0 also rows of equal elements. Their neighbors are unaffected.
 template <class T>
-void test_bad_rows(const Available& target) {
+void test_bad_rows(const AvailableInstructionSet& set) {
   Random random(4);
   for (const size_t length : {3, 64, 257, 5000}) {
     Rows<T> clean({6, length, 1, 1}, normal_numbers(6 * length, random), random);
     clean.epsilon = 0;
-    Rows<T> spoilt = clean;
-    nnorm::narrow(Arithmetic<T>(NAN), spoilt.x[length + length / 2]);
-    nnorm::narrow(Arithmetic<T>(-INFINITY), spoilt.x[4 * length - 1]);
-    for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), spoilt.x[4 * length + i]);
-    const std::vector<T> expected = run(target, clean, false, 0, Order::at_once, random);
-    const std::vector<T> y = run(target, spoilt, false, 0, Order::at_once, random);
+    Rows<T> corrupted = clean;
+    nnorm::narrow(Arithmetic<T>(NAN), corrupted.x[length + length / 2]);
+    nnorm::narrow(Arithmetic<T>(-INFINITY), corrupted.x[4 * length - 1]);
+    for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), corrupted.x[4 * length + i]);
+    const std::vector<T> expected = run(set, clean, false, 0, Order::at_once, random);
+    const std::vector<T> y = run(set, corrupted, false, 0, Order::at_once, random);
     for (size_t i = 0; i < y.size(); ++i) {
       const size_t row = i / length;
       const bool bad = row == 1 || row == 3 || row == 4, is_nan = std::isnan(nnorm::widened(y[i]));
       CHECK(bad ? is_nan : !is_nan && std::memcmp(&y[i], &expected[i], sizeof(T)) == 0,
-            "%s %s: row %zu of length %zu is %g", target.name, NameOf<T>::value, row, length,
+            "%s %s: row %zu of length %zu is %g", set.name, NameOf<T>::value, row, length,
             double(nnorm::widened(y[i])));
     }
   }
 }
 
-// Rows with a few extreme outliers, and rows with a spread below √ε. For values of variance 1, L″ is at least 0.188 (found by
-// search), so λ̂ has no pole; but if ε outweighs the variance, L″ goes to 0 as h⁴, and only δ is left.
+// Rows with a few extreme outliers, and rows whose deviation is below √ε. For values of variance 1, L″ is at least
+// 0.188 (found by search), so λ̂ has no pole. If ε is greater than the variance, L″ goes to 0 as h⁴, and only δ
+// remains.
 template <class T>
-void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, double bound) {
+void test_hard_rows(const std::vector<AvailableInstructionSet>& sets, ErrorTable& errors, double bound) {
   Random random(5);
   const double epsilon = double(std::numeric_limits<Arithmetic<T>>::epsilon());
-  std::vector<Worst> worst(targets.size());
+  std::vector<Worst> worst(sets.size());
   double nearest = INFINITY, steepest = 0;
   int hopeless = 0, rows = 0;
   for (int i = 0; i < 4000; ++i) {
@@ -166,28 +168,28 @@ void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, d
     if (i % 3 == 2) numbers[0] = outlier;
     Rows<T> problem({1, length, 1, length}, numbers, random);
     if (i % 2) problem.delta = 0;
-    const Truth<Wider<T>> truth = true_row(problem, 0);
-    nearest = std::min(nearest, std::fabs(double(truth.lmbda.damped)));
-    steepest = std::max(steepest, std::fabs(double(truth.lmbda.lmbda)));
-    const bool lost = epsilon * double(truth.lmbda.condition) > 0.01;
+    const ReferenceRow<Wider<T>> reference = reference_row(problem, 0);
+    nearest = std::min(nearest, std::fabs(double(reference.lmbda.damped)));
+    steepest = std::max(steepest, std::fabs(double(reference.lmbda.lmbda)));
+    const bool lost = epsilon * double(reference.lmbda.condition) > 0.01;
     hopeless += lost;
     ++rows;
-    for (size_t k = 0; k < targets.size(); ++k) {
+    for (size_t k = 0; k < sets.size(); ++k) {
       std::vector<T> y(length);
-      const double lmbda = targets[k].mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
-      if (!lost) worst[k].see(double(std::fabs(lmbda - truth.lmbda.lmbda) / truth.lmbda.condition), double(i), lmbda);
+      const double lmbda = sets[k].mathematics->of(T()).lmbda_of_row(problem.work(problem.x.data(), y.data()), 0);
+      if (!lost) worst[k].see(double(std::fabs(lmbda - reference.lmbda.lmbda) / reference.lmbda.condition), double(i), lmbda);
       for (size_t j = 0; j < length; ++j) {
-        const bool representable = std::fabs(truth.y[j]) < std::numeric_limits<Arithmetic<T>>::max() / 4;
+        const bool representable = std::fabs(reference.y[j]) < std::numeric_limits<Arithmetic<T>>::max() / 4;
         CHECK(!std::isnan(y[j]) && (lost || !representable || std::isfinite(y[j])),
-              "%s %s: lambda %g, true %g: y = %g, true %g", targets[k].name, NameOf<T>::value, lmbda,
-              double(truth.lmbda.lmbda), double(y[j]), double(truth.y[j]));
+              "%s %s: lambda %g, true %g: y = %g, true %g", sets[k].name, NameOf<T>::value, lmbda,
+              double(reference.lmbda.lmbda), double(y[j]), double(reference.y[j]));
       }
     }
   }
   std::printf("hard rows, %s: %d rows, |L'' + delta| from %.3g, |lambda| up to %.4g; %d without a digit of lambda\n",
               NameOf<T>::value, rows, nearest, steepest, hopeless);
-  for (size_t k = 0; k < targets.size(); ++k)
-    errors.add(std::string("lambda over its condition, hard, ") + NameOf<T>::value, bound, targets[k].name, worst[k]);
+  for (size_t k = 0; k < sets.size(); ++k)
+    errors.add(std::string("lambda over its condition, hard, ") + NameOf<T>::value, bound, sets[k].name, worst[k]);
 }
 
 }  // namespace
@@ -195,29 +197,29 @@ void test_hard_rows(const std::vector<Available>& targets, ErrorTable& errors, d
 
 int main() {
   using namespace nnorm_test;
-  const std::vector<Available> targets = available_targets();
-  ErrorTable errors(0);  // the roundings of a long sum are never all at their worst
-  test_type<float>(targets, errors, 1e-6);
-  test_type<nnorm::Float16>(targets, errors, 1e-6);
-  test_type<nnorm::BFloat16>(targets, errors, 1e-6);
-  test_lmbda<float>(targets, errors, 1e-6);
-  test_lmbda<nnorm::Float16>(targets, errors, 1e-6);
-  test_lmbda<nnorm::BFloat16>(targets, errors, 1e-6);
-  test_hard_rows<float>(targets, errors, 3e-6);
-  if (have_truth_for_double) {
-    test_type<double>(targets, errors, 3e-15);
-    test_lmbda<double>(targets, errors, 1e-14);
-    test_hard_rows<double>(targets, errors, 2e-15);
+  const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
+  ErrorTable errors(0);  // the roundings of a long sum never have their greatest errors together
+  test_type<float>(sets, errors, 1e-6);
+  test_type<nnorm::Float16>(sets, errors, 1e-6);
+  test_type<nnorm::BFloat16>(sets, errors, 1e-6);
+  test_lmbda<float>(sets, errors, 1e-6);
+  test_lmbda<nnorm::Float16>(sets, errors, 1e-6);
+  test_lmbda<nnorm::BFloat16>(sets, errors, 1e-6);
+  test_hard_rows<float>(sets, errors, 3e-6);
+  if (have_reference_for_double) {
+    test_type<double>(sets, errors, 3e-15);
+    test_lmbda<double>(sets, errors, 1e-14);
+    test_hard_rows<double>(sets, errors, 2e-15);
   }
-  for (const Available& target : targets) {
-    test_constant_rows<float>(target);
-    test_constant_rows<double>(target);
-    test_constant_rows<nnorm::Float16>(target);
-    test_constant_rows<nnorm::BFloat16>(target);
-    test_bad_rows<float>(target);
-    test_bad_rows<double>(target);
-    test_bad_rows<nnorm::Float16>(target);
-    test_bad_rows<nnorm::BFloat16>(target);
+  for (const AvailableInstructionSet& set : sets) {
+    test_constant_rows<float>(set);
+    test_constant_rows<double>(set);
+    test_constant_rows<nnorm::Float16>(set);
+    test_constant_rows<nnorm::BFloat16>(set);
+    test_bad_rows<float>(set);
+    test_bad_rows<double>(set);
+    test_bad_rows<nnorm::Float16>(set);
+    test_bad_rows<nnorm::BFloat16>(set);
   }
   errors.print_and_check();
   return finish();

@@ -1,8 +1,8 @@
-// Every bound that nnorm/mathematics.h states, on every instruction set, against the next wider type.
+// Verifies every bound that nnorm/mathematics.h states, on every instruction set, against the next wider type.
 #include <string>
 
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 #include "oracle.h"
 
 namespace nnorm_test {
@@ -31,7 +31,7 @@ class FunctionTests {
   using F = nnorm::Format<Real>;
   using B = Bounds<Real>;
 
-  FunctionTests(const std::vector<Available>& targets, ErrorTable& table) : targets_(targets), table_(table) {}
+  FunctionTests(const std::vector<AvailableInstructionSet>& sets, ErrorTable& table) : sets_(sets), table_(table) {}
 
   void run() {
     of_one_argument("log2_1p_of_mantissa", std::sqrt(0.5) - 1, std::sqrt(2.0) - 1, B::log2_1p_of_mantissa,
@@ -54,22 +54,22 @@ class FunctionTests {
   }
 
   void of_one_argument(const char* name, double low, double high, double bound,
-                       void (*Functions<Real>::*function)(const Real*, size_t, Real*), Wide (*truth)(Wide)) {
+                       void (*Functions<Real>::*function)(const Real*, size_t, Real*), Wide (*reference)(Wide)) {
     std::vector<Real> x = evenly<Real>(low, high, samples);
     Random random(1);
     for (size_t i = 0; i < samples / 4; ++i) x.push_back(Real(random.sign() * random.log_uniform(1e-37, 0.29)));
     std::vector<Wide> expected(x.size());
-    for (size_t i = 0; i < x.size(); ++i) expected[i] = truth(Wide(x[i]));
+    for (size_t i = 0; i < x.size(); ++i) expected[i] = reference(Wide(x[i]));
     std::vector<Real> result(x.size());
-    for (const Available& target : targets_) {
-      (target.mathematics->functions(Real()).*function)(x.data(), x.size(), result.data());
+    for (const AvailableInstructionSet& set : sets_) {
+      (set.mathematics->functions(Real()).*function)(x.data(), x.size(), result.data());
       Worst worst;
       for (size_t i = 0; i < x.size(); ++i) worst.see(relative_error(result[i], expected[i]), x[i]);
-      table_.add(named(name), bound, target.name, worst);
+      table_.add(named(name), bound, set.name, worst);
     }
   }
 
-  // Some of every size, more about those where the integer of the logarithm changes.
+  // Numbers of every size, more of them where the integer of the logarithm changes.
   std::vector<Real> magnitudes() const {
     Random random(2);
     std::vector<Real> a{0, std::numeric_limits<Real>::denorm_min(), std::numeric_limits<Real>::min(),
@@ -92,23 +92,23 @@ class FunctionTests {
     std::vector<Wide> expected(measured);
     for (size_t i = 0; i < measured; ++i) expected[i] = std::log1p(Wide(a[i])) / ln2;
     std::vector<Real> integer(a.size()), fraction(a.size());
-    for (const Available& target : targets_) {
-      target.mathematics->functions(Real()).log2_1p(a.data(), a.size(), integer.data(), fraction.data());
+    for (const AvailableInstructionSet& set : sets_) {
+      set.mathematics->functions(Real()).log2_1p(a.data(), a.size(), integer.data(), fraction.data());
       Worst worst;
       for (size_t i = 0; i < measured; ++i) {
         const Wide sum = Wide(integer[i]) + Wide(fraction[i]);
         worst.see(double(std::fabs(sum - expected[i]) / std::max(expected[i], Wide(std::numeric_limits<Real>::min()))),
                   a[i]);
         CHECK(integer[i] == std::floor(integer[i]) && std::fabs(fraction[i]) <= Real(0.500001),
-              "%s: log2_1p(%.9g) = %.9g + %.9g", target.name, double(a[i]), double(integer[i]), double(fraction[i]));
+              "%s: log2_1p(%.9g) = %.9g + %.9g", set.name, double(a[i]), double(integer[i]), double(fraction[i]));
       }
-      table_.add(named("log2_1p"), B::log2_1p, target.name, worst);
-      CHECK(integer[0] == 0 && fraction[0] == 0, "%s: log2_1p(0) = %g + %g", target.name, double(integer[0]),
+      table_.add(named("log2_1p"), B::log2_1p, set.name, worst);
+      CHECK(integer[0] == 0 && fraction[0] == 0, "%s: log2_1p(0) = %g + %g", set.name, double(integer[0]),
             double(fraction[0]));
       for (size_t i = measured; i + 1 < a.size(); ++i)
         CHECK(integer[i] == integer[3] && fraction[i] == fraction[3],
-              "%s: log2_1p(%g) is not that of the greatest magnitude", target.name, double(a[i]));
-      CHECK(std::isnan(integer.back() + fraction.back()), "%s: log2_1p(NaN) = %g + %g", target.name,
+              "%s: log2_1p(%g) is not that of the greatest magnitude", set.name, double(a[i]));
+      CHECK(std::isnan(integer.back() + fraction.back()), "%s: log2_1p(NaN) = %g + %g", set.name,
             double(integer.back()), double(fraction.back()));
     }
   }
@@ -119,7 +119,7 @@ class FunctionTests {
     std::vector<Real> eta(a.size());
     for (Real& value : eta) {
       const double just_above_a_power =
-          std::ldexp(1 + 1e-3 * random.uniform(), int(random.below(6)) - 4);  // rounds worst
+          std::ldexp(1 + 1e-3 * random.uniform(), int(random.below(6)) - 4);  // the greatest rounding errors
       const double sizes[] = {random.uniform(0, 4), random.log_uniform(double(F::least_exponent), 4),
                               just_above_a_power};
       value = Real(random.sign() * sizes[random.below(3)]);
@@ -127,8 +127,8 @@ class FunctionTests {
     const size_t n = a.size();
     std::vector<Real> integer(n), fraction(n), result(n), bounded(n);
     const double saturation = double(F::exponent_bias) + nnorm::log2_output_divisor;
-    for (const Available& target : targets_) {
-      const Functions<Real>& functions = target.mathematics->functions(Real());
+    for (const AvailableInstructionSet& set : sets_) {
+      const Functions<Real>& functions = set.mathematics->functions(Real());
       functions.log2_1p(a.data(), n, integer.data(), fraction.data());
       functions.exp2_m1(integer.data(), fraction.data(), eta.data(), n, result.data());
       functions.bounded_exp2_m1(integer.data(), fraction.data(), eta.data(), n, bounded.data());
@@ -136,21 +136,21 @@ class FunctionTests {
       for (size_t i = 0; i < n; ++i) {
         const Wide log = Wide(integer[i]) + Wide(fraction[i]), z = Wide(eta[i]) * log;
         if (std::fabs(double(z)) <= double(F::exponent_bias) - 2)
-          CHECK(bounded[i] == result[i], "%s: exp2_m1(%g) = %g if bounded, else %g", target.name, double(z),
+          CHECK(bounded[i] == result[i], "%s: exp2_m1(%g) = %g if bounded, else %g", set.name, double(z),
                 double(bounded[i]), double(result[i]));
         if (std::fabs(double(z)) >= saturation) continue;
-        // As 2^whole·2^part − 1, because in one number z's parts would not be exact in the wider type.
+        // Computed as 2^whole·2^part − 1: the wider type cannot represent z exactly.
         const Wide whole = std::nearbyint(z);
         const Wide part = (Wide(eta[i]) * Wide(integer[i]) - whole) + Wide(eta[i]) * Wide(fraction[i]);
         const Wide scale = std::ldexp(Wide(1), int(whole)), minus_one = std::expm1(part * ln2) * scale + (scale - 1);
         const Wide expected = minus_one / nnorm::output_divisor<Real>;
-        // What the rounding of z may do to it is allowed for first.
+        // The error that the rounding of z may cause is subtracted first.
         const Wide of_z = Wide(B::rounding_of_z) * std::min(std::fabs(Wide(eta[i])), 2 * std::fabs(z)) * ln2 *
                           (minus_one + 1) / nnorm::output_divisor<Real>;
         const Wide error = std::fabs(Wide(result[i]) - expected);
         worst.see(double(std::max(error - of_z, Wide(0)) / std::max(std::fabs(expected), least_normal)), a[i], eta[i]);
       }
-      table_.add(named("exp2_m1"), B::exp2_m1, target.name, worst);
+      table_.add(named("exp2_m1"), B::exp2_m1, set.name, worst);
     }
   }
 
@@ -164,8 +164,8 @@ class FunctionTests {
                                 -2, Real(-1.5), Real(NAN),                    1,              1,
                                 1,  -3};
     std::vector<Real> result(integer.size());
-    for (const Available& target : targets_) {
-      target.mathematics->functions(Real()).exp2_m1(integer.data(), fraction.data(), eta.data(), integer.size(),
+    for (const AvailableInstructionSet& set : sets_) {
+      set.mathematics->functions(Real()).exp2_m1(integer.data(), fraction.data(), eta.data(), integer.size(),
                                                     result.data());
       for (size_t i = 0; i < integer.size(); ++i) {
         const double z = double(eta[i]) * (double(integer[i]) + double(fraction[i])), seen = double(result[i]);
@@ -175,7 +175,7 @@ class FunctionTests {
                         : z > 0       ? std::isfinite(seen) && seen >= saturated
                         : z < 0       ? seen == least
                                       : seen == 0;
-        CHECK(ok, "%s: exp2_m1(%g) = %g", target.name, z, seen);
+        CHECK(ok, "%s: exp2_m1(%g) = %g", set.name, z, seen);
       }
     }
   }
@@ -189,23 +189,23 @@ class FunctionTests {
       eta.push_back(Real(random.sign() * random.log_uniform(double(F::least_exponent), double(F::greatest_exponent))));
     std::vector<Real> weight(eta.size()), sign(eta.size()), usable(eta.size()), gain(eta.size());
     constexpr Real largest = std::numeric_limits<Real>::max();
-    for (size_t i = 0; i < eta.size(); ++i)  // with the largest weights output_divisor·weight is infinite, and the gain is not
+    for (size_t i = 0; i < eta.size(); ++i)  // output_divisor·weight is infinite for the largest weights, the gain is finite
       weight[i] = std::fabs(eta[i]) > 2 && i % 2 ? largest * Real(random.uniform(0.5, 1)) : Real(random.normal());
     for (Real& value : sign) value = Real(random.sign());
-    for (const Available& target : targets_) {
-      target.mathematics->functions(Real()).branch(eta.data(), weight.data(), sign.data(), eta.size(), usable.data(),
+    for (const AvailableInstructionSet& set : sets_) {
+      set.mathematics->functions(Real()).branch(eta.data(), weight.data(), sign.data(), eta.size(), usable.data(),
                                                    gain.data());
       Worst worst;
       for (size_t i = 0; i < eta.size(); ++i) {
         const Real size = std::min(std::max(std::fabs(eta[i]), F::least_exponent), F::greatest_exponent);
         const bool same = std::isnan(eta[i]) ? std::isnan(usable[i]) && std::isnan(gain[i])
                                              : usable[i] == std::copysign(size, eta[i]);
-        CHECK(same, "%s: usable_exponent(%g) = %g", target.name, double(eta[i]), double(usable[i]));
+        CHECK(same, "%s: usable_exponent(%g) = %g", set.name, double(eta[i]), double(usable[i]));
         if (std::isnan(eta[i])) continue;
         const Wide expected = Wide(sign[i]) * nnorm::output_divisor<Real> * Wide(weight[i]) / Wide(usable[i]);
         worst.see(relative_error(gain[i], expected), double(eta[i]), double(weight[i]));
       }
-      table_.add(named("branch, gain"), B::gain, target.name, worst);
+      table_.add(named("branch, gain"), B::gain, set.name, worst);
     }
   }
 
@@ -216,8 +216,8 @@ class FunctionTests {
     for (size_t i = 0; i < samples; ++i) h.push_back(Real(random.sign() * random.log_uniform(1e-6, 1e4)));
     const size_t n = h.size();
     std::vector<Real> integer(n), fraction(n), signed_log, h_d, d, curvature;
-    for (const Available& target : targets_) {
-      const Functions<Real>& functions = target.mathematics->functions(Real());
+    for (const AvailableInstructionSet& set : sets_) {
+      const Functions<Real>& functions = set.mathematics->functions(Real());
       functions.log2_1p(h.data(), n, integer.data(), fraction.data());
       for (auto* sum : {&signed_log, &h_d, &d, &curvature}) sum->assign(n, 0);
       functions.add_lmbda_terms(h.data(), integer.data(), fraction.data(), n, signed_log.data(), h_d.data(), d.data(),
@@ -231,20 +231,20 @@ class FunctionTests {
         of_h_d.see(double(std::fabs(h_d[i] - Wide(h[i]) * true_d) / (x * grown)), h[i]);
         of_curvature.see(double(std::fabs(curvature[i] - bend) / (grown * grown)), h[i]);
       }
-      table_.add(named("add_lmbda_terms, signed_log"), B::signed_log, target.name, of_log);
-      table_.add(named("add_lmbda_terms, d"), B::d, target.name, of_d);
-      table_.add(named("add_lmbda_terms, h_d"), B::h_d, target.name, of_h_d);
-      table_.add(named("add_lmbda_terms, curvature"), B::curvature, target.name, of_curvature);
+      table_.add(named("add_lmbda_terms, signed_log"), B::signed_log, set.name, of_log);
+      table_.add(named("add_lmbda_terms, d"), B::d, set.name, of_d);
+      table_.add(named("add_lmbda_terms, h_d"), B::h_d, set.name, of_h_d);
+      table_.add(named("add_lmbda_terms, curvature"), B::curvature, set.name, of_curvature);
     }
   }
 
   static constexpr Wide least_normal = Wide(std::numeric_limits<Real>::min());
-  const std::vector<Available>& targets_;
+  const std::vector<AvailableInstructionSet>& sets_;
   ErrorTable& table_;
 };
 
-// λ̂ from given sums: its error in units of what rounding the sums' last place does to it.
-void test_estimate_lmbda(const Available& target, ErrorTable& table) {
+// The error of λ̂ from given sums, relative to the error that rounding the sums causes.
+void test_estimate_lmbda(const AvailableInstructionSet& set, ErrorTable& table) {
   Random random(6);
   Worst worst;
   for (int i = 0; i < 20000; ++i) {
@@ -256,17 +256,17 @@ void test_estimate_lmbda(const Available& target, ErrorTable& table) {
     const Wide slope = a - c, damped = e - b * b - 2 * a * a + delta;
     const Wide condition = 1 + (std::fabs(a) + std::fabs(c)) / std::fabs(damped) +
                            std::fabs(slope) * (std::fabs(e) + b * b + 2 * a * a + delta) / (damped * damped);
-    const double lmbda = target.mathematics->estimate_lmbda(signed_log, h_d, d, curvature, n, delta);
+    const double lmbda = set.mathematics->estimate_lmbda(signed_log, h_d, d, curvature, n, delta);
     worst.see(double(std::fabs(lmbda - (1 - slope / damped)) / condition), signed_log, h_d);
   }
-  table.add("estimate_lmbda, over its condition", 3e-16, target.name, worst);
-  const auto estimate = target.mathematics->estimate_lmbda;
-  CHECK(estimate(0, 0, 0, 0, 5, 0) == 1, "%s: a row without spread", target.name);
-  CHECK(estimate(0, 0, 0, 0, 5, 0.003) == 1, "%s: a row without spread, damped", target.name);
-  CHECK(std::isnan(estimate(NAN, NAN, NAN, NAN, 5, 0)), "%s: a row with NaN", target.name);
+  table.add("estimate_lmbda, over its condition", 3e-16, set.name, worst);
+  const auto estimate = set.mathematics->estimate_lmbda;
+  CHECK(estimate(0, 0, 0, 0, 5, 0) == 1, "%s: a row without spread", set.name);
+  CHECK(estimate(0, 0, 0, 0, 5, 0.003) == 1, "%s: a row without spread, damped", set.name);
+  CHECK(std::isnan(estimate(NAN, NAN, NAN, NAN, 5, 0)), "%s: a row with NaN", set.name);
 }
 
-void test_resolve_exponents(const Available& target, ErrorTable& table) {
+void test_resolve_exponents(const AvailableInstructionSet& set, ErrorTable& table) {
   Random random(7);
   Worst worst;
   const double sqrt_eps = std::sqrt(1e-5);
@@ -275,18 +275,18 @@ void test_resolve_exponents(const Available& target, ErrorTable& table) {
   for (const double delta : {0.0, sqrt_eps})
     for (const double lmbda : lmbdas) {
       double eta[2];
-      target.mathematics->resolve_exponents(lmbda, delta, &eta[0], &eta[1]);
+      set.mathematics->resolve_exponents(lmbda, delta, &eta[0], &eta[1]);
       for (int i = 0; i < 2; ++i) {
         const long double expected = true_exponent<long double>(lmbda, i ? -1 : 1, delta);
-        CHECK(double(expected) != 0 || eta[i] == 0, "%s: lambda %.17g, delta %g: exponent %g", target.name, lmbda,
+        CHECK(double(expected) != 0 || eta[i] == 0, "%s: lambda %.17g, delta %g: exponent %g", set.name, lmbda,
               delta, eta[i]);
         worst.see(relative_error(eta[i], expected), lmbda, delta);
       }
     }
-  table.add("resolve_exponents", 2.3e-16, target.name, worst);
+  table.add("resolve_exponents", 2.3e-16, set.name, worst);
   double eta[2];
-  target.mathematics->resolve_exponents(NAN, sqrt_eps, &eta[0], &eta[1]);
-  CHECK(std::isnan(eta[0]) && std::isnan(eta[1]), "%s: exponents of NaN are %g, %g", target.name, eta[0], eta[1]);
+  set.mathematics->resolve_exponents(NAN, sqrt_eps, &eta[0], &eta[1]);
+  CHECK(std::isnan(eta[0]) && std::isnan(eta[1]), "%s: exponents of NaN are %g, %g", set.name, eta[0], eta[1]);
 }
 
 }  // namespace
@@ -294,13 +294,13 @@ void test_resolve_exponents(const Available& target, ErrorTable& table) {
 
 int main() {
   using namespace nnorm_test;
-  const std::vector<Available> targets = available_targets();
+  const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
   ErrorTable table(0.45);
-  FunctionTests<float>(targets, table).run();
-  if (have_truth_for_double) {
-    FunctionTests<double>(targets, table).run();
-    for (const Available& target : targets) test_estimate_lmbda(target, table);
-    for (const Available& target : targets) test_resolve_exponents(target, table);
+  FunctionTests<float>(sets, table).run();
+  if (have_reference_for_double) {
+    FunctionTests<double>(sets, table).run();
+    for (const AvailableInstructionSet& set : sets) test_estimate_lmbda(set, table);
+    for (const AvailableInstructionSet& set : sets) test_resolve_exponents(set, table);
   }
   table.print_and_check();
   return finish();

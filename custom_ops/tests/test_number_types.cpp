@@ -1,10 +1,10 @@
-// float16 and bfloat16 to float and back: every pattern, and floats of every kind, against rounding done by division; the
-// same bits on every target, NaN's too.
+// Conversions of float16 and bfloat16 to float and back: every bit pattern, and floats of every kind, against rounding
+// by division. All instruction sets must give the same bits, also of NaN.
 #include <cstring>
 #include <string>
 
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 #include "oracle.h"
 
 namespace nnorm_test {
@@ -13,7 +13,7 @@ namespace {
 using nnorm::BFloat16;
 using nnorm::Float16;
 
-// What IEEE 754 says of the two formats.
+// The two formats, as IEEE 754 defines them.
 template <class T>
 struct Layout;
 template <>
@@ -38,7 +38,7 @@ double decoded(uint16_t bits) {
   return sign * std::ldexp(double(whole), std::max(exponent, 1) - bias - L::mantissa_bits);
 }
 
-// The nearest number of the format, to even where two are as near; beyond the greatest by half a step, infinity.
+// The nearest number of the format, to even in a tie; infinity from half a step above the greatest number on.
 template <class T>
 double rounded(double value) {
   using L = Layout<T>;
@@ -69,33 +69,33 @@ std::vector<T> every_pattern() {
 }
 
 template <class T>
-void test_every_pattern(const Available& target) {
+void test_every_pattern(const AvailableInstructionSet& set) {
   const std::vector<T> all = every_pattern<T>();
   std::vector<float> wide(all.size());
   std::vector<T> back(all.size());
-  target.mathematics->of(T()).widened(all.data(), all.size(), wide.data());
-  target.mathematics->of(T()).narrow(wide.data(), all.size(), back.data());
+  set.mathematics->of(T()).widened(all.data(), all.size(), wide.data());
+  set.mathematics->of(T()).narrow(wide.data(), all.size(), back.data());
   for (size_t i = 0; i < all.size(); ++i) {
-    float alone;  // the elements of a tile that fill no vector take another way
-    target.mathematics->of(T()).widened(&all[i], 1, &alone);
+    float alone;  // elements that do not fill a vector are converted by other code
+    set.mathematics->of(T()).widened(&all[i], 1, &alone);
     CHECK(alone == wide[i] || (std::isnan(alone) && std::isnan(wide[i])), "%s %s: %04zx is %g in a tile, %g alone",
-          target.name, Layout<T>::name, i, double(wide[i]), double(alone));
+          set.name, Layout<T>::name, i, double(wide[i]), double(alone));
     const double expected = decoded<T>(uint16_t(i));
     const bool negative = i >> 15;
     if (std::isnan(expected)) {
       CHECK(std::isnan(wide[i]) && std::isnan(decoded<T>(back[i].bits)) && negative == bool(back[i].bits >> 15),
-            "%s %s: NaN %04zx becomes %g and then %04x", target.name, Layout<T>::name, i, double(wide[i]),
+            "%s %s: NaN %04zx becomes %g and then %04x", set.name, Layout<T>::name, i, double(wide[i]),
             back[i].bits);
       continue;
     }
     CHECK(double(wide[i]) == expected && std::signbit(wide[i]) == negative, "%s %s: %04zx is %g, should be %g",
-          target.name, Layout<T>::name, i, double(wide[i]), expected);
-    CHECK(back[i].bits == all[i].bits, "%s %s: %04zx comes back as %04x", target.name, Layout<T>::name, i,
+          set.name, Layout<T>::name, i, double(wide[i]), expected);
+    CHECK(back[i].bits == all[i].bits, "%s %s: %04zx comes back as %04x", set.name, Layout<T>::name, i,
           back[i].bits);
   }
 }
 
-// Every number of the format, every tie between two neighbours, the floats next to each of these, and any others.
+// Every number of the format, every tie between two neighbors, the floats next to each of these, and any others.
 template <class T>
 std::vector<float> floats() {
   std::vector<float> result{0.0f,
@@ -124,39 +124,39 @@ std::vector<float> floats() {
 }
 
 template <class T>
-void test_rounding(const std::vector<Available>& targets) {
+void test_rounding(const std::vector<AvailableInstructionSet>& sets) {
   const std::vector<float> values = floats<T>();
   std::vector<T> narrow(values.size()), first;
-  for (const Available& target : targets) {
-    const auto convert = target.mathematics->of(T()).narrow;
+  for (const AvailableInstructionSet& set : sets) {
+    const auto convert = set.mathematics->of(T()).narrow;
     convert(values.data(), values.size(), narrow.data());
     for (size_t i = 0; i < values.size(); ++i) {
       const double expected = rounded<T>(values[i]), result = decoded<T>(narrow[i].bits);
       const bool sign_kept = bool(narrow[i].bits >> 15) == std::signbit(values[i]);
       CHECK(sign_kept && (std::isnan(expected) ? std::isnan(result) : result == expected),
-            "%s %s: %.9g (%08x) becomes %g, should be %g", target.name, Layout<T>::name, double(values[i]),
+            "%s %s: %.9g (%08x) becomes %g, should be %g", set.name, Layout<T>::name, double(values[i]),
             bits_from(values[i]), result, expected);
       if (!first.empty())
-        CHECK(narrow[i].bits == first[i].bits, "%s %s: %08x becomes %04x, with %s %04x", target.name, Layout<T>::name,
-              bits_from(values[i]), narrow[i].bits, targets[0].name, first[i].bits);
-      T alone;  // the elements of a tile that fill no vector take another way
+        CHECK(narrow[i].bits == first[i].bits, "%s %s: %08x becomes %04x, with %s %04x", set.name, Layout<T>::name,
+              bits_from(values[i]), narrow[i].bits, sets[0].name, first[i].bits);
+      T alone;  // elements that do not fill a vector are converted by other code
       convert(&values[i], 1, &alone);
-      CHECK(alone.bits == narrow[i].bits, "%s %s: %08x becomes %04x in a tile, %04x alone", target.name,
+      CHECK(alone.bits == narrow[i].bits, "%s %s: %08x becomes %04x in a tile, %04x alone", set.name,
             Layout<T>::name, bits_from(values[i]), narrow[i].bits, alone.bits);
     }
     if (first.empty()) first = narrow;
   }
 }
 
-// float and double pass through unchanged, NaN's bits and all.
+// float and double stay unchanged, including the bits of NaN.
 template <class Real>
-void test_unchanged(const Available& target) {
+void test_unchanged(const AvailableInstructionSet& set) {
   const std::vector<Real> values{
       0, Real(-0.0), Real(1.1), std::numeric_limits<Real>::denorm_min(), Real(INFINITY), Real(-NAN)};
   std::vector<Real> wide(values.size()), back(values.size());
-  target.mathematics->of(Real()).widened(values.data(), values.size(), wide.data());
-  target.mathematics->of(Real()).narrow(wide.data(), values.size(), back.data());
-  CHECK(std::memcmp(values.data(), back.data(), values.size() * sizeof(Real)) == 0, "%s: %zu bytes", target.name,
+  set.mathematics->of(Real()).widened(values.data(), values.size(), wide.data());
+  set.mathematics->of(Real()).narrow(wide.data(), values.size(), back.data());
+  CHECK(std::memcmp(values.data(), back.data(), values.size() * sizeof(Real)) == 0, "%s: %zu bytes", set.name,
         sizeof(Real));
 }
 
@@ -165,14 +165,14 @@ void test_unchanged(const Available& target) {
 
 int main() {
   using namespace nnorm_test;
-  const std::vector<Available> targets = available_targets();
-  for (const Available& target : targets) {
-    test_every_pattern<Float16>(target);
-    test_every_pattern<BFloat16>(target);
-    test_unchanged<float>(target);
-    test_unchanged<double>(target);
+  const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
+  for (const AvailableInstructionSet& set : sets) {
+    test_every_pattern<Float16>(set);
+    test_every_pattern<BFloat16>(set);
+    test_unchanged<float>(set);
+    test_unchanged<double>(set);
   }
-  test_rounding<Float16>(targets);
-  test_rounding<BFloat16>(targets);
+  test_rounding<Float16>(sets);
+  test_rounding<BFloat16>(sets);
   return finish();
 }

@@ -1,4 +1,4 @@
-// The extensions of this processor against the compiler's answers, and what processors without them have.
+// Compares the extensions of this processor with the compiler's answers, and tests descriptions of other processors.
 #include "check.h"
 
 #if defined(__x86_64__)
@@ -36,7 +36,7 @@ void check(const Processor& processor, const std::string& expected) {
 }
 
 void test_this_processor() {
-  // The builtin takes literals only.
+  // The builtin function takes only literals.
 #define NNORM_CHECK_EXTENSION(name) \
   CHECK(nnorm::processor_has(name) == bool(__builtin_cpu_supports(name)), "%s: %d", name, nnorm::processor_has(name))
   NNORM_CHECK_EXTENSION("movbe");

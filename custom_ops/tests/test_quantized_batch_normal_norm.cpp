@@ -1,4 +1,5 @@
-// The kernels of quantized norms: every size and layout against one element at a time, and the tables against float64.
+// Compares the kernels of quantized norms with a lookup of one element at a time, for every size and layout, and the
+// tables with float64.
 #include <cmath>
 
 #include "channels.h"
@@ -9,7 +10,7 @@ namespace nnorm_test {
 namespace {
 
 using nnorm::Activation;
-using nnorm::entries;
+using nnorm::table_entries;
 
 template <class T>
 std::vector<T> random_values(size_t n, Random& random, T (*value)(Random&)) {
@@ -21,11 +22,11 @@ std::vector<T> random_values(size_t n, Random& random, T (*value)(Random&)) {
 uint8_t any_byte(Random& random) { return uint8_t(random.below(256)); }
 float quarter_steps(Random& random) { return 0.25f * float(int(random.below(4000)) - 2000); }
 
-void test_one(const nnorm::Target& target, size_t samples, size_t channels, size_t extent, Random& random) {
+void test_one(const nnorm::InstructionSet& set, size_t samples, size_t channels, size_t extent, Random& random) {
   const size_t n = samples * channels * extent, offset = random.below(4);
   const Input<uint8_t> x(random_values(n, random, any_byte), offset), r(random_values(n, random, any_byte), offset);
-  const Input<uint8_t> bytes(random_values(channels * entries, random, any_byte), 0);
-  const Input<float> steps(random_values(channels * entries, random, quarter_steps), 0);
+  const Input<uint8_t> bytes(random_values(channels * table_entries, random, any_byte), 0);
+  const Input<float> steps(random_values(channels * table_entries, random, quarter_steps), 0);
   nnorm::QuantizedWork work{};
   work.x = x.data(), work.residual = r.data(), work.bytes = bytes.data(), work.steps = steps.data();
   work.sum = {random.below(2) ? 0x80 : 0, 130.0f, 0.5f, random.below(2) ? 0.0f : -20.0f, 100.0f, 20};
@@ -35,16 +36,16 @@ void test_one(const nnorm::Target& target, size_t samples, size_t channels, size
       Output<uint8_t> y(x.storage().empty() ? std::vector<uint8_t>() : std::vector<uint8_t>(x.data(), x.data() + n), offset);
       work.x = in_place ? y.data() : x.data();
       work.y = y.data();
-      run_items(is_sum ? target.quantized.sum : target.quantized.table, work, Order(random.below(3)), random);
+      run_items(is_sum ? set.quantized.sum : set.quantized.table, work, Order(random.below(3)), random);
       size_t wrong = 0;
       for (size_t i = 0; i < n; ++i) {
-        const size_t entry = i / extent % channels * entries + x.data()[i];
-        const float sum = steps.data()[entry] + (float(r.data()[i] ^ work.sum.flip) - work.sum.offset) * work.sum.factor;
+        const size_t entry = i / extent % channels * table_entries + x.data()[i];
+        const float sum = steps.data()[entry] + (float(r.data()[i] ^ work.sum.sign_flip) - work.sum.offset) * work.sum.factor;
         const float clamped = std::fmin(std::fmax(sum, work.sum.least), work.sum.greatest);
         const uint8_t expected = is_sum ? uint8_t(int(std::nearbyint(clamped)) + work.sum.zero_point) : bytes.data()[entry];
         wrong += y.data()[i] != expected;
       }
-      CHECK(wrong == 0 && y.guards_hold(), "%s, %s%s of [%zu, %zu, %zu]: %zu of %zu wrong", target.name,
+      CHECK(wrong == 0 && y.guards_hold(), "%s, %s%s of [%zu, %zu, %zu]: %zu of %zu wrong", set.name,
             is_sum ? "sum" : "table", in_place ? " in place" : "", samples, channels, extent, wrong, n);
     }
 }
@@ -64,19 +65,19 @@ void test_items() {
 
 void test_kernels() {
   Random random(21);
-  for (const nnorm::Target* const* target = nnorm::targets(); *target != nullptr; ++target) {
-    std::printf("%s %s\n", (*target)->name, (*target)->quantized.extension);
+  for (const nnorm::InstructionSet* const* next = nnorm::instruction_sets(); *next != nullptr; ++next) {
+    std::printf("%s %s\n", (*next)->name, (*next)->quantized.extension);
     // Several items: of columns, of samples, of both, and of planes.
     const size_t large[][3] = {{100, 600, 1}, {700, 65, 1}, {9000, 5, 1}, {600, 260, 1}, {2, 3, 20000}};
-    for (const auto& shape : large) test_one(**target, shape[0], shape[1], shape[2], random);
+    for (const auto& shape : large) test_one(**next, shape[0], shape[1], shape[2], random);
     for (const size_t channels : {1, 2, 3, 21, 33, 63, 64, 65, 130})
       for (const size_t extent : {1, 2, 31, 33, 64, 65, 300})
         for (const size_t samples : {0, 1, 7, 8, 16, 17, 32, 33, 63, 65, 130})
-          if (channels * extent * samples <= 40000) test_one(**target, samples, channels, extent, random);
+          if (channels * extent * samples <= 40000) test_one(**next, samples, channels, extent, random);
   }
 }
 
-// As true_epilogue of channels.h.
+// The activations, by formulas of their own; see true_epilogue() in channels.h.
 template <class Wide>
 Wide true_activation(Activation activation, Wide y) {
   switch (activation) {
@@ -90,7 +91,7 @@ Wide true_activation(Activation activation, Wide y) {
   return Wide(INFINITY);
 }
 
-// An operator: what follows the norm.
+// What follows the norm in an operator.
 struct Following {
   EpilogueFacts facts;
   Activation activation;
@@ -125,11 +126,11 @@ void test_tables() {
       norm.activation = activation;
       nnorm::QuantizedTable table;
       CHECK(nnorm::scale_refusal(norm).empty() && nnorm::make_table(norm, table) == channels, "%s", facts.operator_name);
-      std::vector<float> x(channels * entries), zeros(x.size());
-      for (size_t i = 0; i < x.size(); ++i) x[i] = float(norm.x.element(i % entries) - norm.x.zero_point) * norm.x.scale;
+      std::vector<float> x(channels * table_entries), zeros(x.size());
+      for (size_t i = 0; i < x.size(); ++i) x[i] = float(norm.x.element(i % table_entries) - norm.x.zero_point) * norm.x.scale;
       std::vector<Wider<float>> y, size;
       const EpilogueFacts plain{Epilogue::none, "", false};
-      expected([&](size_t i) { return i / entries; }, facts.takes_residual ? plain : facts, p, x, zeros, y, size);
+      expected([&](size_t i) { return i / table_entries; }, facts.takes_residual ? plain : facts, p, x, zeros, y, size);
       for (size_t i = 0; i < x.size(); ++i) {
         const double step = double(true_activation(activation, y[i])) / double(norm.y.scale);
         ++seen;

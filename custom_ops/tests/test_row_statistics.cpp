@@ -1,5 +1,5 @@
-// What nnorm/row_statistics.h states of its own functions: 1/√x is rounded correctly for every float, as the GPU's
-// instruction does it; a chain of sums loses nothing that matters, and overflows as a sum does.
+// Verifies what nnorm/row_statistics.h states: 1/√x is rounded correctly for every float, as by the GPU's instruction;
+// a chain of sums keeps its rounding errors, and overflows as a sum does.
 #include "check.h"
 #include "nnorm/row_statistics.h"
 #include "oracle.h"

@@ -1,11 +1,12 @@
-// One answer on every processor: the kernels of all instruction sets that this machine can run give the same bits, for any
-// bits of x, in any layout, at any place of a batch, and with an epilogue what the steps behind the operator would.
+// The kernels of all instruction sets that this machine can run give the same bits, for any bits of x, in any layout,
+// at any place of a batch. An epilogue gives the bits of separate operators.
 //
 //   test_same_bits [digests] [VALUES [TYPE [BatchNormalNorm | LayerNormalNorm]]]
 //
-// VALUES of each type and operator (default 1.5 million); a long run takes 1000000000. It prints the digests of what each instruction set computed, for comparison with other machines: the program draws the
-// same numbers everywhere (make same-bits-neon). `digests` is for emulated processors, which are slow: each value is computed
-// once, in one layout and with one epilogue, and digests are printed at each tenth of the values.
+// VALUES of each type and operator (default 1.5 million); a long run takes 1000000000. The program prints a digest of
+// the values of each instruction set, for comparison with other machines: it draws the same numbers everywhere (make
+// same-bits-neon). `digests` is for emulated processors, which are slow: each value is computed once, in one layout and
+// with one epilogue, and digests are printed at each tenth of the values.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -27,9 +28,9 @@ struct Count {
   }
 };
 
-// What one instruction set computed, in 64 bits.
+// A 64-bit digest of the values that one instruction set computed.
 struct Digest {
-  const char* target;
+  const char* instruction_set;
   uint64_t bits;
 
   template <class T>
@@ -45,13 +46,14 @@ struct Digest {
 
 std::vector<Digest> digests() {
   std::vector<Digest> result;
-  for (const Target* const* target = nnorm::targets(); *target; ++target) result.push_back({(*target)->name, 0});
+  for (const InstructionSet* const* next = nnorm::instruction_sets(); *next; ++next) result.push_back({(*next)->name, 0});
   return result;
 }
 
 void print(const std::vector<Digest>& digests, const char* operators, const char* type, size_t values) {
   for (const Digest& digest : digests)
-    std::printf("digest %s %s %zu %016llx %s\n", operators, type, values, (unsigned long long)digest.bits, digest.target);
+    std::printf("digest %s %s %zu %016llx %s\n", operators, type, values, (unsigned long long)digest.bits,
+                digest.instruction_set);
 }
 
 template <class T>
@@ -75,9 +77,9 @@ struct Channels {
         x(numbers<T>(samples * channels * extent, Kind(round % 3), random)),
         residual(numbers<T>(x.size(), Kind(round / 3 % 3), random)) {}
 
-  // In any layout, whose elements return in the order of rows.
-  std::vector<T> compute(const Target& target, Sharing sharing, size_t lanes, nnorm::Epilogue epilogue) const {
-    return batch_normal_norm<T>(target, {sharing, samples, channels, extent, lanes}, epilogue, parameters, x, residual);
+  // Computes in any layout. The elements are returned in the order of rows.
+  std::vector<T> compute(const InstructionSet& set, Sharing sharing, size_t lanes, nnorm::Epilogue epilogue) const {
+    return batch_normal_norm<T>(set, {sharing, samples, channels, extent, lanes}, epilogue, parameters, x, residual);
   }
 };
 
@@ -85,26 +87,26 @@ template <class T>
 void test_channels(size_t values) {
   Random random(1);
   Count across, layouts, behind;
-  std::vector<Digest> of_targets = digests();
+  std::vector<Digest> of_sets = digests();
   size_t digested = 0;
   for (size_t round = 0; digested < values; ++round) {
     const Channels<T> problem(round, random);
     std::vector<T> plain;  // without an epilogue
     for (const EpilogueFacts& facts : nnorm::epilogues) {
-      const auto compute = [&](const Target& target, Sharing sharing, size_t lanes) {
-        return problem.compute(target, sharing, lanes, facts.epilogue);
+      const auto compute = [&](const InstructionSet& set, Sharing sharing, size_t lanes) {
+        return problem.compute(set, sharing, lanes, facts.epilogue);
       };
-      const std::vector<T> y = compute(nnorm::best_target(), Sharing::row, 0);
+      const std::vector<T> y = compute(nnorm::best_instruction_set(), Sharing::row, 0);
       digested += y.size();
-      for (const Target* const* target = nnorm::targets(); *target; ++target) {
-        const std::vector<T> y_there = compute(**target, Sharing::row, 0);
+      for (const InstructionSet* const* next = nnorm::instruction_sets(); *next; ++next) {
+        const std::vector<T> y_there = compute(**next, Sharing::row, 0);
         across.add(y, y_there);
-        of_targets[size_t(target - nnorm::targets())].add(y_there);
-        layouts.add(y, compute(**target, Sharing::element, 0));
-        for (const size_t lanes : {8, 16}) layouts.add(y, compute(**target, Sharing::lane, lanes));
+        of_sets[size_t(next - nnorm::instruction_sets())].add(y_there);
+        layouts.add(y, compute(**next, Sharing::element, 0));
+        for (const size_t lanes : {8, 16}) layouts.add(y, compute(**next, Sharing::lane, lanes));
       }
       if (facts.epilogue == nnorm::Epilogue::none) plain = y;
-      // An epilogue of 16 bits rounds once, where the steps behind the operator round after each.
+      // A 16-bit epilogue rounds once, separate operators round each result.
       if constexpr (std::is_same_v<T, Arithmetic<T>>) behind.add(y, apply_behind(facts.epilogue, plain, problem.residual));
     }
   }
@@ -112,7 +114,7 @@ void test_channels(size_t values) {
   std::printf("BatchNormalNorm %-9s %11zu values: %zu differ between processors, %zu between layouts, %zu from steps behind\n",
               type, across.compared + layouts.compared + behind.compared, across.different, layouts.different,
               behind.different);
-  print(of_targets, "BatchNormalNorm", type, digested);
+  print(of_sets, "BatchNormalNorm", type, digested);
   CHECK(digested >= values && across.different == 0, "%s between processors", type);
   CHECK(layouts.different == 0, "%s between layouts", type);
   CHECK(behind.different == 0, "%s from steps behind", type);
@@ -135,7 +137,7 @@ Rows<T> draw_rows(size_t round, Random& random) {
 
 // Row `row` of a problem by itself.
 template <class T>
-std::vector<T> alone(const Target& target, const Rows<T>& problem, size_t row) {
+std::vector<T> alone(const InstructionSet& set, const Rows<T>& problem, size_t row) {
   const RowGeometry& g = problem.geometry;
   std::vector<T> y(g.row_length);
   RowProblem<T> work = problem.work(problem.x.data() + row * g.row_length, y.data());
@@ -143,7 +145,7 @@ std::vector<T> alone(const Target& target, const Rows<T>& problem, size_t row) {
   work.rows = work.period = 1;
   work.weight += weights;
   work.bias += weights;
-  target.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
+  set.table<T>().layer_group_normal_norm(work, 0, nnorm::count_items(work));
   return y;
 }
 
@@ -151,45 +153,45 @@ template <class T>
 void test_rows(size_t values) {
   Random random(2);
   Count across, places;
-  std::vector<Digest> of_targets = digests();
+  std::vector<Digest> of_sets = digests();
   size_t digested = 0;
   for (size_t round = 0; digested < values; ++round) {
     const Rows<T> problem = draw_rows<T>(round, random);
-    const std::vector<T> y = layer_group_normal_norm(nnorm::best_target(), problem, problem.x);
+    const std::vector<T> y = layer_group_normal_norm(nnorm::best_instruction_set(), problem, problem.x);
     digested += y.size();
-    for (const Target* const* target = nnorm::targets(); *target; ++target) {
-      const std::vector<T> y_there = layer_group_normal_norm(**target, problem, problem.x);
+    for (const InstructionSet* const* next = nnorm::instruction_sets(); *next; ++next) {
+      const std::vector<T> y_there = layer_group_normal_norm(**next, problem, problem.x);
       across.add(y, y_there);
-      of_targets[size_t(target - nnorm::targets())].add(y_there);
+      of_sets[size_t(next - nnorm::instruction_sets())].add(y_there);
     }
     const size_t row = random.below(problem.geometry.rows), length = problem.geometry.row_length;
     places.add({y.begin() + long(row * length), y.begin() + long((row + 1) * length)},
-               alone(nnorm::best_target(), problem, row));
+               alone(nnorm::best_instruction_set(), problem, row));
   }
   const char* type = NameOf<T>::value;
   std::printf("LayerNormalNorm, GroupNormalNorm %-9s %11zu values: %zu differ between processors, %zu from a row alone\n", type,
               across.compared + places.compared, across.different, places.different);
-  print(of_targets, "LayerNormalNorm", type, digested);
+  print(of_sets, "LayerNormalNorm", type, digested);
   CHECK(digested >= values && across.different == 0, "%s between processors", type);
   CHECK(places.different == 0, "%s from a row alone", type);
 }
 
-// draw(round) gives a problem, compute(problem, target, round) its result.
+// draw(round) gives a problem, compute(problem, set, round) its result.
 template <class T, class Draw, class Compute>
 void print_digests(const char* operators, size_t values, Draw draw, Compute compute) {
-  std::vector<Digest> of_targets = digests();
+  std::vector<Digest> of_sets = digests();
   size_t digested = 0, round = 0;
   for (size_t tenth = 1; tenth <= 10; ++tenth) {
     for (; digested < values * tenth / 10; ++round) {
       const auto problem = draw(round);
       digested += problem.x.size();
-      for (size_t i = 0; i < of_targets.size(); ++i) of_targets[i].add(compute(problem, *nnorm::targets()[i], round));
+      for (size_t i = 0; i < of_sets.size(); ++i) of_sets[i].add(compute(problem, *nnorm::instruction_sets()[i], round));
     }
-    print(of_targets, operators, NameOf<T>::value, digested);
-    std::fflush(stdout);  // what is done remains if the program is stopped
+    print(of_sets, operators, NameOf<T>::value, digested);
+    std::fflush(stdout);  // keeps the output if the program is stopped
   }
-  for (const Digest& digest : of_targets)
-    CHECK(digest.bits == of_targets[0].bits, "%s %s on %s", operators, NameOf<T>::value, digest.target);
+  for (const Digest& digest : of_sets)
+    CHECK(digest.bits == of_sets[0].bits, "%s %s on %s", operators, NameOf<T>::value, digest.instruction_set);
 }
 
 template <class T>
@@ -197,11 +199,11 @@ void digest_channels(size_t values) {
   Random random(1);
   print_digests<T>(
       "BatchNormalNorm", values, [&](size_t round) { return Channels<T>(round, random); },
-      [](const Channels<T>& problem, const Target& target, size_t round) {
+      [](const Channels<T>& problem, const InstructionSet& set, size_t round) {
         constexpr std::pair<Sharing, size_t> layouts[] = {
             {Sharing::row, 0}, {Sharing::element, 0}, {Sharing::lane, 8}, {Sharing::lane, 16}};
         const auto& [sharing, lanes] = layouts[round / 9 % std::size(layouts)];  // the kinds of numbers repeat after 9
-        return problem.compute(target, sharing, lanes, nnorm::epilogues[round / 36 % std::size(nnorm::epilogues)].epilogue);
+        return problem.compute(set, sharing, lanes, nnorm::epilogues[round / 36 % std::size(nnorm::epilogues)].epilogue);
       });
 }
 
@@ -210,7 +212,9 @@ void digest_rows(size_t values) {
   Random random(2);
   print_digests<T>(
       "LayerNormalNorm", values, [&](size_t round) { return draw_rows<T>(round, random); },
-      [](const Rows<T>& problem, const Target& target, size_t) { return layer_group_normal_norm(target, problem, problem.x); });
+      [](const Rows<T>& problem, const InstructionSet& set, size_t) {
+        return layer_group_normal_norm(set, problem, problem.x);
+      });
 }
 
 template <class T>
@@ -229,7 +233,7 @@ int main(int count, char** arguments) {
   count -= only_digests, arguments += only_digests;
   const size_t values = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 1500000;
   const Only only{count > 2 ? arguments[2] : "", count > 3 ? arguments[3] : ""};
-  for (const Target* const* target = nnorm::targets(); *target; ++target) std::printf("%s ", (*target)->name);
+  for (const InstructionSet* const* next = nnorm::instruction_sets(); *next; ++next) std::printf("%s ", (*next)->name);
   std::printf("\n");
 #define NNORM_TEST(T) test<T>(only_digests, values, only);
   NNORM_FOR_EACH_TYPE(NNORM_TEST)

@@ -1,12 +1,12 @@
-// Rows that several threads compute together have the bits of rows that one thread computes alone: every type, rows about
-// the length that is shared, one and several at a time, in place, and with NaN.
+// Rows that several threads compute together have the bits of rows that one thread computes alone: every type, lengths
+// around the shortest that is shared, one and several rows at a time, in place, and with NaN.
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 
 #include "check.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 #include "rows.h"
 
 namespace nnorm_test {
@@ -19,7 +19,7 @@ using nnorm::TileSums;
 
 constexpr size_t shortest = nnorm::shortest_shared_row;
 
-// Runs the items on so many threads, from the last one to the first, and records each range that a thread was given.
+// Runs items on several threads, from the last item to the first, and records which threads compute a row.
 class Threads {
  public:
   explicit Threads(size_t count) : count_(count) {}
@@ -29,7 +29,7 @@ class Threads {
     std::vector<std::thread> threads;
     for (size_t t = 0; t < count_; ++t)
       threads.emplace_back([&, t] {
-        // Thread t has the items t, t + count, …, so that every thread that there are items for gets some.
+        // Thread t has the items t, t + count, …, so that as many threads as possible have an item.
         for (size_t item = count_items(work); item-- > 0;)
           if (item % count_ == t) {
             kernel(work, item, item + 1);
@@ -52,7 +52,7 @@ class Threads {
   std::set<std::pair<size_t, size_t>> workers_;
 };
 
-// Of a NaN, compilers do not keep the sign and the payload.
+// Compilers do not keep the sign and the payload of a NaN.
 template <class T>
 std::vector<T> with_one_nan(std::vector<T> values) {
   for (T& value : values)
@@ -61,8 +61,8 @@ std::vector<T> with_one_nan(std::vector<T> values) {
 }
 
 template <class T>
-void compare(const Available& target, const Rows<T>& problem, size_t threads, bool in_place) {
-  const nnorm::KernelTable<T>& kernels = target.kernels->template table<T>();
+void compare(const AvailableInstructionSet& set, const Rows<T>& problem, size_t threads, bool in_place) {
+  const nnorm::KernelTable<T>& kernels = set.kernels->template table<T>();
   const size_t rows = problem.geometry.rows, length = problem.geometry.row_length;
   std::vector<T> expected(problem.x.size());
   const RowProblem<T> apart = problem.work(problem.x.data(), expected.data());
@@ -78,7 +78,7 @@ void compare(const Available& target, const Rows<T>& problem, size_t threads, bo
   compute_together(work, 0, rows, all, sums.data(), states.data(), kernels,
                    [&](const SharedRows<T>& shared, auto* kernel) { executor.run(shared, kernel); });
   CHECK(y.guards_hold() && same_bits(with_one_nan(y.values()), with_one_nan(expected)),
-        "%s %s, %zux%zu, %zu threads%s: other bits than alone", target.name, NameOf<T>::value, rows, length, threads,
+        "%s %s, %zux%zu, %zu threads%s: other bits than alone", set.name, NameOf<T>::value, rows, length, threads,
         in_place ? ", in place" : "");
   for (size_t row = 0; row < rows; ++row)
     CHECK(executor.workers_of(row) == std::min(threads, parts), "row %zu of %zu: %zu of %zu threads worked on it", row, length,
@@ -86,16 +86,16 @@ void compare(const Available& target, const Rows<T>& problem, size_t threads, bo
 }
 
 template <class T>
-void test_type(const std::vector<Available>& targets) {
+void test_type(const std::vector<AvailableInstructionSet>& sets) {
   Random random(1);
   for (const size_t length : {shortest - 1, shortest, shortest + 3 * nnorm::row_tile + 77})
     for (const size_t rows : {1, 3}) {
       const size_t run = length % 64 == 0 ? 64 : 1;  // the runs of channels of a map, or weights of LayerNormalNorm
       Rows<T> problem({rows, length, 2, run}, normal_numbers(rows * length, random), random);
       if (rows == 3) nnorm::narrow(Arithmetic<T>(NAN), problem.x[length + length / 2]);
-      for (const Available& target : targets)
+      for (const AvailableInstructionSet& set : sets)
         for (const size_t threads : {1, 2, 3, 8})
-          if (rows == 1 ? threads % 8 != 2 : threads == 2) compare(target, problem, threads, threads == 2);
+          if (rows == 1 ? threads % 8 != 2 : threads == 2) compare(set, problem, threads, threads == 2);
     }
 }
 
@@ -122,8 +122,8 @@ void test_division() {
 
 int main() {
   using namespace nnorm_test;
-  const std::vector<Available> targets = available_targets();
-#define NNORM_TEST(T) test_type<T>(targets);
+  const std::vector<AvailableInstructionSet> sets = available_instruction_sets();
+#define NNORM_TEST(T) test_type<T>(sets);
   NNORM_FOR_EACH_TYPE(NNORM_TEST)
 #undef NNORM_TEST
   test_division();

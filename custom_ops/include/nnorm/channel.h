@@ -1,19 +1,19 @@
 // BatchNormalNorm for one element: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents (NN eq. 3).
 //
-// It is computed in two functions, logarithm() and power(): a loop over one of them keeps its constants in registers.
+// Two functions compute it, logarithm() and power(): a loop over one of them keeps its constants in registers.
 #pragma once
 
 #include "nnorm/problems.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
 struct Channel {
   Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
-// Evaluation computes log₂(1 + a), 2^(η·log) − 1 and quotients: Accurate or ForHalf.
+// `Evaluation` computes log₂(1 + a), 2^(η·log) − 1 and quotients. It is Accurate or ForHalf.
 template <class Evaluation, class Real>
 NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
                                         Real bias) {
@@ -39,5 +39,5 @@ NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, cons
   return Formula<epilogue>::apply(fused(gain, grown, channel.bias), residual);
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

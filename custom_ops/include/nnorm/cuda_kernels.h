@@ -1,8 +1,8 @@
-// The CUDA kernels. A call only launches: it allocates no memory and does not wait, so that a stream may be captured.
-// Pointers are of the current device and may have any alignment. The result is that of the launch.
+// The CUDA kernels. A call only launches a kernel: it allocates no memory and does not wait, so that streams can be
+// captured. Pointers belong to the current device and may have any alignment. A call returns the error of the launch.
 //
-// float32 and float64 have the bits of the CPU kernels. Tensors of 16 bits have them if `same_bits` is true; if not, the
-// device's instructions for logarithms and powers compute them (half_mathematics.h).
+// float32 and float64 results have the bits of the CPU kernels. 16-bit results have them if `same_bits` is true;
+// otherwise the device's approximate instructions compute logarithms and powers (half_mathematics.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace nnorm::cuda {
 
-// T is float, double, Float16 or BFloat16. An extent of 2^31 or more is cudaErrorInvalidValue.
+// T is float, double, Float16 or BFloat16. Returns cudaErrorInvalidValue for an extent of 2^31 or more.
 template <class T>
 cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same_bits = false);
 
@@ -19,7 +19,7 @@ cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same
 template <class T>
 cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream, bool same_bits = false);
 
-// A row of 2^31 elements or more is cudaErrorInvalidValue.
+// Returns cudaErrorInvalidValue for rows of 2^31 elements or more.
 template <class T>
 cudaError_t run(const RowProblem<T>& problem, cudaStream_t stream, bool same_bits = false);
 

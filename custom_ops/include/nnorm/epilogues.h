@@ -1,16 +1,17 @@
-// The epilogues of BatchNormalNorm: elementwise steps that the kernels apply to y in the same pass over the tensors.
+// The epilogues of BatchNormalNorm: elementwise operations that the kernels apply to y in the same pass over the
+// tensors.
 //
-// Each is an operator of its own. This list is the only one in C++ and CUDA: the kernels, ONNX Runtime's operators,
-// TensorRT's plugins, the tests and the benchmark are generated from it. A new epilogue is a row here, its formula in
-// tests/channels.h, and its line in nnorm_export/domain/__init__.py.
+// Each epilogue is an operator of its own. This list is the only one in C++ and CUDA: the kernels, ONNX Runtime's
+// operators, TensorRT's plugins, the tests and the benchmark are generated from it. A new epilogue needs a row here,
+// its formula in tests/channels.h, and a line in nnorm_export/domain/__init__.py.
 #pragma once
 
 #include <cstddef>
 
 #include "nnorm/mathematics.h"
 
-// F(epilogue, operator, takes_residual, value). `value` is the output in terms of y = weight·ψ(scale·x + shift) + bias and
-// of `residual`, which is the last input of the operator, of x's shape and type, if takes_residual.
+// F(epilogue, operator, takes_residual, value). `value` is the output as a function of y = weight·ψ(scale·x + shift) +
+// bias and, if takes_residual, of `residual`: the last input of the operator, of x's shape and type.
 #define NNORM_FOR_EACH_EPILOGUE(F)                  \
   F(none, BatchNormalNorm, false, y)                \
   F(relu, BatchNormalNormRelu, false, rectified(y)) \
@@ -35,7 +36,7 @@ inline constexpr EpilogueFacts epilogues[] = {NNORM_FOR_EACH_EPILOGUE(NNORM_FACT
 template <Epilogue epilogue>
 constexpr bool takes_residual = epilogues[size_t(epilogue)].takes_residual;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 // max(y, 0); NaN stays NaN.
 template <class Real>
@@ -59,7 +60,7 @@ struct Formula;
 NNORM_FOR_EACH_EPILOGUE(NNORM_FORMULA)
 #undef NNORM_FORMULA
 
-// The epilogue as a type, for calls of templates.
+// The epilogue as a type, for generic lambdas.
 template <Epilogue epilogue>
 struct EpilogueConstant {
   static constexpr Epilogue value = epilogue;
@@ -77,5 +78,5 @@ void with_epilogue(Epilogue epilogue, F f) {
   }
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -1,17 +1,21 @@
-// ψ for tensors of 16 bits, for devices with instructions for logarithms and powers to base 2.
+// ψ of 16-bit tensors, for devices with approximate instructions for log₂ and 2^z.
 //
-// It takes half as many operations as mathematics.h, also in float32, and its error is hidden by rounding the result to 16
-// bits: the relative error of ψ is less than 2^-15, the error of λ̂ less than 3e-6. These bounds hold for instructions with
-// the errors that NVIDIA documents: log₂ 2^-22, absolute for results below 1 and relative above, 2^z 2^-22 relative, a
-// quotient 2^-22 relative (2 units in the last place). Where the results are small such errors are too large, and short
-// series replace the instructions. 2^z saturates at 2^127, half of mathematics.h's limit.
-// tests/test_half_mathematics.cpp enforces both bounds with instructions that always have the greatest documented error.
+// ψ takes half as many float32 operations as in mathematics.h. Rounding the result to 16 bits hides the greater error.
+//
+// Max relative error of ψ: 2^-15
+// Max error of λ̂: 3e-6
+//
+// Both bounds hold if the instructions have the errors that NVIDIA documents: 2^-22 for log₂ (absolute for results
+// below 1, relative above), 2^-22 relative for 2^z, 2^-22 relative for a quotient (2 units in the last place). Short
+// series replace the instructions where results are so small that these errors would be too large. 2^z saturates at
+// 2^127, half of the limit in mathematics.h. tests/test_half_mathematics.cpp enforces both bounds with instructions of
+// the greatest documented error.
 #pragma once
 
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 #if defined(__CUDA_ARCH__)
 NNORM_INLINE float quick_log2(float x) {
@@ -26,7 +30,7 @@ NNORM_INLINE float quick_exp2(float z) {
 }
 NNORM_INLINE float quick_quotient(float a, float b) { return __fdividef(a, b); }
 #else
-// Tests set these to the greatest errors of the instructions.
+// Tests set these to the greatest documented errors of the instructions.
 inline float quick_log2_error = 0, quick_exp2_error = 0;
 inline float quick_log2(float x) {
   const double exact = std::log2(double(x)), size = std::fabs(exact);
@@ -56,5 +60,5 @@ struct ForHalf {
   static NNORM_INLINE float quotient(float a, float b) { return quick_quotient(a, b); }
 };
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

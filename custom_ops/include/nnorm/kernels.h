@@ -1,9 +1,8 @@
 // The CPU kernels: a table of functions for each instruction set.
 //
-// A call computes a range of items, [begin, end) of the count_items() that a problem has; callers distribute the items
-// over threads. An item's content depends on the sizes alone, so the result does not depend on the number of threads, to
-// the bit. The output may be the input (or the residual) itself, element for element. No function allocates, throws or
-// blocks.
+// A call computes the items [begin, end) of the count_items() items of a problem; callers distribute the items over
+// threads. Only the sizes decide which elements an item has, so the result has the same bits for any number of threads.
+// The output may overwrite the input or the residual, element for element. No function allocates, throws or blocks.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +13,17 @@
 
 namespace nnorm {
 
-// The prepared parameters of channels, one array for each, one behind the other (prepare_channels).
+// The prepared parameters of the channels: one contiguous array for each field (prepare_channels).
 enum class ChannelField { scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias, count };
 
-// Which parameters belong to an element. x is a sequence of rows; row r has the set r mod `period` of parameters.
+// Which parameters belong to an element. x is a sequence of rows; row r has the parameter set r mod `period`.
 enum class Sharing {
-  row,      // a row is one channel: [N, C, extent]
-  element,  // each element of a row has its own: [N, C], and [N, C·extent] with each parameter repeated extent times
-  lane,     // element i of a row has those of lane i mod `lanes`: [N, C/lanes, extent, lanes]
+  row,      // a row belongs to one channel: [N, C, extent]
+  element,  // each element of a row has its own parameters: [N, C], or [N, C·extent] with each parameter repeated
+  lane,     // element i of a row has the parameters of lane i mod `lanes`: [N, C/lanes, extent, lanes]
 };
 
-// A ChannelProblem with its parameters prepared.
+// A ChannelProblem with prepared parameters.
 template <class T>
 struct ChannelWork {
   const T* x;
@@ -40,8 +39,8 @@ struct ChannelWork {
   Epilogue epilogue;
 };
 
-// Large enough to hide the cost of handing an item to a thread, small enough to distribute evenly: BatchNormalNorm in
-// float with AVX-512 computes an item in about 1 µs, every other kernel takes longer.
+// Large enough to hide the cost of passing an item to a thread, small enough to distribute items evenly.
+// BatchNormalNorm in float with AVX-512 computes an item in about 1 µs; every other kernel takes longer.
 constexpr size_t elements_per_item = 4096;
 
 template <class T>
@@ -70,12 +69,13 @@ struct KernelTable {
 };
 
 struct QuantizedKernels {
-  const char* extension;  // what they need of the processor beyond the target: avx512vbmi, or nothing
-  void (*table)(const QuantizedWork& work, size_t begin, size_t end);  // for a table of bytes
-  void (*sum)(const QuantizedWork& work, size_t begin, size_t end);    // for one of steps, with a residual
+  const char* extension;  // avx512vbmi if the kernels need this extension beyond the instruction set, else empty
+  void (*table)(const QuantizedWork& work, size_t begin, size_t end);  // without a residual: looks up bytes
+  void (*sum)(const QuantizedWork& work, size_t begin, size_t end);    // with a residual: adds it to steps
 };
 
-struct Target {
+// The kernels of one instruction set.
+struct InstructionSet {
   const char* name;  // avx512, avx2, neon, baseline
   KernelTable<float> float32;
   KernelTable<double> float64;
@@ -88,26 +88,26 @@ struct Target {
 };
 
 template <>
-inline const KernelTable<float>& Target::table<float>() const {
+inline const KernelTable<float>& InstructionSet::table<float>() const {
   return float32;
 }
 template <>
-inline const KernelTable<double>& Target::table<double>() const {
+inline const KernelTable<double>& InstructionSet::table<double>() const {
   return float64;
 }
 template <>
-inline const KernelTable<Float16>& Target::table<Float16>() const {
+inline const KernelTable<Float16>& InstructionSet::table<Float16>() const {
   return float16;
 }
 template <>
-inline const KernelTable<BFloat16>& Target::table<BFloat16>() const {
+inline const KernelTable<BFloat16>& InstructionSet::table<BFloat16>() const {
   return bfloat16;
 }
 
-// The kernels for the instruction sets that this library was built for and this machine has, fastest first; the last
-// element is nullptr.
-const Target* const* targets();
+// The instruction sets that this library was built for and this machine has, fastest first. The last element is
+// nullptr.
+const InstructionSet* const* instruction_sets();
 
-inline const Target& best_target() { return **targets(); }
+inline const InstructionSet& best_instruction_set() { return **instruction_sets(); }
 
 }  // namespace nnorm

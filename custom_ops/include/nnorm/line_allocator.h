@@ -1,4 +1,4 @@
-// Memory that is aligned to a line of the cache: a load of a whole register reads one line, not two.
+// An allocator of memory that is aligned to a cache line: a load of a whole register then reads one line, not two.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace nnorm {
 
-constexpr size_t cache_line = 64;  // in bytes; a register of AVX-512 has as many
+constexpr size_t cache_line = 64;  // bytes, the size of an AVX-512 register
 
 template <class T>
 struct LineAllocator {

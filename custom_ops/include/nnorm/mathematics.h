@@ -4,24 +4,27 @@
 //
 // evaluated as s/η·(2^(η·log₂(1 + |h|)) − 1) without branches and without cancellation:
 //
-// - log₂(1 + a) is kept as an integer plus a fraction. Of z = η·log₂(1 + a), only the difference from the nearest integer
-//   is rounded: 2^z would magnify a rounding of z itself if z is large.
+// - log₂(1 + a) is represented as an integer plus a fraction. Only the difference between z = η·log₂(1 + a) and its
+//   nearest integer is rounded: 2^z would magnify the rounding of a large z.
 // - 2^z − 1 is computed as 2^n·(2^f − 1) + (2^n − 1), where n is the integer nearest to z. Only 2^f − 1 and the sum are
 //   rounded: scaling by 2^n is exact, and 2^n − 1 is rounded only if one of its terms is below the last place of the other.
-// - η = 0 needs no branch: exponents of magnitude below Format::least_exponent are replaced by it, which gives the limit
+// - η = 0 needs no branch: Format::least_exponent replaces exponents of smaller magnitude, which gives the limit
 //   s·log(1 + |h|).
-// - NaN propagates. |h| above 2^126 (2^1022 for double), infinity included, is replaced by 2^126; 2^z saturates at about
-//   2^128 (2^1024) before it is multiplied by the weight. No intermediate result of finite inputs is infinite, if the gain
-//   output_divisor·weight/η is not: |weight| up to 2^101 (2^963) with any exponent, up to 2^127·|η| (2^1023·|η|) otherwise.
+// - NaN propagates. 2^126 (double: 2^1022) replaces |h| above it, infinity included; 2^z saturates at about 2^128
+//   (2^1024) before it is multiplied by the weight. Finite inputs give no infinite intermediate result if the gain
+//   output_divisor·weight/η is finite: for |weight| up to 2^101 (2^963) with any exponent, up to 2^127·|η| (2^1023·|η|)
+//   otherwise.
 //
-// The error of ψ is less than 5 units in the last place (double: 6) for exponents in [−2, 4] and |h| up to 2^126, unless 2^z
-// saturates. It grows by least_exponent·log(1 + |h|)/2 if that exponent replaces η, and is greater for greater exponents.
+// Valid range of ψ: exponents in [−2, 4] and |h| up to 2^126, unless 2^z saturates
+// Max error of ψ: 5 units in the last place (double: 6)
+//
+// The error grows by least_exponent·log(1 + |h|)/2 if least_exponent replaces η, and is greater for greater exponents.
 // If |h·η| is near the smallest normal number, the error is less than 2·(1 + output_divisor/|η|) times the smallest
 // denormal number.
 //
-// Everything is a template of the arithmetic type, float or double, written so that compilers vectorise it and nvcc
-// compiles it for devices. Every bound that is stated here is enforced: that of ψ by tests/test_psi.cpp, the others by
-// tests/test_mathematics.cpp. The error of a result that is not a normal number is relative to the smallest normal number.
+// Everything is a template of the arithmetic type, float or double, written so that compilers vectorize it and nvcc
+// compiles it for devices. Tests enforce every bound that is stated here: tests/test_psi.cpp that of ψ, and
+// tests/test_mathematics.cpp the others. The error of a denormal result is relative to the smallest normal number.
 #pragma once
 
 #include <cmath>
@@ -36,33 +39,34 @@
 #define NNORM_INLINE inline __attribute__((always_inline))
 #endif
 
-// Before a loop with a constant number of steps. GCC unrolls such a loop too late to vectorise the loop around it otherwise.
+// Stands before a loop with a constant number of steps. Otherwise GCC unrolls it too late to vectorize the loop around
+// it.
 #if defined(__CUDACC__)
 #define NNORM_UNROLL _Pragma("unroll")
 #else
 #define NNORM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// One source is compiled for several instruction sets into one library. Each has its own namespace, so that the linker
-// never uses code of an instruction set that the machine lacks.
-#ifndef NNORM_TARGET
-#define NNORM_TARGET portable
+// The instruction set that this source is compiled for, `cuda` for GPUs; its name is also a namespace. One library has
+// several: the namespaces keep the linker from using code of an instruction set that the machine lacks.
+#ifndef NNORM_INSTRUCTION_SET
+#define NNORM_INSTRUCTION_SET portable
 #endif
 
 namespace nnorm {
 
-// Numbers that every element is compared with; bounds() returns them.
+// The numbers that the kernels compare every element with; bounds() returns them.
 template <class Real>
 struct Bounds {
   Real zero, greatest_magnitude;
 };
 
-// With NNORM_HIDE_BOUNDS these are what it returns. GCC 12 makes one instruction of a minimum or a maximum only where it does
-// not know the bound, and up to six otherwise; it does not know what cpu/bounds.cpp defines.
+// With NNORM_HIDE_BOUNDS, bounds() returns these variables of cpu/bounds.cpp. GCC 12 compiles a minimum or a maximum to
+// one instruction if it cannot see the value of the bound, else to up to six.
 extern const Bounds<float> bounds_of_float;
 extern const Bounds<double> bounds_of_double;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
 struct Format;
@@ -75,7 +79,7 @@ struct Format<float> {
   static constexpr Bits one = 0x3f800000;
   static constexpr Bits sqrt_half = 0x3f3504f3;
   static constexpr float greatest_magnitude = 0x1p126f;
-  // 1.5·2^23: a sum with it has the integer nearest to the other summand in its low bits.
+  // 1.5·2^23: the low bits of round + x are the integer nearest to x.
   static constexpr float round = 0x1.8p23f;
   static constexpr Bits round_bits = 0x4b400000;
   static constexpr Bits greatest_biased_exponent = 0xfe;
@@ -100,8 +104,8 @@ struct Format<double> {
   static constexpr double greatest_exponent = 0x1p40;
 };
 
-// `Accurate` computes (2^z − 1)/output_divisor, so that z may reach 128 (1024), where 2^z is infinite although
-// weight/η·2^z may be finite. The gains are multiplied by it.
+// `Accurate` computes (2^z − 1)/output_divisor, so that z may reach 128 (double: 1024), where 2^z is infinite although
+// weight/η·2^z may be finite. The gains are multiplied by output_divisor.
 constexpr int log2_output_divisor = 1;
 template <class Real>
 constexpr Real output_divisor = Real(1 << log2_output_divisor);
@@ -127,7 +131,7 @@ NNORM_INLINE double from_bits(int64_t bits) {
   return value;
 }
 
-// a·b + c, rounded once. The formulas say where a product and a sum are fused, and compilers fuse nothing by themselves
+// a·b + c, rounded once. The formulas call it wherever a product and a sum are fused, and compilers fuse nothing else
 // (-ffp-contract=off), so that results have the same bits on every processor.
 #if defined(__CUDACC__)
 NNORM_INLINE double fused(double a, double b, double c) { return ::fma(a, b, c); }
@@ -137,13 +141,13 @@ NNORM_INLINE double fused(double a, double b, double c) { return __builtin_fma(a
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 NNORM_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-// In double the product is exact. Its sum with c is rounded to odd: the second rounding, to float, is then right. Integers
-// of 64 bits are not compared and not multiplied, which vectors of SSE2 cannot do.
+// In double the product is exact. Its sum with c is rounded to odd, so that the second rounding, to float, is correct.
+// There is no comparison and no multiplication of 64-bit integers: SSE2 has none for vectors.
 NNORM_INLINE float fused(float a, float b, float c) {
   const double product = double(a) * double(b), wide = double(c), sum = product + wide;
   const double added = sum - product, rest = (product - (sum - added)) + (wide - added);  // sum + rest is exact
   const uint64_t bits = uint64_t(bits_of(sum)), opposite = (bits ^ uint64_t(bits_of(rest))) >> 63;
-  const uint64_t is_even = ~bits & 1, away = rest < 0 || rest > 0 ? is_even : 0;  // 0 for infinities and NaN: rest is NaN
+  const uint64_t is_even = ~bits & 1, away = rest < 0 || rest > 0 ? is_even : 0;  // 0 if rest is NaN, as for infinities and NaN
   return float(from_bits(int64_t(bits + away - ((away & opposite) << 1))));
 }
 #endif
@@ -159,7 +163,7 @@ NNORM_INLINE constexpr Bounds<Real> bounds(Real) {
 }
 #endif
 
-// min(value, bound), but NaN stays NaN, unlike with a device's fmin.
+// min(value, bound). NaN stays NaN, unlike in a device's fmin.
 NNORM_INLINE double at_most(double value, double bound) { return value > bound ? bound : value; }
 NNORM_INLINE float at_most(float value, float bound) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -171,28 +175,32 @@ NNORM_INLINE float at_most(float value, float bound) {
 #endif
 }
 
-// x·(c₀ + c₁·x + c₂·x² + …), in two independent chains of half the length. The term of first order is added last: only its
-// rounding counts in full. On a GPU, where other threads run while one waits, Horner's scheme would save two operations of
-// 46; the same bits are worth them.
+// x·(c₀ + c₁·x + c₂·x² + …), in two independent chains of half the length. The first-order term is added last, so that
+// only its rounding counts in full. On a GPU, where other threads run while one waits, Horner's scheme would save 2 of
+// 46 operations, but would give other bits than a CPU.
 template <int count>
 NNORM_INLINE float times_polynomial(float x, const float (&c)[count]) {
-  constexpr bool odd = count % 2 == 0;  // the number of terms from c₁ on
+  constexpr bool odd = count % 2 == 0;  // whether the number of terms from c₁ on is odd
   const float x2 = x * x;
   float sum = odd ? c[count - 1] : fused(c[count - 1], x, c[count - 2]);
   NNORM_UNROLL for (int i = odd ? count - 3 : count - 4; i > 0; i -= 2) sum = fused(sum, x2, fused(c[i + 1], x, c[i]));
   return fused(x, c[0], sum * x2);
 }
 
-// log₂(1 + m) for m in [√½ − 1, √2 − 1]. Relative error of the polynomial 2.8e-8, with rounding 1.5e-7.
-// The coefficients here and below are from custom_ops/scripts/fit_polynomials.py.
+// log₂(1 + m). custom_ops/scripts/fit_polynomials.py computes the coefficients here and below.
+//
+// Valid range: m in [√½ − 1, √2 − 1]
+// Max relative error: 1.5e-7, of which the polynomial has 2.8e-8
 NNORM_INLINE float log2_1p_of_mantissa(float m) {
   constexpr float c[] = {1.44269502f,   -0.721347392f, 0.48090896f,   -0.360700577f, 0.287953496f,
                          -0.239014849f, 0.215480775f,  -0.206787512f, 0.125843421f};
   return times_polynomial(m, c);
 }
 
-// The same in double, as 2·atanh(r)/ln 2 with r = m/(2 + m), |r| ≤ 0.172, by its series. Relative error 3.5e-16: the
-// term of first order is added last, so that only its rounding counts in full.
+// The same in double, by the series of 2·atanh(r)/ln 2 with r = m/(2 + m), |r| ≤ 0.172. The first-order term is added
+// last, so that only its rounding counts in full.
+//
+// Max relative error: 3.5e-16
 NNORM_INLINE double log2_1p_of_mantissa(double m) {
   constexpr double c[] = {2.8853900817779268, 0.9617966939259756, 0.5770780163555853, 0.4121985831111324, 0.3205988979753252,
                           0.2623081892525388, 0.22195308321368667, 0.19235933878519512, 0.16972882833987804, 0.15186263588304877,
@@ -203,13 +211,18 @@ NNORM_INLINE double log2_1p_of_mantissa(double m) {
   return fused(r, c[0], r * r2 * sum);
 }
 
-// 2^f − 1 for |f| ≤ ½. Relative error of the polynomial 1.3e-8, with rounding 1.5e-7.
+// 2^f − 1.
+//
+// Valid range: |f| ≤ ½
+// Max relative error: 1.5e-7, of which the polynomial has 1.3e-8
 NNORM_INLINE float exp2_m1_of_fraction(float f) {
   constexpr float c[] = {0.693147182f, 0.240226492f, 0.0555036739f, 0.00961831119f, 0.00133873872f, 0.000153820118f};
   return times_polynomial(f, c);
 }
 
-// The same in double by the exponential series, 14 terms. Relative error 2e-16.
+// The same in double, by 14 terms of the exponential series.
+//
+// Max relative error: 2e-16
 NNORM_INLINE double exp2_m1_of_fraction(double f) {
   constexpr double c[] = {0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477,
                           0.0013333558146428443, 0.0001540353039338161, 1.5252733804059841e-05, 1.321548679014431e-06,
@@ -220,7 +233,7 @@ NNORM_INLINE double exp2_m1_of_fraction(double f) {
   return fused(f, c[0], f * f * sum);
 }
 
-// A logarithm to base 2 as a sum: the integer is exact, the fraction is in [−½, ½] before it is rounded.
+// A logarithm to base 2 as a sum. The integer is exact; the fraction is in [−½, ½] before it is rounded.
 template <class Real>
 struct Log2 {
   Real integer, fraction;
@@ -232,13 +245,16 @@ NNORM_INLINE Real with_sign_of(Real h, Real size) {
   return from_bits(typename Format<Real>::Bits(bits_of(size) | (bits_of(h) & bits_of(Real(-0.0)))));
 }
 
-// |h|, limited to the greatest magnitude that the functions below accept.
+// |h|, clamped to the greatest magnitude that the functions below accept.
 template <class Real>
 NNORM_INLINE Real magnitude(Real h) {
   return at_most(std::fabs(h), bounds(h).greatest_magnitude);
 }
 
-// log₂(1 + a) for a = magnitude(h). Relative error of the sum 1.6e-7 (double: 3.5e-16), for tiny a as well.
+// log₂(1 + a).
+//
+// Valid range: a = magnitude(h)
+// Max relative error of integer + fraction: 1.6e-7 (double: 3.5e-16), also for tiny a
 template <class Real>
 NNORM_INLINE Log2<Real> log2_1p(Real a) {
   using F = Format<Real>;
@@ -249,9 +265,11 @@ NNORM_INLINE Log2<Real> log2_1p(Real a) {
   return {Real(int32_t(exponent >> F::mantissa_bits)), log2_1p_of_mantissa(m)};
 }
 
-// (2^z − 1)/output_divisor for z = η·log, |z| ≤ 2^22 (2^51), or up to exponent_bias − 2 if `bounded`. Up to where it
-// saturates, the relative error is 2.2e-7 (3.5e-16), if the error of z is at most 6e-8 (1.2e-16) times |η| and at most twice
-// that times |z|: for small z the result is proportional to z.
+// (2^z − 1)/output_divisor for z = η·log.
+//
+// Valid range: |z| ≤ 2^22 (double: 2^51), or up to exponent_bias − 2 if `bounded`
+// Max relative error: 2.2e-7 (3.5e-16) until the result saturates, if the error of z is at most 6e-8 (1.2e-16) times
+// |η| and at most twice that times |z|: for small z the result is proportional to z
 template <bool bounded = false, class Real>
 NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   using F = Format<Real>;
@@ -262,7 +280,7 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   // Rounding η·integer before n is subtracted would lose the difference.
   const Real f = fused(eta, log.fraction, fused(eta, log.integer, -n));
   Bits biased = bits_of(shifted);
-  if (!bounded) {  // clamped as integers: compilers turn a clamp of floating point into chains of comparisons
+  if (!bounded) {  // the clamp is of integers: compilers turn a floating-point clamp into chains of comparisons
     constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
     biased = biased < least ? least : biased;
     biased = biased > greatest ? greatest : biased;
@@ -271,17 +289,17 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   return fused(exp2_m1_of_fraction(f), scale, scale - Real(1) / output_divisor<Real>);
 }
 
-// The two functions above and division as a type, so that templates can use ForHalf (half_mathematics.h) instead.
+// The two functions above and division, as a type that templates can exchange for ForHalf (half_mathematics.h).
 struct Accurate {
-  static constexpr int output_divisor = NNORM_TARGET::output_divisor<int>;
+  static constexpr int output_divisor = NNORM_INSTRUCTION_SET::output_divisor<int>;
 
   template <class Real>
   static NNORM_INLINE Log2<Real> log2_1p(Real a) {
-    return NNORM_TARGET::log2_1p(a);
+    return NNORM_INSTRUCTION_SET::log2_1p(a);
   }
   template <bool bounded = false, class Real>
   static NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
-    return NNORM_TARGET::exp2_m1<bounded>(log, eta);
+    return NNORM_INSTRUCTION_SET::exp2_m1<bounded>(log, eta);
   }
   template <class Real>
   static NNORM_INLINE Real quotient(Real a, Real b) {
@@ -289,8 +307,9 @@ struct Accurate {
   }
 };
 
-// η and the weight for one sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta). The gain is rounded once: relative
-// error 6e-8 (double: 1.2e-16).
+// η and the gain for one sign of h: weight·ψ(h) = gain·exp2_m1(log₂(1 + |h|), eta).
+//
+// Max relative error of the gain: 6e-8 (double: 1.2e-16), one rounding
 template <class Real>
 struct Branch {
   Real eta, gain;
@@ -303,17 +322,19 @@ NNORM_INLINE Real usable_exponent(Real eta) {
   return std::copysign(size < least ? least : (size > greatest ? greatest : size), eta);  // NaN stays NaN
 }
 
-// sign is +1 for the branch of h ≥ 0, −1 for the branch of h < 0. The exponent is divided by output_divisor, which is
-// exact: the weight multiplied by it may be infinite although the gain is finite.
+// `sign` is +1 for the branch of h ≥ 0, −1 for the branch of h < 0. The exponent is divided by output_divisor, which is
+// exact. The weight multiplied by output_divisor may be infinite although the gain is finite.
 template <class Evaluation = Accurate, class Real>
 NNORM_INLINE Branch<Real> branch(Real eta, Real weight, Real sign) {
   const Real usable = usable_exponent(eta);
   return {usable, Evaluation::quotient(sign * weight, usable * (Real(1) / Real(Evaluation::output_divisor)))};
 }
 
-// Sums over a row that λ̂ is computed from (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|. The errors of the
-// terms are 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t and 7e-7·((1 + a)·t)² (double: 7e-16, 8e-16, 8e-16, 1.6e-15).
-// They are not relative to the terms: d cancels as a → 0, but the terms of such an a are negligible in the row's sums.
+// The sums over a row from which λ̂ is computed (NN eq. 5–15), with t = log(1 + a), d = (1 + a)·t − a, a = |h|.
+//
+// Max errors of the terms, in order: 2.7e-7·t, 3.2e-7·a·(1 + a)·t, 3.2e-7·(1 + a)·t, 7e-7·((1 + a)·t)² (double: factors
+// 7e-16, 8e-16, 8e-16, 1.6e-15). They are not relative to the terms: d cancels as a → 0, where the terms are negligible
+// in the sums.
 template <class Real>
 struct LmbdaSums {
   Real signed_log;  // Σ s·t
@@ -330,25 +351,27 @@ NNORM_INLINE void add_lmbda_terms(Real h, Real a, Log2<Real> log, Real& signed_l
   signed_log += with_sign_of(h, t);
   h_d = fused(h, d, h_d);
   d_sum += d;
-  curvature += fused(grown, a * t, d * fused(Real(-2), a, d));  // the term above, rearranged
+  curvature += fused(grown, a * t, d * fused(Real(-2), a, d));  // the term of LmbdaSums, rearranged
 }
 
-// η₊ and η₋ of a row from its sums over n values: λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2), and the exponent shift δ.
-// The only error added is Real's rounding, 3 units in the last place of each term that cancels. L″ is positive: for values
-// of variance 1 it is at least 0.188 (found by search). If ε outweighs the variance it falls as h⁴, and only then can λ̂ be
-// large.
+// η₊ and η₋ of a row, from λ̂ = 1 − L′/(L″ + δ) (NN eq. 14, order 2) and the exponent shift δ.
+//
+// Max error added: 3 units in the last place of each term that cancels
+//
+// L″ is positive: for values of variance 1 it is at least 0.188 (found by search). If ε is greater than the variance,
+// L″ falls as h⁴; only then can λ̂ be large.
 template <class Real>
 struct Exponents {
   Real pos, neg;
 };
 
-// From the means of LmbdaSums' terms.
+// `mean` has the means of the terms of LmbdaSums.
 template <class Real>
 NNORM_INLINE Real estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
   const Real slope = mean.h_d - mean.signed_log;
   const Real curvature = fused(Real(-2) * mean.h_d, mean.h_d, fused(-mean.d, mean.d, mean.curvature));
   const Real damped = curvature + delta;
-  return damped == 0 ? Real(1) : Real(1) - slope / damped;  // 0 only for equal elements with δ = 0: λ̂ = 1
+  return damped == 0 ? Real(1) : Real(1) - slope / damped;  // 0 only for equal elements with δ = 0
 }
 
 template <class Real>
@@ -361,5 +384,5 @@ NNORM_INLINE Exponents<Real> resolve_exponents(Real lmbda, Real delta) {
   return {shifted_exponent(lmbda, delta), shifted_exponent(Real(2) - lmbda, delta)};
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -1,4 +1,5 @@
-// The types of tensors, and conversions to the type of their arithmetic and back, which round to nearest even.
+// The element types of tensors, and conversions to the type of their arithmetic and back. Conversions round to nearest
+// even.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// F(T) for every type of tensors.
+// F(T) for every element type.
 #define NNORM_FOR_EACH_TYPE(F) F(float) F(double) F(nnorm::Float16) F(nnorm::BFloat16)
 
 // The type of the arithmetic, and of the parameters, for tensors of T.
@@ -30,7 +31,7 @@ struct ArithmeticOf<double> {
 template <class T>
 using Arithmetic = typename ArithmeticOf<T>::type;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
 NNORM_INLINE float widened(float value) { return value; }
 NNORM_INLINE double widened(double value) { return value; }
@@ -41,10 +42,10 @@ NNORM_INLINE float widened(Float16 value) {
   float result;
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
   return result;
-#else  // integer arithmetic and one exact subtraction: every compiler vectorises it, and flushing denormals does not change it
+#else  // integer arithmetic and one exact subtraction: all compilers vectorize it, and flushing denormals does not change it
   const uint32_t magnitude = uint32_t(value.bits & 0x7fffu) << 13;
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
-  const uint32_t normal = magnitude + (magnitude >= 0x0f800000u ? 0x70000000u : 0x38000000u);  // infinity and NaN, or a finite number
+  const uint32_t normal = magnitude + (magnitude >= 0x0f800000u ? 0x70000000u : 0x38000000u);  // infinity, NaN: 0x70…
   const uint32_t denormal = uint32_t(bits_of(from_bits(int32_t(magnitude + 0x38800000u)) - 0x1p-14f));
   return from_bits(int32_t((magnitude < 0x00800000u ? denormal : normal) | sign));
 #endif
@@ -71,7 +72,8 @@ NNORM_INLINE void narrow(float value, Float16& result) {
   const uint32_t bits = uint32_t(bits_of(value));
   const uint32_t magnitude = bits & 0x7fffffffu;
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // The last bit of a float in [½, 1) is the smallest float16, so adding ½ rounds.
+  // The last bit of a float in [½, 1) has the value of the smallest float16, so adding ½ rounds the magnitude to
+  // float16.
   const uint32_t denormal = uint32_t(bits_of(from_bits(int32_t(magnitude)) + 0.5f)) - 0x3f000000u;
   const uint32_t beyond = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
   const uint32_t finite = magnitude < 0x38800000u ? denormal : normal;
@@ -79,5 +81,5 @@ NNORM_INLINE void narrow(float value, Float16& result) {
 #endif
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -1,19 +1,19 @@
-// The operators, each declared once: its name, its inputs, its attributes with their defaults, the shapes that it takes,
-// and the problem that it poses to a device. ONNX Runtime's operators, TensorRT's plugins and the tests are generated from
-// the list `AllOperators` at the end. nnorm_export/domain declares the same operators for Python.
+// The operators, each declared once: its name, its inputs, its attributes with their defaults, the shapes that it
+// accepts, and the problem that it gives to a device. ONNX Runtime's operators, TensorRT's plugins and the tests are
+// generated from the list `AllOperators` at the end. nnorm_export/domain declares the same operators for Python.
 //
-// An operator is a struct whose members are the attributes of a node, with
+// An operator is a struct. Its members are the attributes of a node, and it has
 //
 //   static constexpr const char* name;      of the ONNX node
 //   static constexpr std::array parameters; the inputs after X, of type Arithmetic<T> where X has type T
 //   static constexpr size_t operands;       how many inputs of X's type and shape follow the parameters
-//   static constexpr bool any_layout;       whether the kernels also take tensors whose channels lie last in memory
+//   static constexpr bool any_layout;       whether the kernels also take tensors whose channels are last in memory
 //   void for_each_attribute(F f);           calls f(name, value) for each attribute, an int32_t or a float
-//   std::string attribute_refusal() const;  why no node may have these attributes; empty if it may
-//   std::string shape_refusal(inputs) const;  why the inputs may not have their shapes; empty if they may
-//   auto problem<T>(inputs, y) const;       the problem, for inputs that are not refused
+//   std::string attribute_refusal() const;  why the attributes are refused; empty if they are valid
+//   std::string shape_refusal(inputs) const;  why the shapes of the inputs are refused; empty if they are valid
+//   auto problem<T>(inputs, y) const;       the problem, for valid inputs
 //
-// inputs[i] is the Tensor of input i: of X, the parameters and the operands.
+// inputs[i] is the Tensor of input i: X, then the parameters, then the operands.
 #pragma once
 
 #include <algorithm>
@@ -46,14 +46,14 @@ inline std::string to_string(float value) {
   return text;
 }
 
-// The elements of a tensor of this shape, or of its axes from `first_axis` on.
+// The number of elements of a tensor of this shape, or of its axes from `first_axis` on.
 inline size_t count(const Shape& shape, size_t first_axis = 0) {
   size_t product = 1;
   for (size_t i = first_axis; i < shape.size(); ++i) product *= size_t(shape[i]);
   return product;
 }
 
-// Why no tensor can have this shape; empty if one can. Kernels compute sizes in 64 bits.
+// Why no tensor can have this shape; empty if one can. Kernels compute sizes with 64 bits.
 inline std::string size_refusal(const Shape& shape) {
   constexpr int64_t most = std::numeric_limits<int64_t>::max() / 16;  // more than any memory, in the widest type
   int64_t product = 1;
@@ -137,7 +137,7 @@ struct RowOperator {
   }
 
  protected:
-  // [begin, end) are the extents that weight and bias must have, meaning() says what they are.
+  // [begin, end) are the extents that weight and bias must have; meaning() describes them for the message.
   template <class Inputs, class Meaning>
   static std::string parameter_refusal(const int64_t* begin, const int64_t* end, const Inputs& inputs, Meaning meaning) {
     const Shape &weight = inputs[1].shape, &bias = inputs[2].shape;
@@ -244,7 +244,7 @@ struct OperatorList {};
 using AllOperators = OperatorList<NNORM_FOR_EACH_EPILOGUE(NNORM_WITH_EPILOGUE) LayerNormalNorm, GroupNormalNorm>;
 #undef NNORM_WITH_EPILOGUE
 
-// Calls f with an Operator() of each.
+// Calls f(Operator()) for each operator.
 template <class F, class... Operator>
 void for_each_operator(F f, OperatorList<Operator...>) {
   (f(Operator()), ...);

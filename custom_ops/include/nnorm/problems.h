@@ -1,5 +1,5 @@
-// The problems that operators pose to a device: pointers and sizes, free of any framework. The output may be the input (or
-// the residual) itself, element for element. An empty problem has nothing to compute: devices return before they prepare it.
+// The problems that operators give to a device: pointers and sizes, independent of any framework. The output may
+// overwrite the input or the residual, element for element. Devices return at once if a problem is empty.
 #pragma once
 
 #include <cstddef>
@@ -38,13 +38,13 @@ struct RowProblem {
   const Real* bias;
   size_t rows, row_length;
   size_t period;  // rows after which weight and bias repeat
-  size_t run;     // neighbouring elements that share one weight
+  size_t run;     // neighboring elements that share one weight
   double epsilon, delta;
 
   bool empty() const { return rows == 0 || row_length == 0; }
 };
 
-// F(problem) for every problem with tensors of T.
+// F(problem) for every problem type with tensors of T.
 #define NNORM_FOR_EACH_PROBLEM(F, T) F(nnorm::ChannelProblem<T>) F(nnorm::RowProblem<T>)
 
 }  // namespace nnorm

@@ -2,11 +2,11 @@
 //
 //   Y = quantize(epilogue(weight·ψ(scale·x + shift) + bias)),   x = (X − zero point of X)·scale of X
 //
-// or, in the place of an epilogue, with an activation, which costs nothing here: a table has it already.
+// or with an activation in place of the epilogue, which takes no time because the table contains it.
 //
-// An element of Y depends on that element of X and its channel alone, so it is taken from a table with 256 entries for each
-// channel. A sum with a residual is one of a table of numbers and the residual's, rounded afterwards. Tables are computed in
-// float64 by the CPU kernels. Elements are bytes here; a table is made for their type, uint8 or int8.
+// An element of Y depends only on the same element of X and its channel, so it is looked up in a table with 256 entries
+// for each channel. With a residual, the table holds numbers before rounding, to which the residual is added. The CPU
+// kernels compute tables in float64. Elements are bytes here; a table is made for their type, uint8 or int8.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace nnorm {
 
-constexpr size_t entries = 256;  // of a channel's table, one for each byte
+constexpr size_t table_entries = 256;  // for each channel, one for each byte
 
 // The value of an element: (element − zero_point)·scale.
 struct Quantization {
@@ -32,8 +32,8 @@ struct Quantization {
   int32_t element(size_t byte) const { return is_signed ? int32_t(int8_t(uint8_t(byte))) : int32_t(byte); }
 };
 
-// F(activation, name of its step, value). This list is the only one in C++; tests/test_quantized_batch_normal_norm.cpp has
-// the formulas once more, and nnorm_export/domain/epilogues.py the bodies.
+// F(activation, name in the operator's name, value). This list is the only one in C++; the formulas are also in
+// tests/test_quantized_batch_normal_norm.cpp, and the bodies in nnorm_export/domain/epilogues.py.
 #define NNORM_FOR_EACH_ACTIVATION(F)                                             \
   F(hard_swish, HardSwish, y * std::fmin(std::fmax(y / 6 + 0.5, 0.0), 1.0)) \
   F(swish, Swish, y / (1 + std::exp(-y)))
@@ -43,59 +43,59 @@ enum class Activation { none, NNORM_FOR_EACH_ACTIVATION(NNORM_VALUE) };
 #undef NNORM_VALUE
 
 struct QuantizedNorm {
-  Quantization x, y, residual;  // the residual's is unused where the epilogue takes none
+  Quantization x, y, residual;  // the residual's is not used if the epilogue takes none
   const float* parameters[6];   // scale, shift, exponent_pos, exponent_neg, weight, bias: [channels] each
   size_t channels;
   Epilogue epilogue;
-  Activation activation;  // none where there is an epilogue
+  Activation activation;  // none if there is an epilogue
 };
 
-// How an element of Y is made of the steps of y, and of a residual's byte r: the sum of the steps and
-// ((r ^ flip) − offset)·factor, clamped and rounded, plus the zero point.
+// How an element of Y is computed from y in units of Y's scale (its steps) and the residual's byte r: the sum of the
+// steps and ((r ^ sign_flip) − offset)·factor, clamped and rounded, plus the zero point.
 struct QuantizedSum {
-  int32_t flip;  // from int8 to uint8
+  int32_t sign_flip;  // 0x80 turns int8 into uint8; 0 keeps uint8
   float offset, factor, least, greatest;
   int32_t zero_point;
 };
 
-// [channels][entries]; those of a channel begin with a line of the cache.
+// [channels][table_entries]. The entries of a channel start at a cache line.
 template <class T>
 using Entries = std::vector<T, LineAllocator<T>>;
 
 struct QuantizedTable {
   size_t channels = 0;
-  Entries<uint8_t> bytes;  // the element of Y; empty with a residual
-  Entries<float> steps;    // with a residual: y before the epilogue, in steps of Y
+  Entries<uint8_t> bytes;  // without a residual: the elements of Y
+  Entries<float> steps;    // with a residual: y before the epilogue, in units of Y's scale
   QuantizedSum sum{};
 };
 
-// Why a norm with these scales has no table; empty if it has one.
+// Why the scales of a norm are refused; empty if they are valid.
 std::string scale_refusal(const QuantizedNorm& norm);
 
-// Makes the table of a norm whose scales are not refused. Returns the first channel with an entry that is not a number, or
-// the number of channels if there is none. Allocates.
+// Makes the table of a norm whose scales are valid. Returns the first channel with an entry that is NaN, or the number
+// of channels if no entry is NaN. Allocates memory.
 size_t make_table(const QuantizedNorm& norm, QuantizedTable& table);
 
-// A call of the kernels. X is [samples, channels, extent]; an extent of 1 is a tensor with its channels last.
+// The arguments of a kernel. X is [samples, channels, extent]; a tensor whose channels are last has an extent of 1.
 struct QuantizedWork {
   const uint8_t* x;
   const uint8_t* residual;
   uint8_t* y;
-  const uint8_t* bytes;  // the table, or
-  const float* steps;    // this one and
-  QuantizedSum sum;
+  const uint8_t* bytes;  // the table without a residual
+  const float* steps;    // the table with a residual
+  QuantizedSum sum;      // used with `steps`
   size_t samples, channels, extent;
 
   NNORM_INLINE size_t size() const { return samples * channels * extent; }
 };
 
-// As elements_per_item of nnorm/kernels.h, for kernels that are 10 to 20 times as fast.
+// As elements_per_item in nnorm/kernels.h, for kernels that are 10 to 20 times as fast.
 constexpr size_t bytes_per_item = 16384;
 
-inline namespace NNORM_TARGET {
+inline namespace NNORM_INSTRUCTION_SET {
 
-// How a tensor with its channels last is divided: into columns of at most 64 channels, whose tables stay in the first-level
-// cache, and those into rows. Of few channels a row is as many samples as fit into 64.
+// How a tensor whose channels are last is divided: into columns of at most 64 channels, whose tables fit into the
+// first-level cache. A row is one sample, or as many samples as fit into 64 elements if the channels are few.
 struct Columns {
   size_t samples_of_a_row, row_length, count;
 
@@ -109,19 +109,20 @@ struct Columns {
   }
 };
 
-// What the items of a tensor with its channels last are: samples, and columns if the samples are few. A column's samples are
-// lines of the cache, and so are its tables: of each channel one for each sample, or all.
+// How a tensor whose channels are last is divided into items: by samples, and by columns too if the samples are few. An
+// item reads a limited number of cache lines: one for each sample of a column, and the lines of the column's tables, of
+// which a channel has at most one for each sample.
 struct ItemsOfColumns {
-  size_t samples, columns, across;
+  size_t samples, columns, column_groups;
 
   NNORM_INLINE ItemsOfColumns(const QuantizedWork& work, const Columns& all) {
     const size_t most = bytes_per_item / 64 * all.samples_of_a_row;
     samples = work.samples < most ? work.samples : most;
-    constexpr size_t lines_of_a_table = entries / cache_line;
+    constexpr size_t lines_of_a_table = table_entries / cache_line;
     const size_t lines = samples + 64 * (samples < lines_of_a_table ? samples : lines_of_a_table);
     columns = (most + lines - 1) / lines;
     columns = columns < all.count ? columns : all.count;
-    across = (all.count + columns - 1) / columns;
+    column_groups = (all.count + columns - 1) / columns;
   }
 };
 
@@ -129,9 +130,9 @@ NNORM_INLINE size_t count_items(const QuantizedWork& work) {
   if (work.size() == 0) return 0;
   if (work.extent != 1) return (work.size() + bytes_per_item - 1) / bytes_per_item;
   const ItemsOfColumns item(work, Columns(work.channels));
-  return (work.samples + item.samples - 1) / item.samples * item.across;
+  return (work.samples + item.samples - 1) / item.samples * item.column_groups;
 }
 
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 
 }  // namespace nnorm

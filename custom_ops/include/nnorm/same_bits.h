@@ -1,5 +1,5 @@
-// What the user asks of the kernels for GPUs by the environment: with NNORM_EXPORT_SAME_BITS=1, tensors of 16 bits get the bits
-// of the CPU kernels (cuda_kernels.h).
+// The environment variable NNORM_EXPORT_SAME_BITS: if it is 1, the kernels for GPUs compute 16-bit tensors with the
+// bits of the CPU kernels (cuda_kernels.h).
 #pragma once
 
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace nnorm {
 
 constexpr const char* same_bits_variable = "NNORM_EXPORT_SAME_BITS";
 
-// Read once: a process has one answer.
+// The variable is read once: its value stays the same for the life of the process.
 inline bool same_bits_wanted() noexcept {
   static const bool wanted = [] {
     const char* const value = std::getenv(same_bits_variable);
@@ -19,7 +19,7 @@ inline bool same_bits_wanted() noexcept {
   return wanted;
 }
 
-// Why the variable's value means nothing; empty if it means something.
+// Why the variable's value is refused; empty if it is valid.
 inline std::string same_bits_refusal() {
   const char* const value = std::getenv(same_bits_variable);
   if (value == nullptr) return "";

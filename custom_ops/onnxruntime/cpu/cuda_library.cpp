@@ -20,7 +20,7 @@ bool has_cuda_provider(const OrtApi* api) {
   return found;
 }
 
-// The CUDA library's path; empty if the file does not exist.
+// The path of the CUDA library in this library's folder; empty if there is no such file.
 std::string path_beside_this() {
   Dl_info self;
   if (dladdr(reinterpret_cast<const void*>(&path_beside_this), &self) == 0) return "";
@@ -36,7 +36,8 @@ void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* 
   if (!has_cuda_provider(api)) return;
   const std::string path = path_beside_this();
   if (path.empty()) return;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: its operators outlive every session
+  // Never closed: sessions may use its operators until the process ends.
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* function = library ? dlsym(library, NNORM_ADD_CUDA_OPERATORS) : nullptr;
   if (function == nullptr) {
     const char* reason = dlerror();

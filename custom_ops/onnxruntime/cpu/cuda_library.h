@@ -5,8 +5,8 @@
 
 namespace nnorm::ort {
 
-// Adds the operators of the CUDA library to the domain, if the library is in the same folder as this one and this ONNX
-// Runtime has a CUDA execution provider. Throws Error if the library exists but cannot be used.
+// Adds the operators of the CUDA library to the domain if the library is in this library's folder and this ONNX Runtime
+// has a CUDA execution provider. Throws Error if the library exists but cannot be used.
 void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain);
 
 }  // namespace nnorm::ort

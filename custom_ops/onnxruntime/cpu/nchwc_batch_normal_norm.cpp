@@ -37,7 +37,7 @@ class NchwcKernel {
     work.period = problem.channels / block;
     work.lanes = block;
     work.sharing = Sharing::lane;
-    run_items(run, work, best_target().table<float>().batch_normal_norm);
+    run_items(run, work, best_instruction_set().table<float>().batch_normal_norm);
   }
 
  private:

@@ -42,7 +42,7 @@ struct QuantizedSignature {
   }
 };
 
-// What the types of a kernel say to its code, which is the same for all.
+// What the code of a node needs to know of its operator. One code serves all operators and types.
 struct Facts {
   Epilogue epilogue;
   Activation activation;
@@ -56,7 +56,7 @@ Quantization quantization(const std::vector<Tensor>& inputs, size_t scale, bool 
   return {*inputs[scale].as<float>(), value, is_signed};
 }
 
-// Why the inputs apart from X and the residual may not have their shapes; empty if they may.
+// Why the shapes of the inputs other than X and the residual are refused; empty if they are valid.
 std::string shape_refusal(const Facts& facts, const std::vector<Tensor>& inputs) {
   const Shape& channels = inputs[first_parameter].shape;
   for (size_t i = 0; i < facts.roles.inputs; ++i) {
@@ -71,7 +71,7 @@ std::string shape_refusal(const Facts& facts, const std::vector<Tensor>& inputs)
   return "";
 }
 
-// The table for these inputs, of which X and the residual are not looked at.
+// The table for these inputs. X and the residual are not read.
 QuantizedTable table_for(const Facts& facts, const std::vector<Tensor>& inputs) {
   refuse(shape_refusal(facts, inputs));
   QuantizedNorm norm{};
@@ -90,7 +90,7 @@ QuantizedTable table_for(const Facts& facts, const std::vector<Tensor>& inputs) 
   return table;
 }
 
-// A table, and the bytes of the inputs that it was made of, with the number of channels.
+// A table, with the bytes of the inputs that it was made from as its key.
 struct KeyedTable {
   std::vector<uint8_t> key;
   QuantizedTable table;
@@ -112,7 +112,8 @@ class QuantizedNode {
       : facts_(facts), constants_(attributes, facts.roles) {
     attributes.read("axis", axis_);
     if (axis_ != 1 && axis_ != -1) refuse("attribute axis must be 1 or -1, it is " + std::to_string(axis_));
-    // Wrong constants are refused here, where a file is opened: those of an outer graph that are not the run's too.
+    // Invalid constants are refused here, when a file is opened; also those of an outer graph that are not the run's
+    // inputs.
     if (constants_.are_known())
       of_constants_ = std::make_shared<const KeyedTable>(KeyedTable{{}, table_for(facts, constants_.tensors())});
   }
@@ -133,13 +134,13 @@ class QuantizedNode {
     work.channels = table.channels;
     work.extent = axis_ == 1 ? count(shape, 2) : 1;
     work.samples = axis_ == 1 ? size_t(shape[0]) : work.channels ? count(shape) / work.channels : 0;
-    const QuantizedKernels& kernels = best_target().quantized;
-    constexpr size_t fewest_to_share = 2;  // an item's tables come from the main memory: worth another thread
+    const QuantizedKernels& kernels = best_instruction_set().quantized;
+    constexpr size_t fewest_to_share = 2;  // the tables of an item are read from main memory, which pays for a second thread
     run_items(run, work, work.residual != nullptr ? kernels.sum : kernels.table, fewest_to_share);
   }
 
  private:
-  // Why X and the residual may not have their shapes; empty if they may.
+  // Why the shapes of X and the residual are refused; empty if they are valid.
   std::string tensor_refusal(const Tensor& of_x, const Tensor& of_residual, size_t channels) const {
     const Shape& shape = of_x.shape;
     if (shape.size() < 2)
@@ -154,7 +155,7 @@ class QuantizedNode {
     return "";
   }
 
-  // The table for inputs that are computed; it is made again when they change.
+  // The table for inputs that the model computes. It is made again if they have changed.
   std::shared_ptr<const KeyedTable> table_of(const Run& run) const {
     const std::vector<Tensor> inputs = run.parameters(facts_.roles);
     refuse(shape_refusal(facts_, inputs));

@@ -12,10 +12,10 @@
 namespace nnorm::ort {
 namespace {
 
-constexpr uint32_t oldest_api = 18;  // ONNX Runtime 1.16 ignores CreateKernelV2, 1.17 knows no in-place operators
+constexpr uint32_t oldest_api = 18;  // ONNX Runtime 1.16 ignores CreateKernelV2, 1.17 has no in-place custom operators
 
-// The domain that one ONNX Runtime got. A session takes a domain from one owner only, so the domain also has the operators
-// that the CUDA library creates.
+// The domain that was created for one ONNX Runtime. A session accepts a domain from one owner only, so it also has the
+// operators that the CUDA library creates.
 struct Domain {
   const OrtApi* api;
   Operators operators;
@@ -45,7 +45,7 @@ OrtCustomOpDomain* domain_of(const OrtApi* api, uint32_t version) {
   return domains.back()->domain.get();
 }
 
-// ONNX Runtime's API level is its minor version, as long as its major one is 1; 0 if that is not known.
+// ONNX Runtime's API level: its minor version while its major version is 1; 0 if the version cannot be read.
 uint32_t api_level(const char* version) {
   unsigned major = 0, minor = 0;
   if (std::sscanf(version, "%u.%u", &major, &minor) != 2 || major == 0) return 0;

@@ -1,4 +1,4 @@
-// How the CPU execution provider solves the operators' problems: in items that are distributed over the session's threads.
+// Solves the operators' problems on CPUs: items are distributed over the threads of the session.
 #include "solve.h"
 
 #include <algorithm>
@@ -6,8 +6,9 @@
 namespace nnorm::ort {
 namespace {
 
-// A vectorised loop does not pay for extents, or runs of elements with one weight, that are shorter than `short_run`. The
-// parameters are then repeated for each element; those of channels only if `enough_samples` share them.
+// A vectorized loop over an extent, or over a run of elements with one weight, does not pay if it is shorter than
+// `short_run`. The parameters are then repeated for each element; those of channels only if at least `enough_samples`
+// share them.
 constexpr size_t short_run = 16, enough_samples = 4;
 
 template <class Real>
@@ -30,20 +31,20 @@ void solve_on(const Run& run, const ChannelProblem<T>& problem, MadeOnce<Arithme
   work.row_length = each_its_own ? channels * extent : extent;
   work.period = each_its_own ? 1 : channels;
   work.sharing = each_its_own ? Sharing::element : Sharing::row;
-  run_items(run, work, best_target().table<T>().batch_normal_norm);
+  run_items(run, work, best_instruction_set().table<T>().batch_normal_norm);
 }
 
-// Long rows that are fewer than the threads are computed by all threads together, the others by one thread each.
+// All threads together compute long rows that are fewer than the threads; one thread computes each other row.
 template <class T>
 void run_rows(const Run& run, const RowProblem<T>& work) {
-  const KernelTable<T>& kernels = best_target().table<T>();
+  const KernelTable<T>& kernels = best_instruction_set().table<T>();
   const RowDivision division = divide_rows(work, Run::machine_threads());
   std::vector<TileSums<Arithmetic<T>>> sums(division.at_once * division.tiles);
   std::vector<SharedRow<Arithmetic<T>>> rows(division.at_once);
   RowProblem<T> alone = work;
   alone.rows = division.alone;
-  // An item of a row that could be shared is long enough to wake a thread for it.
-  const size_t fewest = work.row_length < shortest_shared_row ? Run::too_few_to_share : 2;
+  // A long row's item takes long enough to wake a thread for it.
+  const size_t fewest = work.row_length < shortest_shared_row ? Run::fewest_items_to_share : 2;
   run_items(run, alone, kernels.layer_group_normal_norm, fewest);
   for (size_t row = division.alone; row < work.rows; row += division.at_once)
     compute_together(work, row, std::min(row + division.at_once, work.rows), division, sums.data(), rows.data(), kernels,

@@ -1,4 +1,4 @@
-// From an operator's problem to a call of the CPU kernels.
+// Calls the CPU kernels for an operator's problem.
 #pragma once
 
 #include "../runtime.h"
@@ -8,7 +8,7 @@ namespace nnorm::ort {
 
 template <class Work>
 void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, size_t, size_t),
-               size_t fewest_to_share = Run::too_few_to_share) {
+               size_t fewest_to_share = Run::fewest_items_to_share) {
   struct Call {
     const Work& work;
     void (*kernel)(const Work&, size_t, size_t);
@@ -19,20 +19,20 @@ void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, siz
   }, fewest_to_share);
 }
 
-// The prepared parameters of the channels, each `repeat` times: made once, or for this run in `memory`.
+// The prepared parameters of the channels, each `repeat` times: prepared once, or in `memory` for this run.
 template <class T>
 const std::vector<Arithmetic<T>>& channel_table(const ChannelProblem<T>& problem, size_t repeat,
                                                 MadeOnce<Arithmetic<T>>* prepared, std::vector<Arithmetic<T>>& memory) {
   const auto make = [&] {
     std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
-    best_target().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
+    best_instruction_set().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
     return table;
   };
   if (prepared != nullptr && repeat == 1) return prepared->get(make);
   return memory = make();
 }
 
-// The kernel's work without the fields that say which parameters belong to an element.
+// The arguments of the kernel without the fields that define which parameters belong to an element.
 template <class T>
 ChannelWork<T> channel_work(const ChannelProblem<T>& problem, const std::vector<Arithmetic<T>>& table, size_t table_width) {
   ChannelWork<T> work{};

@@ -1,4 +1,4 @@
-// The only function that the CPU library looks for in this library.
+// Defines the only function that the CPU library calls in this library.
 #include <memory>
 #include <mutex>
 #include <vector>

@@ -1,11 +1,11 @@
-// How the CUDA execution provider solves the operators' problems: one launch on the session's stream, without waiting.
+// Solves the operators' problems on GPUs: one launch on the stream of the session, without waiting.
 #include "../runtime.h"
 #include "nnorm/cuda_kernels.h"
 #include "nnorm/same_bits.h"
 
 namespace nnorm::ort {
 
-#if !defined(NNORM_EXECUTION_PROVIDER)  // tests without a GPU define it as the CPU's
+#if !defined(NNORM_EXECUTION_PROVIDER)  // tests without a GPU define the CPU's provider
 #define NNORM_EXECUTION_PROVIDER "CUDAExecutionProvider"
 #endif
 const char* const execution_provider = NNORM_EXECUTION_PROVIDER;

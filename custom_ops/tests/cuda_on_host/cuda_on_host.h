@@ -1,10 +1,10 @@
 // The part of CUDA that the .cuh files use, implemented on the CPU for tests without a GPU.
 //
-// Blocks run one at a time. Each thread of a block has a context with its own stack. A scheduler resumes the threads in an
-// order that changes from round to round, so that a missing barrier shows; a thread runs until it waits at a barrier or in
-// an exchange with its warp. A launch fails if threads of a block wait for each other forever, or if some end while others
-// wait at a barrier. With AddressSanitizer it finds what compute-sanitizer's memcheck finds on a GPU. It does not show how
-// fast a kernel is, and it does not run the device's own instructions.
+// Blocks run one at a time. Each thread of a block has a context with its own stack. A scheduler resumes the threads in
+// an order that changes from round to round, so that a missing barrier shows; a thread runs until it waits at a barrier
+// or in an exchange with its warp. A launch fails if threads of a block wait for each other forever, or if some end
+// while others wait at a barrier. With AddressSanitizer this finds what compute-sanitizer's memcheck finds on a GPU. It
+// does not show how fast a kernel is, and does not run the device's instructions.
 #pragma once
 
 #include <setjmp.h>
@@ -34,7 +34,7 @@ struct dim3 {
   dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// Those of the running thread.
+// The indices of the running thread.
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 // GCC defines a macro, Clang has a feature.
@@ -59,8 +59,8 @@ struct Context {
   bool can_resume = false;
 };
 
-// Leaves one context for the other. swapcontext() makes a system call each time, which took half of the tests' time, so it
-// is only used where AddressSanitizer has to follow.
+// Switches from one context to another. swapcontext() makes a system call each time, which took half of the tests'
+// time, so it is used only if AddressSanitizer has to follow.
 inline void change(Context& from, Context& to) {
 #if NNORM_HAS_ADDRESS_SANITIZER
   swapcontext(&from.start, &to.start);
@@ -79,7 +79,7 @@ struct Thread {
   uint64_t exchanged;
 };
 
-// How many of a grid's rows and columns of blocks run, counted from the last; tests of huge grids set it.
+// The number of rows and columns of a grid's blocks that run, counted from the last. Tests of huge grids set it.
 inline unsigned last_blocks = ~0u;
 
 class Block {
@@ -92,7 +92,8 @@ class Block {
   // Runs one block; returns false if its threads wait forever.
   bool run(unsigned count, size_t shared_bytes, const std::function<void()>& kernel) {
     while (threads_.size() < count) add_thread();
-    // It ends where the allocation ends, so that AddressSanitizer sees accesses past it; its content is arbitrary.
+    // The memory ends at the end of the allocation, so that AddressSanitizer detects accesses after it. Its content is
+    // arbitrary.
     shared_.reset(new unsigned char[shared_bytes]);
     std::memset(shared_.get(), 0xa5, shared_bytes);
     kernel_ = &kernel;
@@ -108,7 +109,7 @@ class Block {
       }
       if (release() || ran) continue;
       if (ended() == count) return true;
-      threads_.clear();  // their stacks are in the middle of this kernel
+      threads_.clear();  // they are stopped inside this kernel
       return false;
     }
   }
@@ -141,7 +142,7 @@ class Block {
     makecontext(&thread.context.start, &Block::run_thread, 0);
   }
 
-  // A thread runs its part of one block, then of the next.
+  // Runs a thread's part of one block after another.
   static void run_thread() {
     Block& block = current();
     for (;;) {
@@ -163,7 +164,7 @@ class Block {
                                   [what](const auto& thread) { return thread->waiting == what; }));
   }
 
-  // Lets the threads of a warp or block continue if all of them have arrived.
+  // Resumes the threads of a warp or block if all of them have arrived.
   bool release() {
     bool released = false;
     const auto all = [&](unsigned begin, unsigned end, Waiting what) {

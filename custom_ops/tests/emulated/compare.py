@@ -30,8 +30,8 @@ def main(outputs: list[str]) -> int:
         wrong = {values: found for values, found in by_values.items() if not _are_same(found, outputs)}
         values, found = min(wrong.items()) if wrong else max(by_values.items())
         processors = ", ".join(place.rpartition(": ")[2] for place in found)
-        verdict = f"NOT THE SAME: {found}" if wrong else "the same"
-        print(f"| {operators} | {type_name} | {values} | {processors} | {verdict} |")
+        result = f"NOT THE SAME: {found}" if wrong else "the same"
+        print(f"| {operators} | {type_name} | {values} | {processors} | {result} |")
         different += bool(wrong)
     return 1 if different else 0
 

@@ -1,8 +1,9 @@
-// Loads a library of kernels and registers its operators with an ONNX Runtime that is too old: prints the refusal.
+// Loads a library of kernels, registers its operators with an ONNX Runtime that is too old, and prints the error.
 //
-//   load_library PATH    for tests/project/test_wheels.py, of the library and the processor of a wheel
+//   load_library PATH    for tests/project/test_wheels.py, which runs it for the processor of a wheel
 //
-// The refusal takes the relocations, the constructors and the C++ library that is inside, and no ONNX Runtime.
+// To return the error, the library must have run its relocations, constructors and static C++ library. ONNX Runtime is
+// not needed.
 #include <dlfcn.h>
 #include <onnxruntime_c_api.h>
 

@@ -1,4 +1,4 @@
-"""Runs a static program for Linux on AArch64 on any machine: the processor is emulated by Unicorn, its Linux here.
+"""Runs a static program for Linux on AArch64 on any machine: Unicorn emulates the processor, this script Linux.
 
 python custom_ops/tests/emulated/run.py PROGRAM [ARGUMENT …]
 

@@ -1,4 +1,4 @@
-"""ψ of every float by the body of BatchNormalNorm in ONNX Runtime: the rows of every_float.cpp.
+"""ψ of every float by the body of BatchNormalNorm in ONNX Runtime, in the table of every_float.cpp.
 
 python custom_ops/tests/every_float/bodies.py [--one-in 1009]    one float32 input in so many; all inputs of 16 bits
 """
@@ -33,7 +33,7 @@ ROWS = 1 << 14  # of a block; its columns are the exponents
 @dataclass
 class Errors:
     worst: dict[str, tuple[float, float, float]] = field(default_factory=lambda: dict.fromkeys(RANGES, (0.0, 0.0, 0.0)))
-    judged: int = 0
+    compared: int = 0
     right: int = 0
     beyond: int = 0
     not_finite: int = 0
@@ -68,19 +68,19 @@ def blocks(dtype: Any, one_in: int) -> Iterator[Array]:
         yield bits.astype(unsigned).view(dtype)
 
 
-def judge(errors: Errors, h: Array, y: Array, truth: Array, eta: float, dtype: Any) -> None:
+def measure(errors: Errors, h: Array, y: Array, reference: Array, eta: float, dtype: Any) -> None:
     info = ml_dtypes.finfo(dtype)
     limit = 127.5 * np.log(2) / eta if eta > 0 else np.inf
     counts = (h <= 2.0**126) & (np.log1p(h) < limit) & (h >= 2.0**-124 / max(abs(eta), 2.0**-26))
-    exponent = np.maximum(np.frexp(truth)[1] - 1, info.minexp)
+    exponent = np.maximum(np.frexp(reference)[1] - 1, info.minexp)
     places = np.ldexp(1.0, exponent - info.nmant)
-    rounded = np.rint(truth / places) * places
+    rounded = np.rint(reference / places) * places
     most = float(info.max)
-    beyond = 2.0**info.maxexp  # an infinity is the next number
+    beyond = 2.0**info.maxexp  # infinity counts as the next number
     y = np.where(np.isposinf(y), beyond, y)
     overflows = rounded > most
-    error = np.where(counts & ~overflows, np.abs(y - truth) / places, 0)
-    errors.judged += int(counts.sum())
+    error = np.where(counts & ~overflows, np.abs(y - reference) / places, 0)
+    errors.compared += int(counts.sum())
     errors.right += int((counts & (y == np.where(overflows, beyond, rounded))).sum())
     errors.beyond += int((~counts).sum())
     errors.not_finite += int(np.isnan(y).sum())
@@ -113,15 +113,15 @@ def run(name: str, one_in: int) -> None:
         for column, exponent in enumerate(eta.astype(np.float64)):
             log = np.log1p(wide)
             with np.errstate(over="ignore"):
-                truth = np.expm1(exponent * log) / exponent if exponent else log
-            judge(errors, wide, results[:, column], truth, float(exponent), dtype)
+                reference = np.expm1(exponent * log) / exponent if exponent else log
+            measure(errors, wide, results[:, column], reference, float(exponent), dtype)
     sample = f", one input in {one_in}" if one_in > 1 else ""
     cells = [f"{error:.2f} (h = {h:.9g}, η = {eta:.9g})" if error else "–" for error, h, eta in errors.worst.values()]
-    share = f"{100 * errors.right / errors.judged:.4f} %"
-    way = f"the body, ONNX Runtime {onnxruntime.__version__}"
-    wrong = f"{errors.judged - errors.right} of {errors.judged}"
+    share = f"{100 * errors.right / errors.compared:.4f} %"
+    method = f"the body, ONNX Runtime {onnxruntime.__version__}"
+    wrong = f"{errors.compared - errors.right} of {errors.compared}"
     print(
-        f"| {name}{sample} | {way} | {eta.size} | {' | '.join(cells)} | {share} | {wrong} | {errors.not_finite} |",
+        f"| {name}{sample} | {method} | {eta.size} | {' | '.join(cells)} | {share} | {wrong} | {errors.not_finite} |",
         flush=True,
     )
 

@@ -1,12 +1,13 @@
-// ψ, as the kernels of BatchNormalNorm compute it, of every input that a type has, at many exponents, against the C library.
+// Compares ψ of every number of a type, as the kernels of BatchNormalNorm compute it at many exponents, with the C
+// library.
 //
 //   every_float [long EXPONENTS]    all float32 inputs at that many exponents, a minute for each; without it one input in
 //                                   1021 at 32 exponents. 16-bit types: always all inputs, in a long run at every exponent
 //                                   of the type up to 2¹⁵, else at a few hundred.
 //
-// Prints a table in Markdown (`make every-float` writes it to results/every_float.md), and checks on the way:
+// Prints a table in Markdown (`make every-float` writes it to results/every_float.md), and also checks:
 // - ψ(−h) has the bits of −ψ(h), and all instruction sets give the same bits: in a long run one block
-//   of 4096 inputs in 16, because plain code takes a hundred times as long as AVX-512;
+//   of 4096 inputs in 16, because the baseline takes a hundred times as long as AVX-512;
 // - signs, zeros, infinities and NaN; no finite input gives NaN;
 // - the errors stay below their bounds.
 #include <cstdlib>
@@ -15,7 +16,7 @@
 
 #include "../buffers.h"
 #include "../check.h"
-#include "truth.h"
+#include "reference.h"
 
 namespace nnorm_test {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 using nnorm::Arithmetic;
 using nnorm::BFloat16;
 using nnorm::Float16;
-using nnorm::Target;
+using nnorm::InstructionSet;
 
 constexpr size_t block = 4096;
 
@@ -58,17 +59,18 @@ T of_bits(uint32_t bits) {
 
 double power_of_two(int exponent) { return nnorm::from_bits(int64_t(exponent + 1023) << 52); }
 
-// The errors of one way to compute, at any number of exponents.
+// The errors of one line of the table, for all of its exponents.
 struct Errors {
   Worst in_range[3];  // |h| up to 10, 10⁴ and 2¹²⁶
-  size_t judged = 0, right = 0, falls = 0, saturated = 0, tiny = 0;
+  size_t compared = 0, right = 0, falls = 0, saturated = 0, tiny = 0;
   double tiny_steps = 0;
 };
 constexpr const char* range_names[] = {"|h| ≤ 10", "≤ 10⁴", "greater"};
 
 // y = ψ of a block for the prepared exponent `e` of `table`.
 template <class T>
-void compute(const Target& target, const T* h, size_t n, const std::vector<float>& table, size_t exponents, size_t e, T* y) {
+void compute(const InstructionSet& set, const T* h, size_t n, const std::vector<float>& table, size_t exponents,
+             size_t e, T* y) {
   nnorm::ChannelWork<T> work{};
   work.x = h;
   work.y = y;
@@ -77,14 +79,14 @@ void compute(const Target& target, const T* h, size_t n, const std::vector<float
   work.size = work.row_length = n;
   work.period = 1;
   work.sharing = nnorm::Sharing::row;
-  target.table<T>().batch_normal_norm(work, 0, nnorm::count_items(work));
+  set.table<T>().batch_normal_norm(work, 0, nnorm::count_items(work));
 }
 
-std::vector<float> prepared(const Target& target, const std::vector<float>& eta) {
+std::vector<float> prepared(const InstructionSet& set, const std::vector<float>& eta) {
   const std::vector<float> ones(eta.size(), 1), zeros(eta.size(), 0);
   const float* parameters[] = {ones.data(), zeros.data(), eta.data(), eta.data(), ones.data(), zeros.data()};
   std::vector<float> table(size_t(nnorm::ChannelField::count) * eta.size());
-  target.float32.prepare_channels(parameters, eta.size(), 1, table.data());
+  set.float32.prepare_channels(parameters, eta.size(), 1, table.data());
   return table;
 }
 
@@ -95,11 +97,11 @@ class EveryInput {
  public:
   EveryInput(const std::vector<float>& eta, size_t one_in, size_t compared_one_in)
       : eta_(eta), one_in_(one_in), compared_one_in_(compared_one_in) {
-    for (const Target* const* target = nnorm::targets(); *target; ++target) ways_.push_back(*target);
+    for (const InstructionSet* const* next = nnorm::instruction_sets(); *next; ++next) sets_.push_back(*next);
   }
 
   void run() {
-    for (const Target* way : ways_) tables_.push_back(prepared(*way, eta_));
+    for (const InstructionSet* set : sets_) tables_.push_back(prepared(*set, eta_));
     for (size_t first = 0, i = 0; first < Facts::infinity; first += block * one_in_, ++i) {
       const size_t n = std::min(block, (Facts::infinity - first + one_in_ - 1) / one_in_);
       for (size_t k = 0; k < n; ++k) {
@@ -114,7 +116,7 @@ class EveryInput {
 
   void print(const char* type) const {
     std::string names;
-    for (const Target* way : ways_) names += std::string(names.empty() ? "" : ", ") + way->name;
+    for (const InstructionSet* set : sets_) names += std::string(names.empty() ? "" : ", ") + set->name;
     row(type, names.c_str());
   }
   const Errors& errors() const { return errors_; }
@@ -132,54 +134,55 @@ class EveryInput {
   }
 
   void compare(size_t n, size_t e, bool compares_all) {
-    psi_of_logarithms(log_, n, double(eta_[e]), truth_);
-    compute(*ways_[0], h_, n, tables_[0], eta_.size(), e, y_);
-    judge(n, e);
+    psi_of_logarithms(log_, n, double(eta_[e]), reference_);
+    compute(*sets_[0], h_, n, tables_[0], eta_.size(), e, y_);
+    measure(n, e);
     if (compares_all) compare_all(n, e);
   }
 
-  // y_ of the first instruction set with the others, and with what it computes of −h.
+  // Compares y_ of the first instruction set with those of the others, and with its results for −h.
   void compare_all(size_t n, size_t e) {
     for (size_t k = 0; k < n; ++k) other_[k] = of_bits<T>(bits(h_[k]) | sign);
-    compute(*ways_[0], other_, n, tables_[0], eta_.size(), e, z_);
+    compute(*sets_[0], other_, n, tables_[0], eta_.size(), e, z_);
     size_t mirrored = 0;
     for (size_t k = 0; k < n; ++k) mirrored += bits(z_[k]) != (bits(y_[k]) | sign) && (bits(y_[k]) | (bits(z_[k]) & ~sign)) != 0;
     mirrored_wrong_ += mirrored;
-    for (size_t w = 1; w < ways_.size(); ++w) {
-      compute(*ways_[w], h_, n, tables_[w], eta_.size(), e, z_);
+    for (size_t w = 1; w < sets_.size(); ++w) {
+      compute(*sets_[w], h_, n, tables_[w], eta_.size(), e, z_);
       different_ += std::memcmp(y_, z_, n * sizeof(T)) != 0;
     }
   }
 
-  // y_ against truth_.
-  void judge(size_t n, size_t e) {
+  // Adds the errors of y_ against reference_.
+  void measure(size_t n, size_t e) {
     const double eta = double(eta_[e]), usable = std::fmax(std::fabs(eta), double(nnorm::Format<float>::least_exponent));
-    // Where 2^z saturates ψ is kept finite, and where |h|·η has no full mantissa the error is absolute.
+    // If 2^z saturates, ψ stays finite. If |h|·η is denormal, the error is absolute.
     const double last_log = eta > 0 ? 127.5 * 0.6931471805599453 / eta : INFINITY;
     const double least = double(std::numeric_limits<float>::min()) * nnorm::output_divisor<double> / usable;
-    size_t judged = 0, right = 0, falls = 0, wrong = 0;
+    size_t compared = 0, right = 0, falls = 0, wrong = 0;
     const double before = previous_[e];
     for (size_t k = 0; k < n; ++k) {
       constexpr double beyond = 0x1p1000;
-      const double of_kernel = double(nnorm::widened(y_[k])), truth = truth_[k];
-      const double y = of_kernel > beyond ? 2 * power_of_two(Facts::greatest) : of_kernel;  // an infinity is the next number
-      const int64_t of_truth = nnorm::bits_of(truth) >> 52;
-      const int64_t exponent = of_truth - 1023 < Facts::least ? Facts::least : of_truth - 1023;
+      const double of_kernel = double(nnorm::widened(y_[k])), reference = reference_[k];
+      // Infinity counts as the next number.
+      const double y = of_kernel > beyond ? 2 * power_of_two(Facts::greatest) : of_kernel;
+      const int64_t of_reference = nnorm::bits_of(reference) >> 52;
+      const int64_t exponent = of_reference - 1023 < Facts::least ? Facts::least : of_reference - 1023;
       const double last_place = nnorm::from_bits(int64_t(exponent - Facts::digits + 1023) << 52);
       const double to_places = nnorm::from_bits(int64_t(1023 - exponent + Facts::digits) << 52);
       const bool counts = double(wide_[k]) <= 0x1p126 && double(wide_[k]) >= least && log_[k] < last_log;
       constexpr double integer = 0x1.8p52;
-      const double rounded = ((truth * to_places + integer) - integer) * last_place;
+      const double rounded = ((reference * to_places + integer) - integer) * last_place;
       const bool overflows = rounded >= 2 * power_of_two(Facts::greatest);
       const bool is_right = y == (overflows ? 2 * power_of_two(Facts::greatest) : rounded);
-      error_[k] = counts && !overflows ? std::fabs(y - truth) * to_places : 0;
-      judged += counts;
+      error_[k] = counts && !overflows ? std::fabs(y - reference) * to_places : 0;
+      compared += counts;
       right += counts && is_right;
       falls += log_[k] < last_log && of_kernel < (k ? double(nnorm::widened(y_[k - 1])) : before);
       wrong += !(of_kernel >= 0);  // NaN too
     }
     previous_[e] = double(nnorm::widened(y_[n - 1]));
-    errors_.judged += judged;
+    errors_.compared += compared;
     errors_.right += right;
     errors_.falls += falls;
     wrong_ += wrong;
@@ -191,60 +194,60 @@ class EveryInput {
       is_worse = is_worse || greatest > errors_.in_range[range].error;
     if (is_worse)
       for (size_t k = 0; k < n; ++k) errors_.in_range[range_of(wide_[k])].see(error_[k], double(wide_[k]), eta);
-    if (judged == n) return;
+    if (compared == n) return;
     for (size_t k = 0; k < n; ++k) {
       errors_.saturated += double(wide_[k]) > 0x1p126 || log_[k] >= last_log;
       if (double(wide_[k]) >= least) continue;
       ++errors_.tiny;
       const double step = power_of_two(Facts::least - Facts::digits);
-      const double in_steps = std::fabs(double(nnorm::widened(y_[k])) - truth_[k]) /
+      const double in_steps = std::fabs(double(nnorm::widened(y_[k])) - reference_[k]) /
                               (double(std::numeric_limits<float>::denorm_min()) * (1 + nnorm::output_divisor<double> / usable) + step / 2);
       errors_.tiny_steps = in_steps > errors_.tiny_steps ? in_steps : errors_.tiny_steps;
     }
   }
 
-  // Infinities are the greatest input that is computed as such, NaN is NaN, on all ways.
+  // On all instruction sets, infinities give the result of the greatest magnitude, NaN gives NaN.
   void not_numbers() {
     const T special[] = {of_bits<T>(Facts::infinity), of_bits<T>(Facts::infinity | sign), of_bits<T>(Facts::infinity + 1),
                          of_bits<T>(0), of_bits<T>(sign), of_bits<T>(Facts::infinity - 1)};
     for (size_t w = 0; w < tables_.size(); ++w)
       for (size_t e = 0; e < eta_.size(); ++e) {
         T y[6];
-        compute(*ways_[w], special, 6, tables_[w], eta_.size(), e, y);
+        compute(*sets_[w], special, 6, tables_[w], eta_.size(), e, y);
         const float nan = nnorm::widened(y[2]);
-        const bool beyond = sizeof(T) == 4 || Facts::greatest == 127;  // the greatest number is beyond 2¹²⁶, as infinity is
+        const bool beyond = sizeof(T) == 4 || Facts::greatest == 127;  // the greatest number is above 2¹²⁶, as infinity is
         wrong_ += nan == nan || bits(y[3]) != 0 || bits(y[4]) != 0 || bits(y[1]) != (bits(y[0]) | sign) ||
                   (beyond && bits(y[5]) != bits(y[0]));
       }
   }
 
-  void row(const char* type, const char* ways) const {
+  void row(const char* type, const char* sets) const {
     const Errors& e = errors_;
-    std::printf("| %s | %s | %zu |", type, ways, eta_.size());
+    std::printf("| %s | %s | %zu |", type, sets, eta_.size());
     for (const Worst& worst : e.in_range) {
       if (worst.error > 0)
         std::printf(" %.2f (h = %.9g, η = %.9g) |", worst.error, worst.first, worst.second);
       else
         std::printf(" – |");
     }
-    std::printf(" %.4f %% | %zu of %zu | %zu | %zu | %zu, %.2f |\n", 100 * double(e.right) / double(e.judged),
-                e.judged - e.right, e.judged, e.falls, e.saturated, e.tiny, e.tiny_steps);
+    std::printf(" %.4f %% | %zu of %zu | %zu | %zu | %zu, %.2f |\n", 100 * double(e.right) / double(e.compared),
+                e.compared - e.right, e.compared, e.falls, e.saturated, e.tiny, e.tiny_steps);
     std::fflush(stdout);
   }
 
   const std::vector<float> eta_;
   const size_t one_in_, compared_one_in_;
-  std::vector<const Target*> ways_;
+  std::vector<const InstructionSet*> sets_;
   std::vector<std::vector<float>> tables_;
   T h_[block], y_[block], z_[block], other_[block];
   float wide_[block];
-  double log_[block], truth_[block], error_[block];
+  double log_[block], reference_[block], error_[block];
   std::vector<double> previous_ = std::vector<double>(eta_.size(), -1);
   Errors errors_;
   size_t different_ = 0, mirrored_wrong_ = 0, wrong_ = 0;
 };
 
-// 0, 1, 2 and what a formula may stumble over, then random exponents.
+// 0, 1, 2 and special cases of a formula, then random exponents.
 std::vector<float> usual_exponents(size_t count) {
   std::vector<float> result{0, 1, 2, -1, 0.5f, 1.5f, 1e-3f, 4, -2, 3, 0x1p-26f, -0.5f, -1e-3f, 0x1p-10f, 1e-6f, -0x1p-26f, 1.0000001f, 1.9999999f};
   Random random(3);
@@ -253,7 +256,7 @@ std::vector<float> usual_exponents(size_t count) {
   return result;
 }
 
-// Of these the kernels bound no error.
+// Exponents for which the kernels have no bound of the error.
 std::vector<float> other_exponents() { return {5, 8, -4, -16, 100, -100, 0x1p15f, -0x1p15f, 0x1p-27f, -0x1p-27f, 0x1p-149f}; }
 
 template <class T>
@@ -273,7 +276,7 @@ void test(const char* type, const std::vector<float>& eta, size_t one_in, size_t
   EveryInput<T>& every = *made;
   every.run();
   every.print(type);
-  const double right = double(every.errors().right) / double(every.errors().judged);
+  const double right = double(every.errors().right) / double(every.errors().compared);
   for (int r = 0; r < 2; ++r) {
     const Worst& worst = every.errors().in_range[r];
     CHECK(worst.error <= bound, "%s: %g ULP at (%.9g, %.9g)", type, worst.error, worst.first, worst.second);

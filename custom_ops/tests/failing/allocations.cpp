@@ -1,5 +1,5 @@
-// The allocations of a program, so that those of the code under test can fail (failing.h). They are in a file of their
-// own, because compilers that see only one half of a pair of new and delete warn.
+// Replaces new and delete of a program, so that allocations of the code under test can fail (failing.h). They are in a
+// file of their own, because compilers warn if they see only one of new and delete.
 #include <cstdlib>
 #include <new>
 

@@ -1,14 +1,14 @@
-// Allocations that fail on purpose. A program that uses it links failing_allocations.cpp and the code under test.
+// Allocations that fail on purpose. A program that uses it links allocations.cpp and the code under test.
 #pragma once
 
 namespace nnorm_test {
 
-// The allocation of the code under test, from now on, that fails; 0 is none.
+// The number of the allocation that fails, counted from now on among those of the code under test; 0 for none.
 inline long failing_allocation = 0;
-inline bool made_to_fail = false;  // whether something did
+inline bool made_to_fail = false;  // whether an allocation has failed
 inline bool in_library = false;
 
-// While the code under test runs, its allocations count; while its caller runs on its behalf, they do not.
+// Allocations count while the code under test runs, and not while it calls back its caller.
 struct Inside {
   bool before = in_library;
   Inside() { in_library = true; }
@@ -25,7 +25,7 @@ inline bool allocation_fails() {
   return made_to_fail = true;
 }
 
-// Forgets what is to fail, and says whether it did.
+// Resets the failing allocation, and returns whether it failed.
 inline bool stop_failing() {
   failing_allocation = 0;
   const bool did = made_to_fail;

@@ -1,10 +1,10 @@
 // Random nodes against the library's callbacks: fuzz_operators [CASES [SEED]].
 //
 // A case is an operator, a type, shapes of rank 0 to 6 with extents of zero and extents whose product overflows,
-// attributes and values, most of them fitting and some hostile, and parameters that are constants or computed. The library
-// must refuse what does not fit, and otherwise its values are compared with the formulas in a wider type. In some cases a
-// call of the API or an allocation fails: the library must return an error, lose nothing, and give the right values in the
-// next run.
+// attributes and values, most of them valid and some extreme, and parameters that are constants or computed. The
+// library must refuse invalid nodes; the values of valid ones are compared with the formulas in a wider type. In some
+// cases a call of the API or an allocation fails: the library must return an error, leak nothing, and give the right
+// values in the next run.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "registered.h"
-#include "truth.h"
+#include "reference.h"
 
 namespace nnorm_test {
 
@@ -25,18 +25,18 @@ struct Figures {
   Compared compared;
 } figures;
 
-// Numbers for X, parameters and residual: ordinary ones, or with a share of hostile ones.
-double number(Random& random, bool hostile) {
-  if (!hostile || random.below(6) != 0) return 2 * random.normal();
+// Numbers for X, parameters and residual: ordinary numbers, some of them replaced by extreme ones.
+double number(Random& random, bool extreme) {
+  if (!extreme || random.below(6) != 0) return 2 * random.normal();
   const double odd[] = {0.0,   -0.0,  NAN,    INFINITY, -INFINITY, 1e-45, -1e-40, 3e-39, 1e-310, 1.0,
                         -1.0,  1e4,   -65504, 1e10,     -1e17,     1e30,  -3e38,  1e300, 0x1p-24, 1e-7};
   return odd[random.below(sizeof odd / sizeof *odd)];
 }
 
-double exponent(Random& random, bool hostile) {
+double exponent(Random& random, bool extreme) {
   const double usual[] = {0, 1, 2, 1e-7, -1e-7};
   if (random.below(4) == 0) return usual[random.below(5)];
-  if (!hostile || random.below(4) != 0) return random.uniform(-2, 4);
+  if (!extreme || random.below(4) != 0) return random.uniform(-2, 4);
   const double odd[] = {NAN, INFINITY, -INFINITY, 40, -40, 1e3, -1e6, 1e-30, -1e-45, 1e20};
   return odd[random.below(10)];
 }
@@ -48,37 +48,37 @@ std::vector<T> tensor(size_t n, const std::function<double()>& draw) {
   return to_type<T>(numbers);
 }
 
-// One node: its attributes, tensors and the verdict that the library must reach.
+// One node: its attributes and tensors, and whether the library must refuse it.
 template <class T>
 struct Case {
   using Real = Arithmetic<T>;
 
-  const Operator& target;
+  const Operator& operation;
   Random& random;
   host::Node node;
   std::vector<Shape> shapes;
   std::vector<T> x, residual;
   std::vector<std::vector<Real>> parameters;
-  bool attributes_fit = true, shapes_fit = true, huge = false, hostile;
+  bool attributes_fit = true, shapes_fit = true, huge = false, extreme;
   std::vector<bool> constants;  // which of the inputs are constants
-  bool misled = false;          // the kernel is told of constants of an outer graph, which are not its inputs
+  bool outer_constants = false;  // the kernel gets constants of an outer graph, which are not its inputs
   int64_t axis = -1, groups = 1, block = 16;
   float epsilon = 1e-5f, delta = 0.0031622776601683794f;
 
-  Case(const Operator& of, Random& numbers) : target(of), random(numbers), hostile(numbers.below(3) == 0) {
+  Case(const Operator& of, Random& numbers) : operation(of), random(numbers), extreme(numbers.below(3) == 0) {
     choose_shapes();
     choose_attributes();
     if (shapes_fit && !huge) choose_values();
-    constants.resize(target.inputs);
-    const size_t share = random.below(3);  // none, all or some
-    for (size_t i = 1; !huge && shapes_fit && i < target.inputs - target.takes_residual; ++i)
+    constants.resize(operation.inputs);
+    const size_t share = random.below(3);  // none, all or some of the inputs
+    for (size_t i = 1; !huge && shapes_fit && i < operation.inputs - operation.takes_residual; ++i)
       constants[i] = share == 1 || (share == 2 && random.below(2));
-    misled = random.below(4) == 0;
+    outer_constants = random.below(4) == 0;
   }
   ~Case() { host::constants.clear(); }
 
   std::string describe() const {
-    std::string text = target.name + " " + NameOf<T>::value;
+    std::string text = operation.name + " " + NameOf<T>::value;
     for (const Shape& shape : shapes) text += " " + nnorm::to_string(shape);
     return text + ", axis " + std::to_string(axis) + ", groups " + std::to_string(groups);
   }
@@ -94,11 +94,11 @@ struct Case {
       budget /= std::max<int64_t>(extent, 1);
     }
     if (!huge && random.below(30) == 0 && !shape.empty() && nnorm::count(shape) <= 8) shape.back() = 5000;  // several items, long rows
-    if (target.blocked && shape.size() > 1 && random.below(8)) shape[1] = 16 * int64_t(random.below(3));
+    if (operation.blocked && shape.size() > 1 && random.below(8)) shape[1] = 16 * int64_t(random.below(3));
     const int64_t rank = int64_t(shape.size());
     Shape parameter;
-    if (target.per_channel) {
-      shapes_fit = rank >= (target.blocked ? 3 : 2);
+    if (operation.per_channel) {
+      shapes_fit = rank >= (operation.blocked ? 3 : 2);
       if (shapes_fit) parameter = {shape[1]};
     } else {
       axis = int64_t(random.below(size_t(std::max<int64_t>(1, 2 * rank)))) - rank;
@@ -106,11 +106,11 @@ struct Case {
       shapes_fit = axis >= -rank && axis < rank;
       if (shapes_fit) parameter.assign(shape.begin() + (axis < 0 ? axis + rank : axis), shape.end());
     }
-    shapes.assign(target.inputs, parameter);
+    shapes.assign(operation.inputs, parameter);
     shapes[0] = shape;
-    if (target.takes_residual) shapes.back() = shape;
+    if (operation.takes_residual) shapes.back() = shape;
     if (random.below(15) == 0) {  // one input of another shape
-      Shape& wrong = shapes[1 + random.below(target.inputs - 1)];
+      Shape& wrong = shapes[1 + random.below(operation.inputs - 1)];
       const Shape right = wrong;
       if (wrong.empty() || random.below(2)) wrong.push_back(1);
       else wrong[random.below(wrong.size())] += 1;
@@ -136,26 +136,26 @@ struct Case {
       attributes_fit &= value >= 0 && std::isfinite(value);
       node[name] = value;
     };
-    const auto spoil = [&](const char* name, bool is_integer) {  // another type
+    const auto set_wrong_type = [&](const char* name, bool is_integer) {  // another type
       if (random.below(40)) return;
       attributes_fit = false;
       if (random.below(2)) node[name] = std::string("text");
       else if (is_integer) node[name] = 4.0f;
       else node[name] = int64_t(1);
     };
-    if (target.blocked) {
+    if (operation.blocked) {
       const int64_t blocks[] = {8, 16, 16, 16, 4, 0, -8, int64_t(1) << 32};
       block = blocks[random.below(8)];
       attributes_fit = block == 8 || block == 16;
       node["block"] = block;
-      spoil("block", true);
+      set_wrong_type("block", true);
       if (attributes_fit && shapes_fit && shapes[0][1] % block != 0) shapes_fit = false;
-    } else if (!target.frozen) {
+    } else if (!operation.frozen) {
       give_float("epsilon", epsilon);
       give_float("delta", delta);
-      spoil("epsilon", false);
-      spoil("delta", false);
-      if (target.per_channel) {
+      set_wrong_type("epsilon", false);
+      set_wrong_type("delta", false);
+      if (operation.per_channel) {
         const int64_t channels = shapes[0].size() > 1 ? shapes[0][1] : 1;
         groups = 1 + int64_t(random.below(size_t(std::min<int64_t>(std::max<int64_t>(channels, 1), 32))));
         if (random.below(2) && channels > 0 && channels % groups) groups = 1;
@@ -166,33 +166,33 @@ struct Case {
         attributes_fit &= groups >= 1 && groups <= INT32_MAX;
         if (attributes_fit && shapes_fit && channels % groups != 0) shapes_fit = false;
         node["num_groups"] = groups;
-        spoil("num_groups", true);
+        set_wrong_type("num_groups", true);
       } else {
         node["axis"] = axis;
-        spoil("axis", true);
+        set_wrong_type("axis", true);
       }
     }
   }
 
   void choose_values() {
-    const double scale = hostile && random.below(3) == 0 ? random.log_uniform(1e-6, 1e6) : 1;
-    const bool equal = hostile && random.below(8) == 0, odd = hostile;
+    const double scale = extreme && random.below(3) == 0 ? random.log_uniform(1e-6, 1e6) : 1;
+    const bool equal = extreme && random.below(8) == 0, odd = extreme;
     const double one = number(random, odd);
     x = tensor<T>(nnorm::count(shapes[0]), [&] { return equal ? one : scale * number(random, odd && random.below(4) == 0); });
-    if (target.takes_residual) residual = tensor<T>(x.size(), [&] { return number(random, odd); });
-    for (size_t i = 1; i < target.inputs - target.takes_residual; ++i) {
-      const bool is_exponent = target.frozen && (i == 3 || i == 4);
+    if (operation.takes_residual) residual = tensor<T>(x.size(), [&] { return number(random, odd); });
+    for (size_t i = 1; i < operation.inputs - operation.takes_residual; ++i) {
+      const bool is_exponent = operation.frozen && (i == 3 || i == 4);
       parameters.push_back(tensor<Real>(nnorm::count(shapes[i]), [&] {
         return is_exponent ? exponent(random, odd) : number(random, odd && random.below(4) == 0);
       }));
     }
   }
 
-  // Runs the node; the error's message, or an empty string and y.
+  // Runs the node. Returns the message of the error, or an empty string and y.
   std::string run(int place, std::vector<T>& y) {
     const OrtApi* api = host::current_api;
     const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&node);
-    // Copies whose ends are those of their allocations. Huge tensors have no memory that may be read.
+    // Copies that end at the end of their allocations. Huge tensors have no memory that may be read.
     static char nowhere;
     const std::unique_ptr<T[]> x_copy(copy_of(x)), residual_copy(copy_of(residual)), apart(new T[std::max<size_t>(1, x.size())]());
     std::vector<std::unique_ptr<Real[]>> copies, of_outer_graphs;
@@ -200,37 +200,37 @@ struct Case {
     const bool hidden = huge || !shapes_fit;
     context.refused_from = hidden ? 0 : SIZE_MAX;
     context.inputs.push_back({shapes[0], hidden ? static_cast<void*>(&nowhere) : x_copy.get()});
-    for (size_t i = 1; i < target.inputs - target.takes_residual; ++i) {
+    for (size_t i = 1; i < operation.inputs - operation.takes_residual; ++i) {
       if (!hidden) copies.emplace_back(copy_of(parameters[i - 1]));
       context.inputs.push_back({shapes[i], hidden ? static_cast<void*>(&nowhere) : copies.back().get()});
       if (!constants[i]) continue;
       host::constants[{info, i}] = context.inputs.back();
-      host::constants[{info, i}].type = target.op->GetInputType(target.op, i);
-      if (hidden || !misled) continue;
+      host::constants[{info, i}].type = operation.op->GetInputType(operation.op, i);
+      if (hidden || !outer_constants) continue;
       of_outer_graphs.emplace_back(new Real[parameters[i - 1].size()]());
       host::constants[{info, i}].data = of_outer_graphs.back().get();
     }
-    if (target.takes_residual)
+    if (operation.takes_residual)
       context.inputs.push_back({shapes.back(), hidden ? static_cast<void*>(&nowhere) : residual_copy.get()});
-    T* const output = place == 1 ? x_copy.get() : place == 2 && target.takes_residual ? residual_copy.get() : apart.get();
+    T* const output = place == 1 ? x_copy.get() : place == 2 && operation.takes_residual ? residual_copy.get() : apart.get();
     context.output.data = output;
     void* state = nullptr;
     OrtStatus* status;
     {
       const Inside inside;
-      status = target.op->CreateKernelV2(target.op, api, info, &state);
+      status = operation.op->CreateKernelV2(operation.op, api, info, &state);
     }
     if (status != nullptr) return message(status);
-    of_outer_graphs.clear();  // a sanitizer sees a kernel that reads them
+    of_outer_graphs.clear();  // a sanitizer detects a kernel that reads them
     {
       const Inside inside;
-      status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
-      if (status == nullptr && output == apart.get()) {  // again, with what the kernel keeps
+      status = operation.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+      if (status == nullptr && output == apart.get()) {  // again, with the state that the kernel keeps
         std::fill_n(output, x.size(), T{});
         context.output_made = false;
-        status = target.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+        status = operation.op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
       }
-      target.op->KernelDestroy(state);
+      operation.op->KernelDestroy(state);
     }
     if (status != nullptr) return message(status);
     CHECK(context.output_made && context.output.shape == shapes[0], "%s: another output shape", describe().c_str());
@@ -253,11 +253,11 @@ struct Case {
   }
 
   void compare_all(const std::vector<T>& y) {
-    if (target.frozen) return compare_frozen(y);
-    const size_t extent = target.per_channel ? nnorm::count(shapes[0], 2) : 1;
-    const size_t row_length = target.per_channel ? size_t(shapes[0][1] / groups) * extent : nnorm::count(shapes[1]);
+    if (operation.frozen) return compare_frozen(y);
+    const size_t extent = operation.per_channel ? nnorm::count(shapes[0], 2) : 1;
+    const size_t row_length = operation.per_channel ? size_t(shapes[0][1] / groups) * extent : nnorm::count(shapes[1]);
     Random unused(0);
-    Rows<T> rows({x.size() / row_length, row_length, target.per_channel ? size_t(groups) : 1, extent}, {}, unused);
+    Rows<T> rows({x.size() / row_length, row_length, operation.per_channel ? size_t(groups) : 1, extent}, {}, unused);
     rows.x = x;
     rows.weight = parameters[0];
     rows.bias = parameters[1];
@@ -273,9 +273,9 @@ struct Case {
     for (size_t i = 0; i < 6; ++i) *fields[i] = parameters[i];
     const size_t channels = size_t(shapes[0][1]), extent = nnorm::count(shapes[0], 2), lanes = size_t(block);
     const auto channel_of = [&](size_t i) {
-      return target.blocked ? i / (extent * lanes) % (channels / lanes) * lanes + i % lanes : i / extent % channels;
+      return operation.blocked ? i / (extent * lanes) % (channels / lanes) * lanes + i % lanes : i / extent % channels;
     };
-    compare_channels(describe(), p, channel_of, target.epilogue, x, residual, y, figures.compared);
+    compare_channels(describe(), p, channel_of, operation.epilogue, x, residual, y, figures.compared);
   }
 
   void check_once() {
@@ -287,7 +287,8 @@ struct Case {
     if (huge && fits) {  // the host has no memory for it
       CHECK(!reason.empty(), "%s: computed", describe().c_str());
     } else if (!fits) {
-      CHECK(!reason.empty() && reason.rfind(target.name + ": ", 0) == 0, "%s: not refused: %s", describe().c_str(), reason.c_str());
+      CHECK(!reason.empty() && reason.rfind(operation.name + ": ", 0) == 0, "%s: not refused: %s", describe().c_str(),
+            reason.c_str());
     } else {
       CHECK(reason.empty(), "%s: refused: %s", describe().c_str(), reason.c_str());
     }
@@ -303,16 +304,16 @@ struct Case {
   }
 };
 
-void check_case(const Operator& target, Random& random) {
-  switch (target.type) {
+void check_case(const Operator& operation, Random& random) {
+  switch (operation.type) {
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
-      return Case<float>(target, random).check_once();
+      return Case<float>(operation, random).check_once();
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
-      return Case<nnorm::Float16>(target, random).check_once();
+      return Case<nnorm::Float16>(operation, random).check_once();
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
-      return Case<nnorm::BFloat16>(target, random).check_once();
+      return Case<nnorm::BFloat16>(operation, random).check_once();
     default:
-      if (have_truth_for_double) Case<double>(target, random).check_once();
+      if (have_reference_for_double) Case<double>(operation, random).check_once();
   }
 }
 

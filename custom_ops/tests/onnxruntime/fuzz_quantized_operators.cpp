@@ -1,9 +1,9 @@
 // Random nodes of the operators between quantized tensors: fuzz_quantized_operators [CASES [SEED]].
 //
 // A case is an operator with its types, a shape of rank 0 to 5, an axis, scales, zero points and parameters, which are
-// constants or computed, and some of them hostile. The library must refuse what does not fit. Otherwise each element is
-// compared with the formula in float64, rounded: what is less than half a step away is right. In some cases a call of the
-// API or an allocation fails: the library must return an error, lose nothing, and give the right values in the next run.
+// constants or computed, and some of them extreme. The library must refuse invalid nodes. Each element of the others is
+// compared with the formula in float64: it must be less than half a step away. In some cases a call of the API or an
+// allocation fails: the library must return an error, leak nothing, and give the right values in the next run.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -122,7 +122,8 @@ struct Case {
 
   std::string describe() const { return name + " " + nnorm::to_string(shape) + ", axis " + std::to_string(axis); }
 
-  // Runs the node; the error's message, or an empty string and y. `place` is that of Y: apart, in X, in the residual.
+  // Runs the node. Returns the message of the error, or an empty string and y. `place` is where Y is: apart, in X or in
+  // the residual.
   std::string run(size_t place, std::vector<uint8_t>& y) {
     std::vector<uint8_t> x_copy = x, residual_copy = residual, apart(x.size());
     static char nowhere;
@@ -164,12 +165,12 @@ struct Case {
     return message;
   }
 
-  // The steps of Y's scale above its zero point, before they are rounded, and what float32 may lose of them in a sum.
+  // The element in units of Y's scale before rounding, and the error that a sum in float32 may add.
   double steps(size_t i, double& tolerance) const {
     const size_t channels = parameters[0].size();
     const size_t c = axis == -1 ? i % channels : i / nnorm::count(shape, 2) % channels;
     const double in = double(float(element(0, x[i]) - element(2, zero_points[0])) * scales[0]);
-    if (std::isinf(in)) return NAN;  // beyond float32, the kernels limit it
+    if (std::isinf(in)) return NAN;  // the kernels clamp numbers beyond float32
     const double h = double(parameters[0][c]) * in + double(parameters[1][c]);
     const double psi = true_psi(h, double(parameters[h < 0 ? 3 : 2][c]));
     double y = double(parameters[4][c]) * psi + double(parameters[5][c]);
@@ -193,7 +194,7 @@ struct Case {
     for (size_t i = 0; i < y.size(); ++i) {
       double tolerance;
       const double exact = steps(i, tolerance);
-      if (!(std::fabs(exact) < 1e25)) continue;  // its range is not that of float32, in which a sum is taken; NaN
+      if (!(std::fabs(exact) < 1e25)) continue;  // NaN, or beyond the range of float32, which sums have
       const double clamped = std::fmin(std::fmax(exact, least), greatest);
       const double got = (signed_y ? int32_t(int8_t(y[i])) : int32_t(y[i])) - zero;
       CHECK(std::fabs(got - clamped) <= 0.5 + tolerance, "%s: Y[%zu] is %g steps, true %.9g", describe().c_str(), i, got,

@@ -1,5 +1,5 @@
-// A host that calls the library as ONNX Runtime does: the functions of its API that the library uses. Any of them can be
-// made to fail, and so can every allocation of the library. Objects that the library must release are counted.
+// A fake ONNX Runtime: the functions of its API that the library uses. Each of them can be made to fail, and so can
+// every allocation of the library. Objects that the library must release are counted.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -48,7 +48,7 @@ struct Context {
 };
 
 struct InferenceContext {
-  Info input;  // every input's
+  Info input;  // of every input
   bool published = false;
   Info output = {};
 };
@@ -67,7 +67,7 @@ inline std::map<std::pair<const OrtKernelInfo*, size_t>, Tensor> constants;
 
 inline long live_statuses = 0, live_infos = 0, live_domains = 0;
 
-// The call of the API from now on that fails; 0 is none.
+// The number of the API call that fails, counted from now on; 0 for none.
 inline long failing_call = 0;
 
 inline OrtStatus* status_of(OrtErrorCode code, const char* message) {
@@ -76,7 +76,7 @@ inline OrtStatus* status_of(OrtErrorCode code, const char* message) {
   return reinterpret_cast<OrtStatus*>(new Status{code, message});
 }
 
-// nullptr, or the error of a call that is made to fail.
+// The error of a call that is made to fail, else nullptr.
 inline OrtStatus* injected() {
   if (failing_call == 0 || --failing_call != 0) return nullptr;
   made_to_fail = true;
@@ -99,7 +99,7 @@ OrtStatus* attribute(const OrtKernelInfo* info, const char* name, T* value) {
 }
 
 inline OrtApi make_api() {
-  OrtApi api{};  // what the library must not call is a null pointer
+  OrtApi api{};  // functions that the library must not call are null pointers
   api.CreateStatus = [](OrtErrorCode code, const char* message) noexcept { return status_of(code, message); };
   api.GetErrorCode = [](const OrtStatus* status) noexcept { return reinterpret_cast<const Status*>(status)->code; };
   api.GetErrorMessage = [](const OrtStatus* status) noexcept {
@@ -174,7 +174,7 @@ inline OrtApi make_api() {
       const Outside outside;
       handed_out.push_back(items);
     }
-    for (size_t i = items; i-- > 0;) item(call, i);  // any order must do
+    for (size_t i = items; i-- > 0;) item(call, i);  // any order is allowed
     return static_cast<OrtStatus*>(nullptr);
   };
   api.KernelContext_GetGPUComputeStream = [](const OrtKernelContext*, void** stream) noexcept {
@@ -284,7 +284,7 @@ inline const OrtApi* current_api = nullptr;
 
 inline const OrtApiBase base{[](uint32_t) noexcept { return current_api; }, []() noexcept { return version; }};
 
-// Forgets what is to fail, and says whether it did.
+// Resets the failing call and allocation, and returns whether one failed.
 inline bool stop_failing() {
   failing_call = 0;
   return nnorm_test::stop_failing();

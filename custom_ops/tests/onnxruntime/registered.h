@@ -20,7 +20,7 @@ struct Operator {
   nnorm::Epilogue epilogue;
 };
 
-// Those between quantized tensors, of test_quantized_operators.cpp and fuzz_quantized_operators.cpp.
+// The operators between quantized tensors, for test_quantized_operators.cpp and fuzz_quantized_operators.cpp.
 bool is_quantized(const OrtCustomOp* op) { return std::strncmp(op->GetName(op), "Quantized", 9) == 0; }
 
 [[maybe_unused]] std::vector<Operator> all_operators(const host::Domain& domain) {
@@ -70,8 +70,8 @@ const host::Domain* registered(const OrtApi* api, std::string& reason) {
   return domain;
 }
 
-// Runs a node while a call of the API or an allocation is made to fail: it must return an error, and lose no object of the
-// host. Returns whether it came to that.
+// Runs a node while a call of the API or an allocation is made to fail: it must return an error, and leak no object of
+// the host. Returns whether the failure occurred.
 template <class RunNode>
 [[maybe_unused]] bool fails_on_the_way(Random& random, const std::string& node, RunNode run) {
   const long live = host::live_statuses + host::live_infos;
@@ -88,8 +88,8 @@ template <class RunNode>
         host::live_infos);
 }
 
-// Runs a node while the first call of the API is made to fail, then the second, and so on until none is left, and the same
-// for allocations: each must be an error, and without one there must be a result. Returns how many failed.
+// Runs a node while the first call of the API is made to fail, then the second, and so on until none fails, and the
+// same for allocations. Each failure must give an error, and no failure a result. Returns the number of failures.
 template <class RunNode>
 [[maybe_unused]] long fail_in_turn(const char* node, RunNode run) {
   long failures = 0;

@@ -1,6 +1,6 @@
-// libnnorm_ort.so with and without a CUDA library beside it: none, one that cannot be used, and the CUDA library with its
-// kernels compiled for the CPU. Each case loads a copy of libnnorm_ort.so from a folder of its own. ctest runs the program
-// twice, once with NNORM_EXPORT_SAME_BITS=1.
+// Loads libnnorm_ort.so without a CUDA library, with one that cannot be used, and with one whose kernels are compiled
+// for the CPU. Each case loads a copy of libnnorm_ort.so from a folder of its own. ctest runs the program twice, once
+// with NNORM_EXPORT_SAME_BITS=1.
 #include <dlfcn.h>
 #include <stdlib.h>
 
@@ -47,7 +47,7 @@ class Folder {
   files::path path_;
 };
 
-// The operators of the domain that this ONNX Runtime gets, by provider; or the reason why it gets none.
+// The operators of the domain that this ONNX Runtime gets, by provider, or the error.
 struct Outcome {
   std::string reason;
   std::vector<const OrtCustomOp*> cpu, cuda;
@@ -129,7 +129,7 @@ struct Node {
     }
   }
 
-  // Runs the node; the error's message, or an empty string and y.
+  // Runs the node. Returns the message of the error, or an empty string and y.
   std::string run(std::vector<T>& y, const Shape& x_shape) {
     const OrtApi* const api = host::current_api;
     void* state = nullptr;
@@ -158,7 +158,7 @@ struct Node {
   std::string run(std::vector<T>& y) { return run(y, shape); }
 };
 
-// How many values of a large tensor have other bits than those of the CPU library.
+// The number of values of a large tensor whose bits differ from those of the CPU library.
 template <class T>
 size_t count_different(const OrtCustomOp* on_gpu, const OrtCustomOp* on_cpu) {
   constexpr int64_t extent = 9001;
@@ -170,7 +170,7 @@ size_t count_different(const OrtCustomOp* on_gpu, const OrtCustomOp* on_cpu) {
   return different;
 }
 
-// The kernels of the CUDA library against those of the CPU library.
+// Compares the kernels of the CUDA library with those of the CPU library.
 template <class T>
 void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double tolerance) {
   size_t compared = 0;
@@ -200,7 +200,7 @@ void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double to
       CHECK(different == 0, "%s of %s: %zu values have other bits", op->GetName(op), NameOf<T>::value, different);
     else
       CHECK(different > 0, "%s of %s: not computed by the device's instructions", op->GetName(op), NameOf<T>::value);
-    // Every call of the API fails in turn; then the kernel's launch, for a size that it does not take.
+    // Every call of the API fails in turn, then the launch of the kernel, for a size that it does not support.
     long calls = 0;
     for (bool failed = true; failed && calls < 1000;) {
       host::failing_call = ++calls;
@@ -209,7 +209,7 @@ void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double to
       CHECK(failed != why.empty(), "%s, failure %ld: %s", op->GetName(op), calls, why.c_str());
     }
     CHECK(calls > 10 && host::live_statuses == 0 && host::live_infos == 0, "%s: an object is lost", op->GetName(op));
-    if (std::strcmp(op->GetName(op), "LayerNormalNorm") == 0) continue;  // its weight would be as large
+    if (std::strcmp(op->GetName(op), "LayerNormalNorm") == 0) continue;  // its weight would be as large as x
     for (auto& values : on_gpu.parameters) values.resize(1);
     const std::string why = on_gpu.run(y, {1, 1, int64_t(1) << 31});
     CHECK(why.find("CUDA: ") != std::string::npos, "%s: an extent of 2^31: %s", op->GetName(op), why.c_str());

@@ -1,5 +1,5 @@
-// A row that the threads of a session share, called as ONNX Runtime does: four phases over its parts, the bits of a row
-// alone, and every call of the API and every allocation failing in turn.
+// Computes a row that the threads of a session share, called as ONNX Runtime does: four phases over its parts, the bits
+// of one thread, and every call of the API and every allocation failing in turn.
 #include <thread>
 
 #include "../rows.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t length = nnorm::shortest_shared_row + 77;
 
-// The message of the failure; empty if y was computed.
+// The message of the error; empty if y was computed.
 std::string run(const OrtCustomOp* op, Rows<float>& rows, std::vector<float>& y) {
   host::Node node{{"axis", int64_t(-1)}, {"epsilon", float(rows.epsilon)}, {"delta", float(rows.delta)}};
   const int64_t n = int64_t(length);
@@ -35,7 +35,7 @@ void test_long_row(const OrtCustomOp* op) {
   rows.epsilon = double(1e-5f), rows.delta = double(1e-3f);
   std::vector<float> expected(length), y(length);
   const RowProblem<float> alone = rows.work(rows.x.data(), expected.data());
-  nnorm::best_target().table<float>().layer_group_normal_norm(alone, 0, 1);
+  nnorm::best_instruction_set().table<float>().layer_group_normal_norm(alone, 0, 1);
 
   host::handed_out.clear();
   const std::string reason = run(op, rows, y);

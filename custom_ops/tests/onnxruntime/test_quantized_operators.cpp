@@ -46,7 +46,7 @@ struct Case {
   ~Case() { host::constants.clear(); }
 };
 
-// The message of the failure; empty if Y was computed.
+// The message of the error; empty if Y was computed.
 std::string run(const OrtCustomOp* op, Case& c) {
   void* state = nullptr;
   host::Context context{c.inputs, {{}, c.y.data()}, size_t(-1)};
@@ -64,7 +64,7 @@ std::string run(const OrtCustomOp* op, Case& c) {
   return message.empty() ? "no message" : message;
 }
 
-// The activation in the operator's name, if there is one, of a number that is not negative.
+// The activation in the operator's name, if there is one, applied to a number that is not negative.
 double activated(const std::string& name, double y) {
   if (name.find("HardSwish") != std::string::npos) return y * std::fmin(y / 6 + 0.5, 1);
   return name.find("Swish") != std::string::npos ? y / (1 + std::exp(-y)) : y;
@@ -145,7 +145,7 @@ void check_refusals(const OrtCustomOp* op, size_t count) {
   }
 }
 
-// ONNX Runtime may name constants of outer graphs that are not the run's parameters.
+// ONNX Runtime may give a kernel constants of outer graphs that are not the run's parameters.
 void check_constants_of_outer_graphs(const OrtCustomOp* op, size_t count, bool is_signed) {
   const auto unused = [&](const char* what, auto change) {
     Case c(count), outer(count);
@@ -175,7 +175,7 @@ void check_operator(const OrtCustomOp* op) {
     const std::string message = run(op, c);
     CHECK(message.empty(), "%s: %s", op->GetName(op), message.c_str());
     check_result(op, c, is_signed, constant ? "constants" : "computed");
-    c.x_scale = 0.2f, c.y_scale = 0.4f;  // other tables, the same result
+    c.x_scale = 0.2f, c.y_scale = 0.4f;  // another table, the same result
     check_result(op, c, is_signed, "as before");
     Case empty(count);
     empty.inputs[0].shape = {0, channels};

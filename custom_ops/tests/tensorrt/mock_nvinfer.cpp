@@ -1,6 +1,6 @@
-// Stands for a library of TensorRT: a registry that notes what is registered, and calls of any function that is not needed
-// for it, which would mean that the caller has another version's table of functions. As TensorRT-RTX it says that its minor
-// version is what NNORM_MOCK_MINOR says in the environment.
+// A mock of a TensorRT library: a registry that records what is registered. It also reports calls of functions that
+// registering does not need: they mean that the caller uses another version's table of functions. As TensorRT-RTX it
+// reports the minor version in the environment variable NNORM_MOCK_MINOR.
 #include <NvInferRuntime.h>
 
 #include <cstdlib>
@@ -81,5 +81,5 @@ extern "C" __attribute__((visibility("default"))) int32_t getInferLibMinorVersio
   return minor == nullptr ? 0 : std::atoi(minor);
 }
 
-// What was registered: "namespace::Name " each.
+// The plugins that were registered, each as "namespace::Name ".
 extern "C" __attribute__((visibility("default"))) const char* mock_nvinfer_notes() { return notes.c_str(); }

@@ -1,5 +1,5 @@
-// enqueue() of every plugin against a direct call of the kernel, to the bit, in every layout, with the arithmetic in 16 bits that
-// the environment asks for.
+// Compares the bits of enqueue() of every plugin with a direct call of the kernel, in every layout, with the 16-bit
+// arithmetic that the environment selects.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ int32_t enqueue(IPluginV3OneRuntime* runtime, const std::vector<PluginTensorDesc
                 void* y) {
   void* outputs[] = {y};
 #if defined(__CUDACC__)
-  // Captured and replayed, as TensorRT may: nothing that a capture forbids happens in between.
+  // Captures and replays a graph, as TensorRT may: enqueue() must do nothing that a capture forbids.
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   must(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
@@ -58,7 +58,7 @@ void test_batch_normal_norm(const Library& library, const std::vector<int64_t>& 
   for (Input<float>& field : fields) fields_there.push_back(std::make_unique<OnDevice<float>>(field));
 
   std::vector<TensorFormat> formats = formats_of(type_of<T>, int(shape.size()));
-  std::sort(formats.begin(), formats.end());  // the first is kLINEAR, which gives what is expected of the others
+  std::sort(formats.begin(), formats.end());  // the first is kLINEAR, whose result is expected of the others
   for (const EpilogueFacts& facts : nnorm::epilogues) {
     const std::string name = facts.operator_name;
     std::vector<T> expected;
@@ -178,7 +178,7 @@ void test_enqueue(const Library& library) {
   fields.delta = 0;
   fields.num_groups = 6;
   test_layer_group_normal_norm<T>(library, "GroupNormalNorm", {3, 6, 64}, fields);
-  if constexpr (std::is_same_v<T, nnorm::Float16>) {  // large enough that the other arithmetic gives other bits
+  if constexpr (std::is_same_v<T, nnorm::Float16>) {  // large enough that the two arithmetics give different bits
     test_batch_normal_norm<T>(library, {2, 16, 48, 48});
     test_layer_group_normal_norm<T>(library, "GroupNormalNorm", {20, 6, 640}, fields);
   }

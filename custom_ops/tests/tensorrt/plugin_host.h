@@ -1,4 +1,4 @@
-// The plugin library as TensorRT sees it, opened by a program that replaces TensorRT.
+// Opens the plugin library and calls it as TensorRT does.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -92,7 +92,8 @@ IPluginV3OneRuntime* runtime(const PluginPointer& plugin) {
   return capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME);
 }
 
-// The formats that the plugins of batch normalization take. Written out, because the plugin's own list is under test.
+// The formats that the plugins of batch normalization take. They are repeated here because the plugin's list is under
+// test.
 inline std::vector<TensorFormat> formats_of(DataType type, int rank) {
   std::vector<TensorFormat> result{TensorFormat::kLINEAR};
   if (rank == 4) result.push_back(TensorFormat::kHWC);
@@ -109,7 +110,7 @@ Dims dims(const std::vector<int64_t>& shape) {
   return result;
 }
 
-// A shape as TensorRT hands it out before the network runs. An extent of -1 is one that is not known yet.
+// A shape as TensorRT passes it before the network runs. An extent of -1 is still unknown.
 class Expressions {
  public:
   explicit Expressions(const std::vector<int64_t>& shape) {

@@ -1,5 +1,5 @@
-// The plugins where something fails: every allocation in turn, arguments that TensorRT should not give, launches that CUDA
-// refuses. Each function must return its error, lose nothing, and work again afterwards.
+// Failures in the plugins: every allocation in turn, arguments that TensorRT should not pass, launches that CUDA
+// refuses. Each function must return its error, leak nothing, and work again afterwards.
 //
 // The plugins are linked, so that their allocations are this program's.
 #include <cmath>
@@ -118,7 +118,7 @@ void test_runs(const OperatorFacts& facts) {
   const auto enqueue = [&] { return running->enqueue(inputs.data(), inputs.data(), data.data(), outputs, nullptr, nullptr) == 0; };
   with_failing_allocations("onShapeChange", [&] { return running->onShapeChange(inputs.data(), count, inputs.data(), 1) == 0; });
   CHECK(enqueue(), "%s", name);
-  for (long n = 1; n < 4; ++n) {  // later allocations are those of the processor that stands for the GPU
+  for (long n = 1; n < 4; ++n) {  // later allocations belong to the emulated GPU
     failing_allocation = n;
     bool succeeded;
     {
@@ -141,7 +141,7 @@ void test_runs(const OperatorFacts& facts) {
   CHECK(running->onShapeChange(inputs.data(), count, inputs.data(), 1) != 0, "%s: another weight", name);
 }
 
-// Attributes that no node may have.
+// Attributes that must be refused.
 void test_attributes() {
   Fields fields;
   for (const float bad : {-1e-5f, -0x1p-149f, NAN, INFINITY, -INFINITY})

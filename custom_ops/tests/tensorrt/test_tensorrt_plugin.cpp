@@ -28,7 +28,7 @@ void test_creators(const Library& library) {
   CHECK(seen.size() == expected && library.creators().size() == expected, "%zu creators", seen.size());
   for (const auto& [name, inputs, any_layout] : operators())
     CHECK(seen.count("nnorm::" + name) && seen.count("::" + name), "%s", name.c_str());
-  // Written out, because operators() comes from the code under test; an epilogue may add to them.
+  // Listed here because operators() is under test. New epilogues may add operators.
   const OperatorFacts known[] = {{"BatchNormalNorm", 7, true},
                                  {"BatchNormalNormRelu", 7, true},
                                  {"BatchNormalNormAddRelu", 8, true},
@@ -113,7 +113,7 @@ void test_build(const Library& library) {
   }
 }
 
-// Every combination of X's type and format that a builder would find, going through the tensors one by one.
+// Every combination of X's type and format that a builder finds when it asks for one tensor after another.
 std::set<std::pair<DataType, TensorFormat>> combinations(IPluginV3OneBuild* plugin, const OperatorFacts& facts, int rank) {
   constexpr int formats = 13;
   const DataType types[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16, DataType::kINT8, DataType::kINT32};
@@ -158,7 +158,7 @@ void test_formats(const Library& library, Wanted wanted) {
 }
 
 // In a process that has TensorRT-RTX, whose builder takes the first format, plugins offer the one that saves
-// transpositions; with TensorRT beside it, they offer all, because either may be the builder.
+// transpositions. If TensorRT is loaded too, they offer all formats, because either may be the builder.
 void test_formats_by_runtime(const Library& library) {
   test_formats(library, formats_of);
   const auto one = [](DataType type, int rank) {
@@ -177,8 +177,8 @@ void test_formats_by_runtime(const Library& library) {
   test_formats(library, formats_of);
 }
 
-// What an operator refuses is refused as soon as it is known: by getOutputShapes() while the network is parsed, else by
-// configurePlugin() before it is built.
+// An invalid shape is refused as soon as it is known: by getOutputShapes() while the network is parsed, else by
+// configurePlugin() before the network is built.
 void test_shapes(const Library& library) {
   using Shape = std::vector<int64_t>;
   struct Case {
@@ -226,7 +226,7 @@ void test_shapes(const Library& library) {
     CHECK((runtime(plugin)->onShapeChange(inputs.data(), count, inputs.data(), 1) == 0) == c.good, "%s", c.name);
     CHECK(runtime(plugin)->onShapeChange(inputs.data(), count - 1, inputs.data(), 1) != 0, "%s", c.name);
 
-    // Each bound alone; the other two are of shapes that are not known.
+    // Each bound alone; the other two have unknown shapes.
     for (const auto bound : {&DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::max}) {
       std::vector<DynamicPluginTensorDesc> in{size_t(count)};
       for (size_t i = 0; i < in.size(); ++i) {
@@ -238,12 +238,12 @@ void test_shapes(const Library& library) {
     }
   }
 
-  // Attributes that no node may have.
+  // Attributes that must be refused.
   for (const char* name : {"LayerNormalNorm", "GroupNormalNorm"})
-    for (const auto spoil : {+[](Fields& fields) { fields.epsilon = -1; }, +[](Fields& fields) { fields.delta = -1; },
+    for (const auto invalidate : {+[](Fields& fields) { fields.epsilon = -1; }, +[](Fields& fields) { fields.delta = -1; },
                              +[](Fields& fields) { fields.num_groups = 0; }}) {
       Fields fields;
-      spoil(fields);
+      invalidate(fields);
       const bool known = fields.num_groups != 0 || std::strcmp(name, "GroupNormalNorm") == 0;
       CHECK((make(library.creator(name), fields.collection) == nullptr) == known, "%s", name);
     }
@@ -260,7 +260,7 @@ void test_environment(const Library& library) {
 }
 
 #if defined(NNORM_PLUGINS_FOR_GPU)
-// Without a GPU, enqueue() of the library that users get returns an error. Machines with a driver skip this test.
+// Without a GPU, enqueue() of the released library returns an error. Machines with a driver skip this test.
 void test_without_gpu(const char* path) {
   if (void* driver = dlopen("libcuda.so.1", RTLD_LAZY)) {
     dlclose(driver);

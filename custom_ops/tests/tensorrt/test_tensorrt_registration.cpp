@@ -54,7 +54,7 @@ bool has_every_plugin_once(const Mock& mock) {
                "registered: %s", notes.c_str());
 }
 
-// Runs a test in a child process. The function `said` returns what was written to stderr since the last call.
+// Runs a test in a child process. The function `said` returns the text that was written to stderr since its last call.
 using Said = std::function<std::string()>;
 void in_process(const char* name, const std::function<void(const Said&)>& test) {
   std::fflush(stdout);
@@ -102,7 +102,7 @@ void test_what_is_loaded_is_found() {
   });
 }
 
-// What cannot be registered is refused in words, and the registry of another version is not touched.
+// A registration that cannot work prints a message, and does not touch the registry of another version.
 void test_refusals() {
   in_process("nothing loaded", [](const Said& said) {
     load(NNORM_REGISTER);
@@ -137,7 +137,7 @@ void test_rtx_by_its_version() {
       });
 }
 
-// A second load does nothing and says nothing, also by another path or after a dlclose().
+// A second load does nothing and prints nothing, also by another path or after dlclose().
 void test_loaded_twice() {
   const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("nnorm_" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
@@ -173,7 +173,7 @@ void test_missing_name() {
   });
 }
 
-// A registry of NVIDIA's has this plugin, whose copy has its fields.
+// One of NVIDIA's registries has this plugin, and a copy of the plugin has its fields.
 void test_creator(nvinfer1::IPluginRegistry& registry, const char* name, const char* plugin_namespace, int32_t fields) {
   using namespace nvinfer1;
   auto* const creator = static_cast<IPluginCreatorV3One*>(registry.getCreator(name, "1", plugin_namespace));

@@ -1,30 +1,30 @@
-// See mathematics_target.h. CMake compiles this once for each instruction set, with another NNORM_TARGET than the library's:
-// it includes a kernel that must not be linked in place of the library's.
+// See mathematics_table.h. CMake compiles this once for each instruction set. NNORM_INSTRUCTION_SET is not the
+// library's, because a kernel is included here that must not be linked instead of the library's.
 
-// λ̂ is not an output of the kernel, and a test of a copied computation would only test the copy. So the kernel is compiled
-// with an estimate_lmbda() that records its result.
+// λ̂ is not an output of the kernel, and a test of a copy of the computation would test only the copy. So the kernel is
+// compiled with an estimate_lmbda() that records its result.
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
-inline namespace NNORM_TARGET {
-static double heard_lmbda;
+inline namespace NNORM_INSTRUCTION_SET {
+static double recorded_lmbda;
 template <class Real>
-NNORM_INLINE Real listening_estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
+NNORM_INLINE Real recording_estimate_lmbda(LmbdaSums<Real> mean, Real delta) {
   const Real lmbda = estimate_lmbda(mean, delta);
-  heard_lmbda = double(lmbda);
+  recorded_lmbda = double(lmbda);
   return lmbda;
 }
-}  // namespace NNORM_TARGET
+}  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm
-#define estimate_lmbda listening_estimate_lmbda
+#define estimate_lmbda recording_estimate_lmbda
 #include "nnorm/row_statistics.h"
 #undef estimate_lmbda
 
 #include "layer_group_normal_norm.h"
-#include "mathematics_target.h"
+#include "mathematics_table.h"
 
-#define NNORM_MATHEMATICS_OF(target) mathematics_for_##target
-#define NNORM_MATHEMATICS(target) NNORM_MATHEMATICS_OF(target)
+#define NNORM_MATHEMATICS_OF(instruction_set) mathematics_for_##instruction_set
+#define NNORM_MATHEMATICS(instruction_set) NNORM_MATHEMATICS_OF(instruction_set)
 
 namespace nnorm_test {
 namespace {
@@ -91,7 +91,7 @@ template <class T>
 double lmbda_of_row(const RowProblem<T>& work, size_t row) {
   RowBuffers<T> buffers;
   run_rows(work, row, 1, buffers);
-  return heard_lmbda;
+  return recorded_lmbda;
 }
 
 double estimate(double signed_log, double h_d, double d, double curvature, double n, double delta) {
@@ -122,11 +122,11 @@ constexpr ForType<T> for_type() {
 
 }  // namespace
 
-const MathematicsTarget* NNORM_MATHEMATICS(NNORM_TARGET)() {
-  static const MathematicsTarget target{
+const MathematicsTable* NNORM_MATHEMATICS(NNORM_INSTRUCTION_SET)() {
+  static const MathematicsTable table{
       functions<float>(),  functions<double>(),  for_type<float>(), for_type<double>(),
       for_type<Float16>(), for_type<BFloat16>(), &estimate,         &resolve};
-  return &target;
+  return &table;
 }
 
 }  // namespace nnorm_test

@@ -1,5 +1,5 @@
-// Whether the operators' results are right: they are compared with the formulas in the next wider type, value by value,
-// within what the arithmetic may lose. Values may be hostile: NaN, infinite, denormal, beyond the range of the arithmetic.
+// Compares the operators' results with the formulas in the next wider type, value by value, within the allowed error.
+// Values may be extreme: NaN, infinite, denormal, beyond the range of the arithmetic.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace nnorm_test {
 
-// How many values were compared, and how many are beyond what the arithmetic promises.
+// The number of values that were compared, and of those for which the arithmetic has no bound.
 struct Compared {
   long values = 0, beyond = 0;
 };
@@ -21,32 +21,33 @@ inline bool long_double_is_wider() {
   return one + std::numeric_limits<long double>::epsilon() > one;
 }
 
-// Counts a value that cannot be compared, and returns whether there are such: those of double without a wider type.
+// Counts a value without a reference and returns true: a double, if there is no wider type. Returns false for other
+// values.
 template <class T>
-bool without_truth(Compared& compared) {
+bool without_reference(Compared& compared) {
   static const bool lacking = std::is_same_v<T, double> && !long_double_is_wider();
   compared.beyond += lacking;
   return lacking;
 }
 
 template <class T>
-void compare(const std::string& node, T result, Wider<T> truth, Wider<T> tolerance, Compared& compared) {
-  if (without_truth<T>(compared)) return;
+void compare(const std::string& node, T result, Wider<T> reference, Wider<T> tolerance, Compared& compared) {
+  if (without_reference<T>(compared)) return;
   const double value = double(nnorm::widened(result));
-  if (std::isnan(truth)) {
+  if (std::isnan(reference)) {
     CHECK(std::isnan(value), "%s: NaN becomes %g", node.c_str(), value);
   } else {
     const double most = sizeof(T) == 2 ? (std::is_same_v<T, nnorm::Float16> ? 65504.0 : 3.3e38) : 1e308;
-    if (std::fabs(double(truth)) > most * 0.99) return;  // the type rounds it to infinity, or not
-    const Wider<T> error = std::fabs(Wider<T>(nnorm::widened(result)) - truth);
-    CHECK(error <= tolerance + Wider<T>(last_rounding<T>(double(truth))), "%s: %.9g, true %.9g, tolerance %.3g", node.c_str(),
-          value, double(truth), double(tolerance));
+    if (std::fabs(double(reference)) > most * 0.99) return;  // the type may round it to infinity
+    const Wider<T> error = std::fabs(Wider<T>(nnorm::widened(result)) - reference);
+    CHECK(error <= tolerance + Wider<T>(last_rounding<T>(double(reference))), "%s: %.9g, true %.9g, tolerance %.3g",
+          node.c_str(), value, double(reference), double(tolerance));
   }
   ++compared.values;
 }
 
-// The result of an element of BatchNormalNorm, with the limits that nnorm/mathematics.h states. Returns false where the
-// formula leaves the range of the arithmetic, so that only NaN is a promise.
+// The result of an element of BatchNormalNorm, with the limits that nnorm/mathematics.h states. Returns false if the
+// formula leaves the range of the arithmetic, so that only NaN is certain.
 template <class Real>
 bool true_element(const ChannelParameters<Real>& p, size_t c, Real x, Real residual, Epilogue epilogue, Wider<Real>& y,
                   Wider<Real>& tolerance) {
@@ -84,19 +85,19 @@ void compare_channels(const std::string& node, const ChannelParameters<Arithmeti
                       Epilogue epilogue, const std::vector<T>& x, const std::vector<T>& residual, const std::vector<T>& y,
                       Compared& compared) {
   for (size_t i = 0; i < y.size(); ++i) {
-    Wider<T> truth, tolerance = 0;
+    Wider<T> reference, tolerance = 0;
     const Arithmetic<T> added = residual.empty() ? Arithmetic<T>(0) : nnorm::widened(residual[i]);
-    if (true_element(parameters, channel_of(i), nnorm::widened(x[i]), added, epilogue, truth, tolerance))
-      compare(node, y[i], truth, tolerance, compared);
+    if (true_element(parameters, channel_of(i), nnorm::widened(x[i]), added, epilogue, reference, tolerance))
+      compare(node, y[i], reference, tolerance, compared);
     else
       ++compared.beyond;
   }
 }
 
-// What is known of a row before its true results are computed.
+// What is known of a row before its reference results are computed.
 struct RowRange {
   bool finite = true;
-  double greatest = 0, deviation = 0;  // the deviation with ε, or less
+  double greatest = 0, deviation = 0;  // the deviation including ε, or less
 };
 
 template <class T>
@@ -124,28 +125,28 @@ void compare_rows(const std::string& node, const Rows<T>& rows, const std::vecto
   const double squares_fit = sizeof(Real) == 4 ? 1e17 : 1e150;
   for (size_t row = 0; row < g.rows; ++row) {
     const RowRange range = range_of(rows, row);
-    // What the arithmetic loses: the digits of a mean beside a small deviation, and squares beyond its range.
+    // The arithmetic loses the digits of a mean that is large beside the deviation, and squares beyond its range.
     if (range.finite &&
         (range.greatest > squares_fit || !(range.deviation > 1e-3 * range.greatest) || !(range.deviation > 1e-15))) {
       compared.beyond += long(g.row_length);
       continue;
     }
-    Truth<Wider<T>> truth;
-    if (range.finite) truth = true_row(rows, row);
-    const bool lost = range.finite && !(unit * truth.lmbda.condition < 0.01);
+    ReferenceRow<Wider<T>> reference;
+    if (range.finite) reference = reference_row(rows, row);
+    const bool lost = range.finite && !(unit * reference.lmbda.condition < 0.01);
     for (size_t i = 0; i < g.row_length; ++i) {
       const size_t at = row * g.row_length + i, w = row % g.period * (g.row_length / g.run) + i / g.run;
       if (!range.finite) {
         compare(node, y[at], Wider<T>(NAN), Wider<T>(0), compared);
         continue;
       }
-      const Wider<T> bias = rows.bias[w], psi = truth.y[i] - bias;
-      const Wider<T> log = std::log1p(std::fabs(psi) + Wider<T>(g.row_length));  // at least that of |h|
-      const Wider<T> tolerance = unit * (2 * truth.size[i] + 4 * truth.lmbda.condition * std::fabs(psi) * log) +
+      const Wider<T> bias = rows.bias[w], psi = reference.y[i] - bias;
+      const Wider<T> log = std::log1p(std::fabs(psi) + Wider<T>(g.row_length));  // at least log(1 + |h|)
+      const Wider<T> tolerance = unit * (2 * reference.size[i] + 4 * reference.lmbda.condition * std::fabs(psi) * log) +
                                  64 * (1 + log) * Wider<T>(std::numeric_limits<Real>::denorm_min());
-      const bool in_range = truth.size[i] < std::numeric_limits<Real>::max() / 4;  // not for NaN
-      if (std::isnan(truth.y[i]) || (in_range && !lost && std::fabs(truth.lmbda.lmbda) < 20))
-        compare(node, y[at], truth.y[i], tolerance, compared);
+      const bool in_range = reference.size[i] < std::numeric_limits<Real>::max() / 4;  // not for NaN
+      if (std::isnan(reference.y[i]) || (in_range && !lost && std::fabs(reference.lmbda.lmbda) < 20))
+        compare(node, y[at], reference.y[i], tolerance, compared);
       else
         ++compared.beyond;
     }

@@ -1,5 +1,5 @@
-// The functions of mathematics.h and number_types.h over arrays, compiled once for each instruction set with the flags of
-// the kernels, so that fused multiplications and vector instructions are the same.
+// The functions of mathematics.h and number_types.h over arrays, compiled once for each instruction set with the flags
+// of the kernels, so that fused multiplications and vector instructions are the same.
 #pragma once
 
 #include <cstdio>
@@ -14,7 +14,7 @@ template <class Real>
 struct Functions {
   void (*log2_1p_of_mantissa)(const Real* m, size_t n, Real* result);
   void (*exp2_m1_of_fraction)(const Real* f, size_t n, Real* result);
-  void (*log2_1p)(const Real* h, size_t n, Real* integer, Real* fraction);  // of 1 + h's magnitude
+  void (*log2_1p)(const Real* h, size_t n, Real* integer, Real* fraction);  // of 1 + magnitude(h)
   void (*exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
   void (*bounded_exp2_m1)(const Real* integer, const Real* fraction, const Real* eta, size_t n, Real* result);
   void (*branch)(const Real* eta, const Real* weight, const Real* sign, size_t n, Real* usable, Real* gain);
@@ -29,7 +29,7 @@ struct ForType {
   double (*lmbda_of_row)(const nnorm::RowProblem<T>& work, size_t row);  // runs the row and returns its λ̂
 };
 
-struct MathematicsTarget {
+struct MathematicsTable {
   Functions<float> float32;
   Functions<double> float64;
   ForType<float> of_float;
@@ -47,27 +47,27 @@ struct MathematicsTarget {
   const ForType<nnorm::BFloat16>& of(nnorm::BFloat16) const { return of_bfloat16; }
 };
 
-const MathematicsTarget* mathematics_for_avx512_test();
-const MathematicsTarget* mathematics_for_avx2_test();
-const MathematicsTarget* mathematics_for_neon_test();
-const MathematicsTarget* mathematics_for_baseline_test();
+const MathematicsTable* mathematics_for_avx512_test();
+const MathematicsTable* mathematics_for_avx2_test();
+const MathematicsTable* mathematics_for_neon_test();
+const MathematicsTable* mathematics_for_baseline_test();
 
-struct Available {
+struct AvailableInstructionSet {
   const char* name;
-  const nnorm::Target* kernels;
-  const MathematicsTarget* mathematics;
+  const nnorm::InstructionSet* kernels;
+  const MathematicsTable* mathematics;
 };
 
 // The instruction sets that were built and that this machine can run; prints which of them it cannot run.
-inline std::vector<Available> available_targets() {
+inline std::vector<AvailableInstructionSet> available_instruction_sets() {
   struct Built {
     const char* name;
-    const MathematicsTarget* (*mathematics)();
+    const MathematicsTable* (*mathematics)();
   };
   const auto find = [](const char* name) {
-    const nnorm::Target* const* target = nnorm::targets();
-    while (*target && std::strcmp((*target)->name, name) != 0) ++target;
-    return *target;
+    const nnorm::InstructionSet* const* next = nnorm::instruction_sets();
+    while (*next && std::strcmp((*next)->name, name) != 0) ++next;
+    return *next;
   };
   const Built all_built[] = {
 #if defined(NNORM_HAVE_AVX512)
@@ -83,10 +83,10 @@ inline std::vector<Available> available_targets() {
       {"baseline", &mathematics_for_baseline_test},
 #endif
   };
-  std::vector<Available> result;
+  std::vector<AvailableInstructionSet> result;
   for (const Built& built : all_built) {
-    if (const nnorm::Target* target = find(built.name))
-      result.push_back({built.name, target, built.mathematics()});
+    if (const nnorm::InstructionSet* set = find(built.name))
+      result.push_back({built.name, set, built.mathematics()});
     else
       std::printf("%s is skipped: this machine lacks it\n", built.name);
   }

@@ -1,5 +1,5 @@
-// The truth for whole blocks of numbers, by the C library's functions of whole vectors: their error, and that of the product
-// η·log, is below 2e-14, a millionth of a unit in the last place of float.
+// Reference results for whole blocks of numbers, by the C library's vector functions. The error, including that of the
+// product η·log, is below 2e-14, a millionth of a unit in the last place of float.
 #pragma once
 
 #include <cstddef>

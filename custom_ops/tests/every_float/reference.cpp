@@ -1,5 +1,6 @@
-// See truth.h. Compiled with -ffast-math, which lets compilers use the functions of vectors; all numbers here are finite.
-#include "truth.h"
+// See reference.h. This file is compiled with -ffast-math, so that compilers use vector functions; all numbers here are
+// finite.
+#include "reference.h"
 
 #include <cmath>
 
