@@ -122,8 +122,9 @@ def _remove_leftovers(output: Path) -> None:
         with contextlib.suppress(OSError):  # another user's stays
             if not folder.is_symlink() and {_LOCK, _NEW, _OLD}.issuperset(os.listdir(folder)):  # else no writer made it
                 with locked(folder / _LOCK, wait=False) as is_free:
-                    if is_free:
-                        _remove(folder, output)
+                    pass
+                if is_free:  # NFS removes no folder with an open file
+                    _remove(folder, output)
     remove_unread(output, f"{glob.escape(_prefix(output))}*/{_NEW}/*")
 
 
