@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.errors import ExportError, reported_as
+from nnorm_export.errors import ExportError
 
 
 @dataclass(frozen=True)
@@ -100,25 +100,11 @@ def _versions(values: object) -> list[int]:
     return [_version(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def functional(program: torch.export.ExportedProgram, remedy: str) -> torch.export.ExportedProgram:
-    """``program`` in operators that change no tensor; its signature then tells what forward changes.
-
-    Args:
-        remedy: what to do where torch cannot write it so.
-
-    Raises:
-        ExportError: torch cannot write it so.
-    """
-    with reported_as(ExportError, "torch cannot decompose the program", remedy):
-        decomposed: torch.export.ExportedProgram = program.run_decompositions({})
-    return decomposed
-
-
 def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None, *, keeps_state: bool) -> None:
     """Raises an ExportError if a result depends on a tensor of the model that forward changes.
 
     Args:
-        program: as :func:`functional` returns it, which does not list tensors that forward assigns and that are not
+        program: as :func:`.functional` returns it, which does not list tensors that forward assigns and that are not
             buffers.
         changes: what a call changes; None if that is not known.
         keeps_state: whether a file of the format keeps them, so that the comparison alone is in the way.

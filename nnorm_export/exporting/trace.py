@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.mutations import functional, mutated_in, refusal, refuse_state, refuse_written_constants
-from nnorm_export.exporting.passes.program import nodes_of, writes_to_tensors
+from nnorm_export.exporting.mutations import mutated_in, refusal, refuse_state, refuse_written_constants
+from nnorm_export.exporting.passes.program import functional, nodes_of, writes_to_tensors
 from nnorm_export.exporting.passes.whitening import fold_whitening
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.models import arguments

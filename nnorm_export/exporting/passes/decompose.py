@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.errors import ExportError
-from nnorm_export.exporting.mutations import functional
-from nnorm_export.exporting.passes.program import drop_source_lines, nodes_of
+from nnorm_export.exporting.passes.program import drop_source_lines, functional, nodes_of
 from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.operators.spec import TracedOperator
 from nnorm_export.steps import step

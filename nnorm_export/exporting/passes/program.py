@@ -12,6 +12,8 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
+from nnorm_export.errors import ExportError, reported_as
+
 _PURE = (torch.ops.aten.detach_.default,)  # changes no number; torch.export writes it behind each new constant
 
 
@@ -29,6 +31,20 @@ def nodes_of(program: torch.export.ExportedProgram) -> list[fx.Node]:
 def graphs_of(program: torch.export.ExportedProgram) -> list[fx.GraphModule]:
     """The module of the graph, and those of the graphs in it."""
     return [module for module in program.graph_module.modules() if isinstance(module, fx.GraphModule)]
+
+
+def functional(program: torch.export.ExportedProgram, remedy: str) -> torch.export.ExportedProgram:
+    """``program`` in operators that change no tensor; its signature then tells what forward changes.
+
+    Args:
+        remedy: what to do where torch cannot write it so.
+
+    Raises:
+        ExportError: torch cannot write it so.
+    """
+    with reported_as(ExportError, "torch cannot decompose the program", remedy):
+        decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+    return decomposed
 
 
 def writes_to_tensors(node: fx.Node) -> bool:
