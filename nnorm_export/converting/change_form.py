@@ -65,7 +65,7 @@ def change_form(
     bodies their bodies again, and their names, which onnx.version_converter and onnx.compose take away. The weights
     and the other nodes stay as they are; ``primitives`` folds what it inlines, as :func:`nnorm_export.export` does.
 
-    >>> report = nnorm_export.change_form("net.onnx", "net.primitives.onnx", "primitives")
+    >>> report = nnorm_export.change_form("model.onnx", "model.primitives.onnx", "primitives")
     >>> compiled = openvino.Core().compile_model(report.path)
 
     Args:

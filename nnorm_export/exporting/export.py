@@ -44,7 +44,7 @@ def export(
     """Writes ``model`` as one file, an ONNX file by default, and compares it with PyTorch before it takes its place.
 
     >>> nnorm_export.export(model, (images,), "model.onnx")
-    >>> nnorm_export.export(model, (images,), "model.tflite", target="litert")
+    >>> nnorm_export.export(model, (images,), "model.pt2", target="pt2")
 
     An error leaves ``f`` as it was before.
 

@@ -109,8 +109,8 @@ def optimize(
     :func:`nnorm_export.load` opens the file on processors with blocks of the same size, and refuses it on others. To
     open the file without it, register the kernels and disable the graph optimizations of ONNX Runtime.
 
-    >>> report = nnorm_export.optimize("net.onnx", "net.cpu.onnx")
-    >>> (logits,) = nnorm_export.load(report.path)(images)
+    >>> report = nnorm_export.optimize("model.onnx", "model.cpu.onnx")
+    >>> (logits,) = nnorm_export.load(report.path)(images.numpy())
 
     Args:
         path: a file in the form ``portable`` or ``custom``. Keep it: other machines need a version of their own.

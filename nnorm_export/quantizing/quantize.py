@@ -75,8 +75,8 @@ def quantize(
 
     The file is in the same format as ``path``: :func:`nnorm_export.load` opens it, with kernels or without.
 
-    >>> report = nnorm_export.quantize("net.onnx", images, "net.int8.onnx")
-    >>> (logits,) = nnorm_export.load(report.path)(images)
+    >>> report = nnorm_export.quantize("model.onnx", images, "model.int8.onnx")
+    >>> (logits,) = nnorm_export.load(report.path)(images.numpy())
 
     Args:
         path: a float32 file in the form ``portable`` or ``custom``. An ONNX file of another writer is quantized too.

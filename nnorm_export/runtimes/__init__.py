@@ -43,8 +43,8 @@ def runtimes_for(path: str | Path) -> list[Runtime]:
 def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = False, **options: Any) -> Runner:
     """Opens a model file in a runtime.
 
-    >>> runner = nnorm_export.load("net.onnx")
-    >>> (logits,) = runner(images)
+    >>> runner = nnorm_export.load("model.onnx")
+    >>> (logits,) = runner(images.numpy())
 
     Args:
         path: a file of any format of :data:`nnorm_export.files.formats.FORMATS`, or an engine of TensorRT (``.plan``,

@@ -99,8 +99,8 @@ def build_engine(
     :func:`nnorm_export.load` opens the engine with ``runtime="tensorrt"`` or ``"tensorrt-rtx"``; elsewhere it needs the
     plugins loaded, if it has any (:func:`nnorm_export.get_plugin_path`).
 
-    >>> report = nnorm_export.build_engine("net.onnx", "net.plan")
-    >>> (logits,) = nnorm_export.load(report.path)(images)
+    >>> report = nnorm_export.build_engine("model.onnx", "model.plan")
+    >>> (logits,) = nnorm_export.load(report.path)(images.numpy())
 
     Args:
         path: a file in the form ``portable``, ``primitives`` or ``custom``.
