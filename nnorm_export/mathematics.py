@@ -6,7 +6,8 @@ compiles the functions that the operators call.
 
 ψ and λ̂ need log1p|h| and expm1(η·t)/η, and how these are evaluated decides speed and accuracy. The functions here are
 differentiable; :mod:`nnorm_export.operators.aten` works in place, and :mod:`nnorm_export.operators.inductor` uses
-polynomials. :func:`gaussianization` builds the rest of the computation around each of them.
+polynomials. :func:`gaussianization` builds the rest of the computation around each of them. ``docs/how_it_works.md``
+lists all evaluations of ψ, those of the bodies and of the kernels too.
 """
 
 from __future__ import annotations
