@@ -31,8 +31,7 @@ class LayerDescription:
         path: of the layer in the model that was exported; ``layer`` is the name of its class there.
         form: ``reference`` or ``paper``. It and the facts after it are None in a file made from an exported program.
         lambda_range: least and greatest frozen λ; None if λ is estimated from each input.
-        lambda_quartiles: the quartiles of the λ of the channels, the median in the middle; None where the range is, and
-            in files of older versions.
+        lambda_quartiles: the quartiles of the λ of the channels, the median in the middle; None where the range is.
         implementation: ``kernel``, ``body`` or ``plugin``; ``inlined`` if no node is left; None if unknown.
     """
 
@@ -210,8 +209,7 @@ def _is_of(entry: Mapping[str, Any], name: str, node: onnx.NodeProto) -> bool:
 
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:
-    lambda_range = (entry["lambda_min"], entry["lambda_max"]) if entry.get("lambda_min") is not None else None
-    quartiles = entry.get("lambda_quartiles")
+    is_known = entry.get("lambda_min") is not None
     return LayerDescription(
         node=entry["node"],
         op_type=entry["op_type"],
@@ -222,8 +220,8 @@ def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescrip
         channels=entry.get("channels"),
         normalized_shape=entry.get("normalized_shape"),
         num_groups=entry.get("num_groups"),
-        lambda_range=lambda_range,
-        lambda_quartiles=None if quartiles is None else tuple(quartiles),
+        lambda_range=(entry["lambda_min"], entry["lambda_max"]) if is_known else None,
+        lambda_quartiles=tuple(entry["lambda_quartiles"]) if is_known else None,
         implementation=implementation,
     )
 
