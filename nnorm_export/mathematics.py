@@ -6,7 +6,8 @@ compiles the functions that the operators call.
 
 ψ and λ̂ need log1p|h| and expm1(η·t)/η, and how these are evaluated decides speed and accuracy. The functions here are
 differentiable; :mod:`nnorm_export.operators.aten` works in place, and :mod:`nnorm_export.operators.inductor` uses
-polynomials. :func:`gaussianization` builds the rest of the computation around each of them.
+polynomials. :func:`gaussianization` builds the rest of the computation around each of them. ``docs/how_it_works.md``
+lists all evaluations of ψ, those of the bodies and of the kernels too.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ Logarithm = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 
 class Gaussianize(Protocol):
-    """h, standardised over ``dim`` -> ψ(h; λ̂) and λ̂; see :func:`estimate_lmbda` for the other arguments."""
+    """h, standardized over ``dim`` -> ψ(h; λ̂) and λ̂; see :func:`estimate_lmbda` for the other arguments."""
 
     def __call__(
         self, h: Tensor, dim: list[int], delta: float, order: int = 2, alpha: float = 1.0
@@ -132,7 +133,7 @@ def newton_step(
     converters of exported programs to other runtimes do not know these operators.
 
     Args:
-        h: values standardised over ``dim``.
+        h: values standardized over ``dim``.
         magnitude, t, signed_t: |h|, t = log1p|h| and s·t.
         dim, delta, order, alpha: see :func:`estimate_lmbda`.
     """
@@ -154,7 +155,7 @@ def estimate_lmbda(h: Tensor, dim: list[int], delta: float, *, order: int = 2, a
     r"""λ̂ from h by one step of Newton's method; see :func:`newton_step` for the formula.
 
     Args:
-        h: values standardised over ``dim``.
+        h: values standardized over ``dim``.
         dim: the axes that form one sample set.
         delta: the damping of the Newton step, the same number as the exponent shift δ.
         order: 2 (Newton) or 1 (gradient descent).
@@ -174,7 +175,7 @@ def power_transform(h: Tensor, exponent_pos: Tensor, exponent_neg: Tensor) -> Te
     |h| and for exponents near zero, and whose limit φ(0) = 1 is the logarithmic branch s·log1p|h|.
 
     Args:
-        h: standardised values, any shape.
+        h: standardized values, any shape.
         exponent_pos, exponent_neg: η₊ and η₋ (see :func:`resolve_exponents`), broadcastable against ``h``.
     """
     sign, magnitude = _sign_and_magnitude(h)

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from nnorm_export.domain.released_bodies import OLDEST_OPSET
+from nnorm_export.domain.known_bodies import OLDEST_OPSET
 from nnorm_export.errors import InputError, ModelFileError, ParityError, root_cause
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import half_parameters, original_name, renamed

@@ -10,7 +10,7 @@ With b = fl(1 + u + a), u the machine epsilon of the arithmetic, t = log b and y
   argument: the quotient is a smooth function of that argument and keeps full relative accuracy (Kahan's evaluation of
   log1p). Adding u keeps b above 1, so the quotient is never 0/0; it moves the argument by one rounding. Tools that
   convert a model to half precision round u away: then the least value of b − 1 keeps the quotient from 0/0.
-- Exp and Tanh are vectorised in ONNX Runtime.
+- Exp and Tanh are vectorized in ONNX Runtime.
 
 **Absolute errors.** Where y is near 0, the Tanh of many runtimes has an absolute error e of 6e-8 to 1.2e-7 in place of
 a relative one; then tanh(y)/y has the error e/y. There are two forms for it:

@@ -17,8 +17,8 @@ from onnx.external_data_helper import uses_external_data
 
 from nnorm_export._version import __version__
 from nnorm_export.domain import ALL_OPERATORS, BLOCKED_TWINS, Operator
+from nnorm_export.domain.known_bodies import arithmetic_of
 from nnorm_export.domain.quantized_batch_normal_norm import QuantizedOperator
-from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, all_nodes, identifier, with_nested
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, PRODUCER

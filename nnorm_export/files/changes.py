@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export.domain import ALL_OPERATORS, BLOCKED_TWINS, OPERATORS
-from nnorm_export.domain.released_bodies import OLDEST_OPSET, arithmetic_of, digest, digests
+from nnorm_export.domain.known_bodies import OLDEST_OPSET, arithmetic_of, digest, digests
 from nnorm_export.files.onnx_file import ModelFile, identifier, with_nested
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.names import DOMAIN

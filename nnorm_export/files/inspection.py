@@ -217,8 +217,7 @@ def _is_of(entry: Mapping[str, Any], name: str, node: onnx.NodeProto) -> bool:
 
 
 def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescription:
-    lambda_range = (entry["lambda_min"], entry["lambda_max"]) if entry.get("lambda_min") is not None else None
-    quartiles = entry.get("lambda_quartiles")
+    is_known = entry.get("lambda_min") is not None
     return LayerDescription(
         node=entry["node"],
         op_type=entry["op_type"],
@@ -229,8 +228,8 @@ def _layer(entry: Mapping[str, Any], implementation: str | None) -> LayerDescrip
         channels=entry.get("channels"),
         normalized_shape=entry.get("normalized_shape"),
         num_groups=entry.get("num_groups"),
-        lambda_range=lambda_range,
-        lambda_quartiles=None if quartiles is None else tuple(quartiles),
+        lambda_range=(entry["lambda_min"], entry["lambda_max"]) if is_known else None,
+        lambda_quartiles=tuple(entry["lambda_quartiles"]) if is_known else None,
         implementation=implementation,
     )
 

@@ -22,12 +22,11 @@ def check_layers(layers: Any) -> list[dict[str, Any]]:
             value = entry.get(name)
             if (name in _NEEDED or value is not None) and not isinstance(value, kinds):
                 raise ValueError(f"the {name} of a layer is {value!r}"[:200])
-        if (entry.get("lambda_min") is None) != (entry.get("lambda_max") is None):
-            raise ValueError("a layer has one of lambda_min and lambda_max")
-        if (quartiles := entry.get("lambda_quartiles")) is not None:
-            is_triple = len(quartiles) == 3 and all(isinstance(value, (int, float)) for value in quartiles)
-            if not is_triple or entry.get("lambda_min") is None:
-                raise ValueError(f"the lambda_quartiles of a layer are {quartiles!r}"[:200])
+        quartiles = entry.get("lambda_quartiles")
+        if len({value is None for value in (entry.get("lambda_min"), entry.get("lambda_max"), quartiles)}) > 1:
+            raise ValueError("a layer has some of lambda_min, lambda_max and lambda_quartiles, and not all")
+        if quartiles is not None and [isinstance(value, (int, float)) for value in quartiles] != [True] * 3:
+            raise ValueError(f"the lambda_quartiles of a layer are {quartiles!r}"[:200])
         if not all(isinstance(length, int) for length in entry.get("normalized_shape") or ()):
             raise ValueError(f"the normalized_shape of a layer is {entry['normalized_shape']!r}"[:200])
     return layers

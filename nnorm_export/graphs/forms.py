@@ -28,8 +28,8 @@ from onnxscript.rewriter.rules.common import (
 
 from nnorm_export._version import __version__
 from nnorm_export.domain import ALL_OPERATORS, Operator
+from nnorm_export.domain.known_bodies import arithmetic_of
 from nnorm_export.domain.operator import Array
-from nnorm_export.domain.released_bodies import arithmetic_of
 from nnorm_export.errors import ExportError
 from nnorm_export.graphs.exact_constants import exact_constants
 from nnorm_export.graphs.split_means import split_means

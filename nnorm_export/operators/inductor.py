@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nnorm_export.mathematics import gaussianization
 
-_ONE, _SQRT_HALF, _MANTISSA = 0x3F800000, 0x3F3504F3, 23
+_BITS_OF_ONE, _BITS_OF_SQRT_HALF, _MANTISSA_BITS = 0x3F800000, 0x3F3504F3, 23
 _LN2 = math.log(2.0)
 # An exponent of less magnitude is replaced by this one. It is Format::least_exponent of the kernels.
 LEAST_EXPONENT = {torch.float32: 2.0**-26, torch.float64: 2.0**-60}
@@ -40,7 +40,7 @@ LOG2_1P = (
     0.125843421,
 )
 EXP2_M1 = (0.693147182, 0.240226492, 0.0555036739, 0.00961831119, 0.00133873872, 0.000153820118)
-_EXPM1 = tuple(1.0 / math.factorial(k) for k in range(1, 15))  # for |x| ≤ ½, to 1e-17
+_EXPM1_SERIES = tuple(1.0 / math.factorial(k) for k in range(1, 15))  # for |x| ≤ ½, to 1e-17
 
 
 def log2_1p(a: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ def log2_1p(a: Tensor) -> Tensor:
     if a.dtype == torch.float64:
         return torch.log1p(a) * (1.0 / _LN2)
     a = a.clamp(max=2.0**126)
-    n = ((1.0 + a).view(torch.int32) - _SQRT_HALF) >> _MANTISSA
-    scale = (_ONE - (n << _MANTISSA)).view(torch.float32)  # 2^−n
+    n = ((1.0 + a).view(torch.int32) - _BITS_OF_SQRT_HALF) >> _MANTISSA_BITS
+    scale = (_BITS_OF_ONE - (n << _MANTISSA_BITS)).view(torch.float32)  # 2^−n
     m = a * scale + (scale - 1.0)  # (1 + a)·2^−n − 1, without forming 1 + a
     return n.to(torch.float32) + _polynomial(LOG2_1P, m)
 
@@ -58,10 +58,10 @@ def exp2_m1(z: Tensor) -> Tensor:
     """(2^z − 1)/2: halved, so that z may reach 128 where weight/η·2^z is finite."""
     if z.dtype == torch.float64:
         x = z * _LN2
-        return 0.5 * torch.where(x.abs() < 0.5, _polynomial(_EXPM1, x), torch.exp(x) - 1.0)
+        return 0.5 * torch.where(x.abs() < 0.5, _polynomial(_EXPM1_SERIES, x), torch.exp(x) - 1.0)
     z = z.clamp(-125.0, 128.49)
     n = torch.round(z)
-    scale = ((n.to(torch.int32) + 126) << _MANTISSA).view(torch.float32)  # 2^n/2
+    scale = ((n.to(torch.int32) + 126) << _MANTISSA_BITS).view(torch.float32)  # 2^n/2
     return _polynomial(EXP2_M1, z - n) * scale + (scale - 0.5)
 
 

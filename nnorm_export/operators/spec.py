@@ -114,7 +114,8 @@ def _backward(function: Callable[..., Tensor], ctx: Any, gradient: Tensor) -> tu
     needed = ctx.needs_input_grad[: len(ctx.saved_tensors)]
     has_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        tensors = [value.view_as(value) for value in ctx.saved_tensors]  # what one comes from may lead to another
+        # Views, because one of the tensors may be computed from another: its gradient would include the other's.
+        tensors = [value.view_as(value) for value in ctx.saved_tensors]
         wanted = [value for value, is_needed in zip(tensors, needed, strict=True) if is_needed]
         y = function(*tensors, *ctx.attributes)
     found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=has_graph))

@@ -96,7 +96,7 @@ class FloatGraph:
 
 
 def _with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with the bodies that this version writes."""
+    """``proto`` with the bodies of its normalizations as they are now."""
     model = ir.from_proto(proto)
     if any(node.domain == DOMAIN for node in model.graph):
         apply_form(model, "portable")

@@ -83,7 +83,7 @@ class Config:
         self._refuse_another_model(folder, old, overwrite=overwrite)
         if not overwrite:
             self._refuse_other_batching(folder, old)
-        if overwrite or old == text or not is_changed(old):
+        if overwrite or not is_changed(old):
             return new
         if signature is None:
             raise ExportError(
@@ -106,7 +106,7 @@ class Config:
             )
         if signature := _SIGNATURE.search(old):
             is_another = signature["tensors"] != self._tensors
-        else:  # of an older version, or another program
+        else:  # another program wrote it
             listed = [line.rstrip(",") for line in old.splitlines() if line.startswith("  {")]
             is_another = bool(listed) and not overwrite and listed != self._lines(_is_batched(old))
         if is_another:

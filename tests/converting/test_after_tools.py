@@ -24,7 +24,7 @@ from torch import nn
 
 from nnorm_export import ModelFileError, change_form, export, layers, load
 from nnorm_export.domain import OPERATORS
-from nnorm_export.domain.released_bodies import arithmetic_of
+from nnorm_export.domain.known_bodies import arithmetic_of
 from nnorm_export.files.inspection import describe
 from nnorm_export.names import DOMAIN, FORMS
 

@@ -206,7 +206,7 @@ def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 OTHER = {"node": "other", "op_type": "LayerNormalNorm", "inputs": "0", "output": "0"}
 
 
-def test_certificates_without_bits(folder: Path, tmp_path: Path) -> None:
+def test_certificates_with_damaged_bits(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "old.parity"
     shutil.copytree(folder / "net.parity", copy)
     certificate = json.loads((copy / "certificate.json").read_text())
@@ -215,7 +215,7 @@ def test_certificates_without_bits(folder: Path, tmp_path: Path) -> None:
         ({"nodes": [], "outputs": {"output": 1}}, "damaged"),
         ({"nodes": [], "outputs": []}, "damaged"),
         ({"nodes": [OTHER], "outputs": {}}, "names other normalizations"),
-        (None, "older"),
+        (None, "damaged"),
     ):
         certificate["bits"] = bits
         if bits is None:

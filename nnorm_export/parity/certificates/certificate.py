@@ -177,13 +177,9 @@ def recorded_bits(path: Path, folder: Path, runner: Runner) -> tuple[dict[str, A
     """The inputs in ``folder`` by name, and the digests that were recorded of ``path`` on them.
 
     Raises:
-        ParityError, InputError: as :func:`replay`, or the certificate has no digests.
+        ParityError, InputError: as :func:`replay`, or the digests are damaged.
     """
     certificate = _certificate_of(path, folder)
-    if "bits" not in certificate:
-        raise InputError(
-            f"{folder}: an older nnorm_export wrote it, without bits; record it again with verify --record"
-        )
     try:
         bits = FileBits.from_json(certificate["bits"])
     except (TypeError, KeyError, ValueError) as error:

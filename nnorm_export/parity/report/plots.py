@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,11 +98,9 @@ def file_lambdas_figure(layers: Sequence[LayerDescription]) -> Any:
     """The distribution of λ over the channels in every normalization of a file; in words, if a file has no λ of it."""
     figure = _lambdas_figure([(layer.name, _box_of(layer)) for layer in layers])
     axes = figure.axes[0]
-    known = [layer for layer in layers if not isinstance(_box_of(layer), str)]
-    if any(layer.lambda_quartiles for layer in known):
+    if not all(isinstance(_box_of(layer), str) for layer in layers):
         axes.fill_between([], [], [], facecolor="none", edgecolor=_ink(), label="quartiles of the channels")
         axes.plot([], [], color="tab:orange", label="median")
-    if known:
         axes.plot([], [], color=_ink(), linewidth=1, label="minimum to maximum")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
@@ -113,11 +110,11 @@ def _box_of(layer: LayerDescription) -> Box | str:
     """What a file says of the λ of its layer; in words, if that is not a distribution over channels."""
     if layer.variant is None:
         return "the file does not say"  # it was made from an exported program, or by others
-    if layer.lambda_range is None:
+    if layer.lambda_range is None or layer.lambda_quartiles is None:
         return "estimated from each input"
     low, high = layer.lambda_range
-    q1, median, q3 = layer.lambda_quartiles or (math.nan,) * 3
-    if not all(abs(value) <= _GREATEST for value in (low, high, *(layer.lambda_quartiles or ()))):
+    q1, median, q3 = layer.lambda_quartiles
+    if not all(abs(value) <= _GREATEST for value in (low, q1, median, q3, high)):
         return f"{low:.3g} to {high:.3g}, which no training leaves"
     return {"whislo": low, "q1": q1, "med": median, "q3": q3, "whishi": high, "fliers": ()}
 
@@ -125,17 +122,14 @@ def _box_of(layer: LayerDescription) -> Box | str:
 def _lambdas_figure(rows: Sequence[tuple[str, Box | str]]) -> Any:
     figure, axes = _rows_figure([name for name, _ in rows], 0.32, 1.3)
     boxes = {place: box for place, (_, box) in enumerate(rows) if not isinstance(box, str)}
-    whole = {place: box for place, box in boxes.items() if not math.isnan(box["med"])}
     axes.bxp(
-        list(whole.values()),
-        positions=list(whole),
+        list(boxes.values()),
+        positions=list(boxes),
         widths=0.5,
         orientation="horizontal",
         manage_ticks=False,
         flierprops={"marker": ".", "markersize": 3},
     )
-    for place in boxes.keys() - whole.keys():  # only the least and the greatest are known
-        axes.plot([boxes[place]["whislo"], boxes[place]["whishi"]], [place, place], "|-", color=_ink(), linewidth=1)
     for place, (_, words) in enumerate(rows):
         if isinstance(words, str):
             box = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1}

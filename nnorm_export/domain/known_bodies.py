@@ -1,10 +1,10 @@
-"""Which bodies the releases of this package have written, by a digest of what each computes.
+"""The bodies that this package writes, by a digest of what each computes.
 
 A kernel computes what the operator's name says, and a body may say something else: it can be edited, or damaged by a
 tool. A file whose bodies have these digests means by its nodes what the kernels compute.
 
-When a body changes, its digest is added in front of the older ones, for as long as the kernels compute those too. An
-operator may have several bodies at a time, see :attr:`.Operator.statements`.
+An operator may have several bodies at a time, see :attr:`.Operator.statements`. When a body changes, its digest
+changes. The older digest stays, behind the others, as long as released files have that body and the kernels compute it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ _PLAIN_VALUES = (
 
 OLDEST_OPSET = 18  # the bodies are the same from this opset of the standard operators on
 
-# Name of the operator -> arithmetic -> digests, those of this version first, in the order of Operator.statements.
-RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
+# Name of the operator -> arithmetic -> digests, in the order of Operator.statements.
+KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {
     "BatchNormalNorm": {
         "float": (
             "67fe8d4108123e0dd39799f09fc2c4e2d2d829abf1d6a29c1e629fb693e056b3",
             "645cc5b6479fefabc3130acc7f1c844ac04fdd1b3241d1730b22a5f329b6c474",
-            "f41a81bc6a50f861a310e902d7b7b835ac057648d272d07703544c272ce69f54",
         ),
         "double": (
             "6dac57fa99bd484a66085296176d34fd1560cf258f64f0d8771eef46ca0144b9",
             "fb5ba8cf1779b1f0566fd1322252fa629db5683293e9ca64a7cf079ba94285d5",
-            "e386882c645df5f0510179094e71bb7ec0ce372f7f2003a535f21eb0817a1214",
         ),
     },
     "LayerNormalNorm": {
@@ -51,9 +49,6 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
             "8928fd8c7ab1019609367cca7a7b6141877861320d437a957adc1a679860bc91",
             "d5b0d6068e6a29f2f30f0c0eb063359e7f25c44f7c9f3b4ae2b5c36b29439091",
             "e9b1809a1b6d2107af6b8c9d06d08e0f8b5711ae764d6939d301cf8388fc6e74",
-            "ae900c602bfdb026a1d1c6b7a4363edbcbaca35a49ee0932f0085710abd618cf",
-            "27ea936d56167cf24fee0eefcfedc1a7b59f2f8695b4afc747a9a117857f9d3f",
-            "344f8b94bb8e4e370a2836f6c8f9a6386a3df2c9d5cb08de8478b8f097dd5064",
         ),
         "double": (
             "c04c8324759f4a4bed55c6bc2af6b3005327c2e73ba44c705f400bb54e173c4c",
@@ -64,47 +59,30 @@ RELEASED: dict[str, dict[str, tuple[str, ...]]] = {
             "acea5e7f17ded857f4e4e4e9526646dea9a6fa165388bfcc251afdc1d367ee5a",
             "350743e7e94ae0dadea9b5d4ed7a2ceedf767bc5249fdd51e7afd4eb917dc98a",
             "5ce69e3e8c6002bd848164db147871337070ccc112dbdbc44089454ba5dab87c",
-            "d93776a865a90ed63090308c46f138aaf3c79e50813f641ef304867ee073194b",
-            "d3a8c0c4997c68b3d806d2882511c8d4a4324cbe1d3fbd87f16436dc13a2fc95",
-            "6fb735af97f95246026cae466713a7c664b487a52a093edf4bc9cf4ff694dacb",
         ),
     },
     "GroupNormalNorm": {
-        "float": (
-            "34d0baeca1dddb3d1269d3ca5c0decc56f4df66c2c509b39022c071826fac70b",
-            "66a1e7526f37bc6ce8801eec98e58d41a0c42dc07f59c68c1d2816881a110600",
-            "9265b03df3f50791b9ff6b68e0eded8e1d36a962eec885845e42486c657c7814",
-            "015cde0c46e68914dfa7dc02d9d03c8699fa8c5033cb58a364f6c3a7b28274e6",
-        ),
-        "double": (
-            "b5d7535b7d904bf89cb22c184bf82d210c655690d4e16abeac69d43370e83fa9",
-            "f5ca0a6cce1d610f91f0928a80b12a8b0758702a862bf473279466d623fa1b49",
-            "c69b21de72873431defb70188657db4dca3cce16f225711a16fb8e0a2edcf2c5",
-            "004afc70b6ecf5ec4ebdedf73256bfa7324f7ec9a60f58162bcfa32c312edb99",
-        ),
+        "float": ("34d0baeca1dddb3d1269d3ca5c0decc56f4df66c2c509b39022c071826fac70b",),
+        "double": ("b5d7535b7d904bf89cb22c184bf82d210c655690d4e16abeac69d43370e83fa9",),
     },
     "BatchNormalNormRelu": {
         "float": (
             "305322dd61ae268225929ce5a1284f0e0b0d2a187075b0141971c23df2756f7e",
             "abf929c6b8f24bfe929d0aade4061c987ac86c56c40c36c0ee1bd0a1d7045480",
-            "9eddb58ccc18e7bb20344d4c975fd1d76dff4285db1150b5003c982184e4812f",
         ),
         "double": (
             "a138ef9a5f5ce7df853a4032cc58a63e553182b6ccaf72e6a2f3568fc0a010bb",
             "e0bd6bec69ce2556798742ac788a7ce318b207fe0f4e10cce9d2b5e761f37569",
-            "f3fcc4a81c15405d416d778008486295cedd33869f882dce156a32c451b66be5",
         ),
     },
     "BatchNormalNormAddRelu": {
         "float": (
             "a10625518f5ce567f5c85d478094de1a301be241d14036e63bb520942a764b54",
             "e8e55ab19ea37fb20d25c388bdda9b99dad2ac4231034bdbf674fb06343c52f7",
-            "0a5dcf3e7fb8d71071c92278cfa940ba726ca091b7b9a93c5290d25e38c85f52",
         ),
         "double": (
             "0006a0b52b4c6eb1632601ace7b34a1a7a2fb406dd2044669c5be92f2d8c84f5",
             "63258baf90705935102afb8ebeb51bde155b050da610d4c4601be60c72dba415",
-            "3d9380219a8378366ec686bbed1a43b1b5e81016da2c8f2920f622f3ab017a28",
         ),
     },
     "QuantizedBatchNormalNorm": {
@@ -156,7 +134,7 @@ def arithmetic_of(function: onnx.FunctionProto) -> str | None:
     if opset < OLDEST_OPSET:
         return None
     found = digests(function)
-    bodies = RELEASED.get(function.name, {})
+    bodies = KNOWN_BODIES.get(function.name, {})
     return next((arithmetic for arithmetic, digests in bodies.items() if not found.isdisjoint(digests)), None)
 
 
