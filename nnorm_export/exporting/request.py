@@ -16,7 +16,7 @@ from nnorm_export.errors import ExportError, FreezeError
 from nnorm_export.exporting.dry_run import dry_run
 from nnorm_export.exporting.mutations import Changes
 from nnorm_export.exporting.passes.program import nodes_of
-from nnorm_export.exporting.targets import Target, refuse_dtype
+from nnorm_export.exporting.targets import DEFAULT_TARGET, TARGETS, Target, refuse_dtype
 from nnorm_export.files.staging import check_output, refuse_unencodable
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
@@ -38,15 +38,15 @@ class Request:
     model: Model
     args: Sequence[Any] | Tensor
     path: Path
-    target: Target
-    kwargs: Mapping[str, Any] | None
-    input_names: Sequence[str] | None
-    output_names: Sequence[str] | None
-    dynamic_shapes: Any
-    dtype: str | torch.dtype | None
-    verify: bool
-    passthrough: Passthrough
-    strict: bool
+    target: Target = TARGETS[DEFAULT_TARGET]
+    kwargs: Mapping[str, Any] | None = None
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+    dynamic_shapes: Any = None
+    dtype: str | torch.dtype | None = None
+    verify: bool = True
+    passthrough: Passthrough = ()
+    strict: bool = False
 
     def __post_init__(self) -> None:
         # A tuple, because it is read several times and may be an iterator.

@@ -26,7 +26,7 @@ from nnorm_export import (
     load,
     verify,
 )
-from nnorm_export.exporting.formats import pt2
+from nnorm_export.exporting.formats import aoti
 from nnorm_export.files.inspection import describe
 from nnorm_export.operators import NORMALIZATIONS
 from nnorm_export.runtimes.describe_run import describe_run
@@ -210,7 +210,7 @@ def test_aotinductor_keeps_views_of_bits_in_registers(
     """With AVX-512, GCC's vectors must be as long as Inductor's, or the norm takes four times as long."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     options = {**known, "freezing": False, "cpp.cxx": (None, compiler)}
-    assert pt2._defaults(options) == {"freezing": True, **chosen}
+    assert aoti._defaults(options) == {"freezing": True, **chosen}
 
 
 @pytest.mark.parametrize("function", ["aten_function", "inductor_function"])

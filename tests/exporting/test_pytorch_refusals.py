@@ -188,7 +188,7 @@ def test_a_scripted_model_on_inputs_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_torchscript_warns_on_unsupported_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnorm_export.exporting.formats.torchscript._UNSUPPORTED_PYTHON", sys.version_info[:2])
-    with pytest.warns(UserWarning, match="TorchScript is deprecated.*successors are export_program and export_aoti"):
+    with pytest.warns(UserWarning, match="TorchScript is deprecated.*successors are the targets pt2 and aoti"):
         export_torchscript(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt")
 
 

@@ -73,7 +73,7 @@ def test_rows_of_the_first_batch_are_sampled_once(
 def test_decompositions_record_no_stacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """torch records a stack for each node of a decomposition whose own node has none: a third of an export's time."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormalNorm2d(4), nn.Hardswish()).eval()
-    request = Request(model, torch.randn(2, 3, 8, 8), tmp_path / "m.onnx", None, None, None, None, None, False, ())
+    request = Request(model=model, args=torch.randn(2, 3, 8, 8), path=tmp_path / "m.onnx", verify=False)
     frozen = freeze_source(request)
     recorded = []
     with exporting_state():

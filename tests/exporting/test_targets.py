@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch import nn
 
 from nnorm_export import ExportError, export, layers
 from nnorm_export.exporting.targets import TARGETS
+from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.inspection import describe
+from nnorm_export.runtimes import RUNTIMES
 
 ONNX = [name for name, target in TARGETS.items() if target.format.name == "onnx"]
 
@@ -58,6 +61,15 @@ def test_a_target_of_onnx_gets_what_it_reads(name: str, tmp_path: Path) -> None:
         ),
         ("tensorrt", {"dtype": torch.float64}, "takes fp32 and fp16 and bf16, and this is fp64"),
         ("nowhere", {}, "unknown target 'nowhere'; choose one of onnxruntime, openvino"),
+        (
+            "opencv",
+            {"operators": "kept"},
+            r"gets a file of ONNX, which is not PT2: leave out operators='kept' \(--operators kept\), or choose "
+            r"target='pt2' \(--target pt2\)",
+        ),
+        ("torchscript", {"opset_version": 18}, r"which is not ONNX: leave out opset_version=18 \(--opset 18\)"),
+        ("torchscript", {"inductor_configs": {"a": 1}}, r"leave out inductor_configs={'a': 1} \(--inductor-config\)"),
+        ("aoti", {}, r"m\.onnx: a file of AOTInductor ends in \.pt2; call it .*m\.pt2"),
     ],
 )
 def test_what_a_target_does_not_read_is_refused(
@@ -66,6 +78,28 @@ def test_what_a_target_does_not_read_is_refused(
     with pytest.raises(ExportError, match=message):
         export(*small(), tmp_path / "m.onnx", target=target, **options)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*TorchScript")
+@pytest.mark.parametrize(
+    ("name", "options"), [("pt2", {"operators": "kept"}), ("torchscript", {"method": "script", "optimize": False})]
+)
+def test_a_format_of_pytorch_is_a_target(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    report = export(*small(), tmp_path / FORMATS[name].file_name, target=name, **options)
+    assert report.parity
+    description = describe(report.path)
+    for facts in (report, description):
+        assert (facts.format, facts.target, facts.form) == (name, name, None)
+        assert {facts.method, facts.operators} == {None, *options.values()} - {False}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_has_a_writer_and_what_opens_it(name: str) -> None:
+    assert callable(importlib.import_module(f"nnorm_export.exporting.formats.{name}").write)
+    if name != "onnx":
+        runner = importlib.import_module(f"nnorm_export.runtimes.{name}").FormatRunner
+        assert runner.runtime == RUNTIMES[name].name
 
 
 def test_a_model_that_a_target_does_not_take_is_refused(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def cases(folder: Path) -> list[Case]:
     translated = onnx_exporter._translated
     known: dict[float, bytes] = {}
     for value in VALUES:
-        request = onnx_exporter.Request(model_of(value), x, source[value], None, None, None, None, None, False, ())
+        request = onnx_exporter.Request(model=model_of(value), args=x, path=source[value], verify=False)
         frozen = freeze_source(request)
         model, opset = translated(frozen, None)
         known[value] = ir.serde.serialize_model(model).SerializeToString()
