@@ -217,7 +217,7 @@ def test_what_leads_to_registered_layers_is_allowed() -> None:
 
 def test_a_layer_that_is_too_large_to_be_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = randomized(fake_layers.LayerNormalNorm(8))
-    monkeypatch.setattr("nnorm_export.freezing.verify_layer._LARGEST", 15)
+    monkeypatch.setattr("nnorm_export.freezing.verify_layer._MOST_ENTRIES", 15)
     with pytest.warns(UserWarning, match=r"layer 0 \(LayerNormalNorm\) has 16 entries, too many to be tried"):
         freeze(nn.Sequential(layer))
     with warnings.catch_warnings():
