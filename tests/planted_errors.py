@@ -1,4 +1,4 @@
-"""What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of honest files.
+"""What a comparison finds: planted errors × layouts of outputs, and the worst share of the budget of correct files.
 
 python tests/planted_errors.py  # writes tests/PARITY.md, in an hour on two cores
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from honest_files import COMPILED, DTYPES, Use, uses, zoo
+from correct_files import COMPILED, DTYPES, Use, uses, zoo
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ from nnorm_export import export, load
 from nnorm_export.dtypes import Array
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.verdict.allowed_error import machine_epsilon, yardsticks_of
-from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge
+from nnorm_export.parity.verdict.allowed_error import BUDGET, allowed_errors, machine_epsilon
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 
 ROUNDINGS = 100  # the size of an error in single elements, in roundings of their channel's scale
 
@@ -160,25 +160,28 @@ ERRORS = [
 def found(
     layouts: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = LAYOUTS,
 ) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """Layout, the share of the budget of an honest file, and error -> share with it."""
+    """Layout, the share of the budget of a correct file, and error -> share with it."""
     for layout, (build, inputs) in layouts.items():
         torch.manual_seed(0)
         model, x = trained(build()), inputs()
         pytorch = PyTorchModel(model, torch.float32, ())
         example = bound(model, x)
-        expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
-        yardsticks = yardsticks_of(expected, pytorch.samples(example, expected), truth)
-        assert truth is not None
+        expected, float64 = pytorch.run(example), pytorch.run_in_float64(example)
+        assert float64 is not None
+        perturbed = pytorch.perturbed_runs(example, expected)
+        (allowed,) = allowed_errors(expected, perturbed, float64)
 
-        def share(actual: Array, e: Array = expected[0], t: Array = truth[0], y: Array | None = yardsticks[0]) -> float:
-            result = judge("y", actual, e, t, yardstick=y).budget_share
+        def share(
+            actual: Array, expected: Array = expected[0], float64: Array = float64[0], allowed: Array | None = allowed
+        ) -> float:
+            result = compare_output("y", actual, expected, float64, allowed_error=allowed).budget_share
             assert result is not None
             return result
 
         with tempfile.TemporaryDirectory() as folder:
             path = export(model, x, Path(folder) / "m.onnx", verify=False, dynamic_shapes={}).path
             (actual,) = load(path)(x.numpy())
-        size = _scales(truth[0], layout)
+        size = _scales(float64[0], layout)
         shares = {}
         for error in ERRORS:
             if error.in_model is not None:
@@ -194,19 +197,19 @@ def found(
         yield layout, share(actual), shares
 
 
-def _scales(truth: Array, layout: str) -> Array:
+def _scales(float64: Array, layout: str) -> Array:
     """The scale of each element: the root mean square of its channel, or of its row."""
 
     def root_mean_square(axes: tuple[int, ...]) -> Array:
-        return np.sqrt(np.mean(np.square(truth), axis=axes, keepdims=True))
+        return np.sqrt(np.mean(np.square(float64), axis=axes, keepdims=True))
 
     if layout.startswith("rows and channels"):
         size = root_mean_square((0,)) * root_mean_square((1,)) / root_mean_square((0, 1))
     elif layout.startswith(("rows", "(1")):
         size = root_mean_square((1,))
     else:
-        size = root_mean_square(tuple(axis for axis in range(truth.ndim) if axis != (1 if truth.ndim != 3 else 2)))
-    return np.broadcast_to(size, truth.shape)
+        size = root_mean_square(tuple(axis for axis in range(float64.ndim) if axis != (1 if float64.ndim != 3 else 2)))
+    return np.broadcast_to(size, float64.shape)
 
 
 def trained(model: nn.Module) -> nn.Module:
@@ -230,8 +233,8 @@ Written by `python tests/planted_errors.py` with torch {torch}, ONNX Runtime {on
 roundings of the scale of their channel, or of their row and channel, in float32.
 """
 
-HONEST = """
-## Honest files: the greatest share of the budget
+CORRECT = """
+## Correct files: the greatest share of the budget
 
 {entries} entries: every layer and network of the test zoo and the golden checkpoints, each in every dtype. `kernel`,
 `body` and `custom` are ONNX Runtime with portable and custom files, `reference` is onnx's evaluator, `primitives` are
@@ -264,7 +267,7 @@ def _found(share: float) -> str:
     return "found" if share > 1 else "**not found**"
 
 
-def honest_tables(uses: Sequence[Use]) -> Iterator[str]:
+def correct_tables(uses: Sequence[Use]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Use]] = {}
     for use in uses:
         groups.setdefault((use.dtype, use.way), []).append(use)
@@ -282,7 +285,7 @@ def honest_tables(uses: Sequence[Use]) -> Iterator[str]:
 
 
 def measured(jobs: int) -> list[Use]:
-    """The uses of all honest files, by processes of which each takes the next network."""
+    """The uses of all correct files, by processes of which each takes the next network."""
     tasks = [(name, dtype) for name in zoo() for dtype in DTYPES]
     columns = (TextColumn("networks and dtypes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TimeRemainingColumn())  # fmt: skip
@@ -308,8 +311,8 @@ def main() -> None:
         roundings=ROUNDINGS,
     )
     lines = [head, *planted_table()]
-    lines += [HONEST.format(entries=len(zoo()), budget=BUDGET, compiled=" and ".join(COMPILED)).rstrip("\n")]
-    lines += honest_tables(measured(args.jobs))
+    lines += [CORRECT.format(entries=len(zoo()), budget=BUDGET, compiled=" and ".join(COMPILED)).rstrip("\n")]
+    lines += correct_tables(measured(args.jobs))
     # Only now: a run that is ended early leaves the old file whole.
     args.output.write_text("\n".join(lines) + "\n")
 
