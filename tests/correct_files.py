@@ -216,7 +216,7 @@ _REASONS = {
 }
 
 
-def honest(names: list[str] | None = None, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Iterator[Use]:
+def all_uses(names: list[str] | None = None, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Iterator[Use]:
     """The uses of the networks ``names``; None takes all."""
     for name in zoo() if names is None else names:
         for dtype in dtypes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everywhere.cases import GROUPS
-from everywhere.judging import OUTCOMES, TOLERANCES
+from everywhere.outcomes import OUTCOMES, TOLERANCES
 from everywhere.results import outcome_of
 from everywhere.runtimes import RUNTIMES
 from nnorm_export.exporting.targets import TARGETS
