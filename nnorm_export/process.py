@@ -55,19 +55,19 @@ def redirected(write: Callable[[str, str], object], *names: str) -> Iterator[Non
         names: ``stdout``, ``stderr``.
     """
     with LOCK:
-        taps = {name: _Tap(getattr(sys, name), write) for name in names}
-        for name, tap in taps.items():
-            setattr(sys, name, tap)
+        streams = {name: _RedirectedStream(getattr(sys, name), write) for name in names}
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
         try:
             yield
         finally:
-            for name, tap in taps.items():
-                tap.thread = None  # code that keeps the stream, a handler of logging for example, prints as before
-                if getattr(sys, name) is tap:
-                    setattr(sys, name, tap.stream)
+            for name, stream in streams.items():
+                stream.thread = None  # code that keeps the stream, a handler of logging for example, prints as before
+                if getattr(sys, name) is stream:
+                    setattr(sys, name, stream.stream)
 
 
-class _Tap:
+class _RedirectedStream:
     """A stream in the place of ``stream``, which takes what one thread writes."""
 
     def __init__(self, stream: Any, write: Callable[[str, str], object]) -> None:

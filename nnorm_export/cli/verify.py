@@ -36,7 +36,7 @@ def verify(
 ) -> None:
     """Compare a file with the PyTorch model that it was made from.
 
-    The model run in float64 is the truth. The file passes if its error in every
+    The reference is the model in float64. The file passes if its error in every
     element is at most ten times what roundings cause in PyTorch, in the file's
     own precision, or, if they are given, within --rtol and --atol. The exit code is 1 if it does not.
     Without --input, the inputs are random and have the file's shapes; real
@@ -87,7 +87,7 @@ def verify(
         inputs, notices = inputs_for(source, model.input_specs, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
     output.notices(notices)
-    judged: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         "criterion": options.criterion,
         "rtol": _by_output("--rtol", options.rtol, float),
         "atol": _by_output("--atol", options.atol, float),
@@ -104,7 +104,7 @@ def verify(
             private_key=options.sign_with,
             trust_pickle=model.trust_pickle,
             timeout=options.timeout,
-            **judged,
+            **criteria,
             **shared,
         )
         if options.probes:
@@ -146,7 +146,7 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
     if any(not parity.compared for parity in report.outputs):
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
     advice = f". {report.other_weights}" if report.other_weights else ""
-    if not advice and not report.is_unsteady:
+    if not advice and not report.is_nondeterministic:
         advice = bisect_advice(path, model, options.runtime)
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
@@ -173,8 +173,8 @@ def _check_combinations(options: VerifyOptions) -> None:
 
 def _check_outputs(options: VerifyOptions) -> None:
     """Raises the errors of the files to write that can be known before the comparison, which may take minutes."""
-    from nnorm_export.parity.certificates.certificate import check_folder
     from nnorm_export.parity.certificates.signatures import check_private_key
+    from nnorm_export.parity.certificates.write import check_folder
     from nnorm_export.parity.report.write_report import check_page
 
     if options.page is not None:
@@ -245,8 +245,8 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
         raise NnormExportError(
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )
-    from nnorm_export.parity.certificates.certificate import replay
     from nnorm_export.parity.certificates.compare_bits import compare_bits
+    from nnorm_export.parity.certificates.replay import replay
 
     with output.working(f"Replaying {folder}"):
         report = replay(

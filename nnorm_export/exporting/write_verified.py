@@ -113,7 +113,7 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
         where = f" The example and {_listed(lengths)} were compared. {_RANGE}" if lengths else ""
         raise ParityError(
             f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}{where}",
-            advice="" if parity.is_unsteady else _how_to_bisect(frozen, has_normalization_nodes),
+            advice="" if parity.is_nondeterministic else _how_to_bisect(frozen, has_normalization_nodes),
         )
     return parity
 

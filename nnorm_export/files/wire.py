@@ -4,7 +4,7 @@ protobuf cannot leave a field out: it takes the whole file into memory, and copi
 of 436 MB that takes 0.3 seconds and 0.9 GB, and :func:`nnorm_export.load` does not need them: ONNX Runtime reads them.
 
 Here the fields are counted off, down to the data of the graph's weights, and protobuf parses what lies between those.
-Weights that are stored otherwise than as ``raw_data`` of initializers are read. Nothing is judged here: a file that
+Weights that are stored otherwise than as ``raw_data`` of initializers are read. Nothing is checked here: a file that
 cannot be followed is read as a whole, and protobuf says what is wrong with it.
 """
 

@@ -100,7 +100,7 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
     state = found.state
     before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
     try:
-        # Not strict: the layers' hooks rename and add keys, and the keys that torch then lists are judged below.
+        # Not strict: the layers' hooks rename and add keys, and the keys that torch then lists are checked below.
         outcome = model.load_state_dict(state, strict=False)
         missing, unexpected = (
             [key for key in keys if key.rpartition(".")[2] != COUNTER]

@@ -18,7 +18,7 @@ from nnorm_export.errors import ExportError, ModelFileError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.optimizing.optimize import optimize
-from nnorm_export.parity.certificates.certificate import file_sha256
+from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime.optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime

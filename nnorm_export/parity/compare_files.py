@@ -17,11 +17,12 @@ from nnorm_export.dtypes import Array, as_array, is_float
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
+from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import (
+    Comparison,
     constant_over_rows,
     decisive,
     dependence,
-    judge_outputs,
     require_dependence,
 )
 from nnorm_export.parity.verdict.criteria import Criterion
@@ -33,7 +34,7 @@ ROUNDINGS = 64  # how far entries of an output may be apart, in roundings of its
 BATCHES = (1, 3, 8)  # lengths of the first axis of inputs, if it is dynamic
 OTHER_LENGTH = 64  # the length of other dynamic axes, in random inputs
 SEED = 0
-_MOVES = 10  # as of the error budget of verify
+_MOVES = 10  # as many as verify's error budget has
 
 Inputs = Sequence[Any] | Mapping[str, Any] | None
 
@@ -58,7 +59,8 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
         moved = original(**_moved(feed)) if other_roundings else expected
         criteria = [_criterion(*arrays) for arrays in zip(expected, moved, strict=True)]
         runs.append((feed, expected))
-        parts.append(judge_outputs(name, "the original file", original.outputs, actual, expected, criteria=criteria))
+        comparison = Comparison(name, "the original file", [info.name for info in original.outputs], criteria)
+        parts.append(comparison.compare_outputs(Case(list(feed.values()), expected, actual)))
     outputs = [worst(each) for each in zip(*parts, strict=True)]
     if all(constant_over_rows(expected) for _, expected in runs):
         outputs = require_dependence(outputs, _depends(original, *runs[0]))

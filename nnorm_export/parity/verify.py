@@ -1,4 +1,4 @@
-"""verify(): does a file compute what PyTorch computes? :mod:`nnorm_export.parity.verdict.compare_outputs` decides."""
+"""verify(): does a file compute what PyTorch computes? (:mod:`nnorm_export.parity.verdict.compare_outputs` decides.)"""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.by_bodies import run_by_bodies
-from nnorm_export.parity.certificates import signatures
-from nnorm_export.parity.certificates.certificate import DataSet, check_folder, file_sha256, write as write_certificate
-from nnorm_export.parity.reference.changed_inputs import change_of_input, told_of_changed_inputs
+from nnorm_export.parity.certificates.write import NewCertificate
+from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
-from nnorm_export.parity.reference.shared_rows import samples_of
+from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
 from nnorm_export.parity.reference.weights import other_weights
-from nnorm_export.parity.verdict.allowed_error import unstable_results, yardsticks_of
+from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import (
+    Comparison,
     constant_over_rows,
     criterion_text,
     dependence,
-    judge_outputs,
     require_dependence,
 )
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
-from nnorm_export.parity.verdict.float64 import usable_truth
-from nnorm_export.parity.verdict.outcome import ParityReport, on_changed_inputs, worst
+from nnorm_export.parity.verdict.outcome import ParityReport, errors_on_changed_inputs
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
@@ -88,51 +86,23 @@ def verify(
     """
     require_module("verify", model)
     chosen = Criteria.of(criterion, rtol, atol, statistic)
-    if certificate is not None:
-        check_folder(Path(certificate))
-    key = None if private_key is None else Path(private_key)
-    if key is not None:
-        if certificate is None:
-            raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
-        signatures.check_private_key(key)
+    if private_key is not None and certificate is None:
+        raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
+    new_certificate = None if certificate is None else NewCertificate.of(path, certificate, private_key)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    sha256 = "" if certificate is None else file_sha256(Path(path))
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
-    report, compared, computed_in = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
+    report, comparison, cases = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
-    of_outputs = chosen.for_outputs([info.name for info in runner.outputs])
     if (bodies := run_by_bodies(path, runner)) is not None:
         step("compare its bodies with PyTorch")
-        by_bodies = [
-            judge_outputs(
-                str(path),
-                type(model).__name__,
-                bodies.outputs,
-                bodies(*each[0]),
-                *each[1:],
-                criteria=of_outputs,
-                computed_in=computed_in,
-            )
-            for each in compared
-        ]
-        by_bodies[1:] = map(on_changed_inputs, by_bodies[1:])
-        report = replace(report, by_bodies=[worst(parts) for parts in zip(*by_bodies, strict=True)])
+        by_bodies = comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
+        report = replace(report, by_bodies=by_bodies)
     if not report:
         report = replace(report, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
-    if certificate is not None and report:
+    if new_certificate is not None and report:
         step("write the certificate")
-        write_certificate(
-            Path(certificate),
-            Path(path),
-            runner,
-            report,
-            compared,
-            of_outputs,
-            sha256=sha256,
-            computed_in=computed_in,
-            private_key=key,
-        )
+        new_certificate.write(runner, comparison, cases, report)
     return report
 
 
@@ -173,59 +143,42 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     criteria: Criteria,
     passthrough: Passthrough,
-) -> tuple[ParityReport, list[DataSet], str]:
-    """Returns the report over ``examples``, at least one, what was compared, and the dtype that it was computed in.
+) -> tuple[ParityReport, Comparison, list[Case]]:
+    """Compares on ``examples``, at least one, and on inputs made from the first; returns what was compared too.
 
-    Changed inputs are compared too (:mod:`nnorm_export.parity.reference.changed_inputs`): a file may hold what
-    PyTorch returns for the given ones, or a number that the model computes from them, or compute rows of a mask
-    otherwise that the given masks do not have (:mod:`nnorm_export.parity.reference.changed_masks`).
+    A file may hold what PyTorch returns for the given inputs, or a number that the model computes from them; or it may
+    treat rows of a mask otherwise than PyTorch, which the given masks do not have.
     """
-    chosen = criteria.for_outputs([info.name for info in runner.outputs])
+    names = [info.name for info in runner.outputs]
+    comparison = Comparison(file, type(model).__name__, names, criteria.for_outputs(names))
     step("compare with PyTorch")
-    # First: it takes a session of its own, for whose weights there is room before PyTorch's copies of the model.
+    # Before PyTorch copies the model: they need a session of its own, and room for its weights.
     implementations = runner.implementations
-    pytorch = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
-    taken: list[Mapping[str, Any]] = [as_taken(runner, example) for example in examples]
-    # First: the model says in its own words what does not fit.
-    expected = [pytorch.run(example) for example in counted("PyTorch", taken)]
-    actual = [_run_file(runner, example) for example in counted("the file", taken)]
-    unsteady = pytorch.unsteadiness(taken[0], expected[0])
-    changed = change_of_input(pytorch, taken[0], expected[0])
-    changes = [] if changed is None else [changed]
-    for inputs, results in changes + other_masks(pytorch, taken[0], expected[0]):
-        taken.append(inputs)
-        expected.append(results)
-        with told_of_changed_inputs():
-            actual.append(_run_file(runner, inputs))
-    exact = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", taken)]
-    samples = samples_of(pytorch, taken, expected, exact)
-    truths = [usable_truth(*each) for each in zip(expected, exact, samples, strict=True)]
-    # The change of all inputs stays where the given ones alone would show nothing.
-    stays = len(examples) + len(changes) if constant_over_rows(expected[0]) else len(examples)
-    for number in reversed(range(stays, len(taken))):
-        if any(unstable_results(expected[number], truths[number], pytorch.computed_in)):
-            for each in (taken, expected, actual, samples, truths):
-                del each[number]
-    yardsticks = [yardsticks_of(*each) for each in zip(expected, samples, truths, strict=True)]
-    feeds = [[to_numpy(tensor) for tensor in tensors_in(example)] for example in taken]
-    compared = [DataSet(*each) for each in zip(feeds, expected, truths, yardsticks, strict=True)]
-    name = type(model).__name__
-    options: dict[str, Any] = {"criteria": chosen, "computed_in": pytorch.computed_in}
-    pairs = list(zip(actual, compared, strict=True))
-    given, others = pairs[: len(examples)], pairs[len(examples) :]
-    judged = [judge_outputs(file, name, runner.outputs, results, *each[1:], **options) for results, each in given]
-    with told_of_changed_inputs():
-        judged += [
-            on_changed_inputs(judge_outputs(file, name, runner.outputs, results, *each[1:], **options))
-            for results, each in others
-        ]
-    outputs = [worst(parts) for parts in zip(*judged, strict=True)]
-    outputs = require_dependence(outputs, dependence(expected[0], None if changed is None else changed[1]))
-    if defect := unsteady or pytorch.defect_of_freezing(taken[0], truths[0]):
+    pytorch = PyTorchModel(model, dtype_of(runner, model), passthrough, names)
+    examples = [as_taken(runner, example) for example in examples]
+    # PyTorch runs before the file: if inputs do not fit, its error says so in the model's own words.
+    expected = [pytorch.run(example) for example in counted("PyTorch", examples)]
+    cases = [_case(runner, *each) for each in counted("the file", list(zip(examples, expected, strict=True)))]
+    nondeterminism = pytorch.nondeterminism(examples[0], expected[0])
+    change = change_of_input(pytorch, examples[0], expected[0])
+    changes = [*([] if change is None else [change]), *other_masks(pytorch, examples[0], expected[0])]
+    with errors_on_changed_inputs():
+        cases += [replace(_case(runner, *run), is_changed=True) for run in changes]
+    cases = with_pytorchs_runs(pytorch, [*examples, *(inputs for inputs, _ in changes)], cases)
+    # The change of all inputs counts even if PyTorch is unstable on it, where the given ones alone would show nothing.
+    needed = len(examples) + (change is not None and constant_over_rows(expected[0]))
+    others = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
+    cases = [case.with_allowed_error() for case in (*cases[:needed], *others)]
+    comparison = replace(comparison, computed_in=pytorch.computed_in)
+    outputs = comparison.worst_of(cases)
+    outputs = require_dependence(outputs, dependence(expected[0], None if change is None else change[1]))
+    if defect := nondeterminism or pytorch.defect_of_freezing(examples[0], cases[0].float64):
         outputs = [output.failed(defect) for output in outputs]
-    text = criterion_text(outputs, chosen, is_double=pytorch.dtype == torch.float64, has_truth=truths[0] is not None)
-    return ParityReport(runner.runtime, text, outputs, implementations), compared, pytorch.computed_in
+    is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
+    text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
+    return ParityReport(runner.runtime, text, outputs, implementations), comparison, cases
 
 
-def _run_file(runner: Runner, example: Mapping[str, Any]) -> list[Array]:
-    return runner(*[to_numpy(tensor) for tensor in tensors_in(example)])
+def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array]) -> Case:
+    inputs = [to_numpy(tensor) for tensor in tensors_in(example)]
+    return Case(inputs, expected, runner(*inputs))

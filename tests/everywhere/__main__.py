@@ -12,7 +12,7 @@ from typing import Any
 
 from everywhere import results, table
 from everywhere.cases import cases
-from everywhere.judging import judge
+from everywhere.outcomes import outcome_of
 from everywhere.runtimes import ROOT, RUNTIMES, Runtime, run
 from everywhere.writing import INDEX, write
 
@@ -58,7 +58,7 @@ def measure(folder: Path, chosen: list[Runtime], *, keep_files: bool, jobs: int)
         entries = [entry for entry in index if runtime.reads(entry)]
         out = folder / "outputs" / runtime.name
         version, reports = run(runtime, folder, [entry["name"] for entry in entries], out)
-        outcomes = [(entry, judge(entry, reports[entry["name"]], folder, out)) for entry in entries]
+        outcomes = [(entry, outcome_of(entry, reports[entry["name"]], folder, out)) for entry in entries]
         records[runtime.name] = results.collected(version, outcomes)
         right = sum(outcome == "right" for _, (outcome, _) in outcomes)
         print(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from everywhere.cases import GROUPS
-from everywhere.judging import OUTCOMES, TOLERANCES
+from everywhere.outcomes import OUTCOMES, TOLERANCES
 from everywhere.results import outcome_of
 from everywhere.runtimes import ROOT, RUNTIMES
 from nnorm_export.exporting.targets import TARGETS

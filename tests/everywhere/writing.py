@@ -98,8 +98,8 @@ def write(folder: Path, names: Iterable[str], kinds: Iterable[Kind] = KINDS, *, 
 def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dict[str, Any]]:
     case = case_named(case_name)
     model, x = case.build()
-    truth = copy.deepcopy(nnorm_export.freeze(model)).double()
-    _check(case, truth, x)
+    in_float64 = copy.deepcopy(nnorm_export.freeze(model)).double()
+    _check(case, in_float64, x)
     entries = []
     for kind in kinds:
         name = f"{kind.name}/{case.name}"
@@ -114,7 +114,7 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
         calls = []
         for number, batch in enumerate(batches):
             with torch.no_grad():
-                expected = truth(batch.double())
+                expected = in_float64(batch.double())
             stored = _store(folder, f"{name}.{number}.input", batch.numpy())
             calls.append({"inputs": [stored], "outputs": [_store(folder, f"{name}.{number}.output", expected.numpy())]})
         entries.append(
@@ -130,12 +130,12 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
     return entries
 
 
-def _check(case: Case, truth: nn.Module, x: Tensor) -> None:
+def _check(case: Case, in_float64: nn.Module, x: Tensor) -> None:
     """The reference agrees with what the authors' code computed, within that code's own float32 error."""
     if case.recorded is None:
         return
     with torch.no_grad():
-        np.testing.assert_allclose(truth(x.double()), case.recorded, rtol=2e-5, atol=2e-5, err_msg=case.name)
+        np.testing.assert_allclose(in_float64(x.double()), case.recorded, rtol=2e-5, atol=2e-5, err_msg=case.name)
 
 
 def _store(folder: Path, name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def files(inputs: tuple[Tensor, Tensor, Tensor], tmp_path_factory: pytest.TempPa
 
 
 def assert_right(actual: Iterator[Any], expected: list[np.ndarray]) -> None:
-    for values, truth in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(np.asarray(values, np.float64), truth, rtol=1e-5, atol=1e-5)
+    for values, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(values, np.float64), wanted, rtol=1e-5, atol=1e-5)
 
 
 class WithoutSmallArguments(TorchDispatchMode):

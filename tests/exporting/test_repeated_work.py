@@ -1,4 +1,4 @@
-"""What an export does once and not again: the samples of a row, the lines of source of a node."""
+"""What an export does once and not again: the perturbed runs of a row, the lines of source of a node."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class RowsButOne(nn.Module):
 
 
 @pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batches of the examples that samples were taken of."""
+def perturbed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches of the examples that were run with random last bits."""
     batches = []
-    original = PyTorchModel.samples
+    original = PyTorchModel.perturbed_runs
 
-    def samples(self: PyTorchModel, example: dict[str, Any], result: Any) -> Any:
+    def perturbed_runs(self: PyTorchModel, example: dict[str, Any], result: Any) -> Any:
         batches.append(len(next(iter(example.values()))))
         return original(self, example, result)
 
-    monkeypatch.setattr(PyTorchModel, "samples", samples)
+    monkeypatch.setattr(PyTorchModel, "perturbed_runs", perturbed_runs)
     return batches
 
 
@@ -54,19 +54,19 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         pytest.param(nn.Identity(), 2, [2, 2], id="rows, and changed ones"),
         pytest.param(nn.Identity(), 1, [1, 1], id="a single row, and a changed one"),
-        pytest.param(nn.Identity(), 8, [8, 1, 3, 8], id="eight rows have fewer samples than one or three need"),
+        pytest.param(nn.Identity(), 8, [8, 1, 3, 8], id="eight rows have fewer runs than one or three need"),
         pytest.param(Centered(), 2, [2, 1, 3, 2], id="a row depends on the others"),
         pytest.param(RowsButOne(), 2, [2, 1, 3, 2], id="a row depends on the batch"),
     ],
 )
-def test_rows_of_the_first_batch_are_sampled_once(
-    layer: nn.Module, batch: int, expected: list[int], sampled: list[int], tmp_path: Path
+def test_rows_of_the_first_batch_are_perturbed_once(
+    layer: nn.Module, batch: int, expected: list[int], perturbed: list[int], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormalNorm2d(4), layer).eval()
     report = export(model, torch.randn(batch, 3, 8, 8), tmp_path / "model.onnx")
     assert report.parity
-    assert sampled == expected  # the last: of changed inputs
+    assert perturbed == expected  # the last: of changed inputs
 
 
 @pytest.mark.slow

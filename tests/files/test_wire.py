@@ -124,7 +124,7 @@ def test_a_file_of_very_many_fields_is_read_whole(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_damaged_files_are_judged_by_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_files_are_left_to_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph, or the error, is what it is when the whole file is read."""
     large = 64
     monkeypatch.setattr(wire, "_LARGE", large)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import files_seeds
 import torch
 from files_cases import FAMILIES, prepare
-from files_judge import CASE, Outcome
+from files_run import CASE, Outcome
 from files_worker import run_cases
 
 LONG = 10_000  # cases of a run that is worth the compilation of a package

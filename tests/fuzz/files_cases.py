@@ -1,6 +1,6 @@
 """Cases: a mutated file in a folder, and a command or call to run on it.
 
-:func:`prepare` draws a case from a seed and writes it. :mod:`files_judge` runs what a folder holds, so that a case that
+:func:`prepare` draws a case from a seed and writes it. :mod:`files_run` runs what a folder holds, so that a case that
 is kept does not depend on the mutations.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 
 import files_seeds
 import onnx
-from files_judge import CASE, OUTSIDE
 from files_mutations import (
     mutate_bytes,
     mutate_json,
@@ -28,6 +27,7 @@ from files_mutations import (
     mutate_safetensors,
     mutate_zip,
 )
+from files_run import CASE, OUTSIDE
 
 
 def prepare(seed: int, seeds: Path, folder: Path, family: str | None = None) -> None:

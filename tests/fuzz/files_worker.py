@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from files_judge import CASE, OUTSIDE, SECRET, Outcome, execute
+from files_run import CASE, OUTSIDE, SECRET, Outcome, execute
 
 _MEMORY = 3 * 2**30  # beyond what a worker has when it starts
 _CASES = 1500  # of a worker; a new one takes over

@@ -42,8 +42,11 @@ from nnorm_export.files.archive import read_archive
 from nnorm_export.files.durable import read_whole
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
-from nnorm_export.parity.certificates import certificate as certificate_files
+from nnorm_export.parity.certificates.files import CERTIFICATE, file_sha256
+from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.report import write_report
+from nnorm_export.parity.verdict.case import Case as ParityCase
+from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.criteria import Criterion
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.serving.repository import write_repository
@@ -177,14 +180,13 @@ def cases(folder: Path) -> list[Case]:
     def certify(path: Path, value: float) -> None:
         array = np.full((2, SIZE), value, np.float32)
         report = ParityReport("test", str(value), [], {})
-        sets = [certificate_files.DataSet([array], [array], [array], [None])]
-        sha256 = certificate_files.file_sha256(source[value])
-        certificate_files.write(
-            path, source[value], runner, report, sets, [Criterion()], sha256=sha256, computed_in="float32"
-        )
+        names = [info.name for info in runner.outputs]
+        comparison = Comparison("file", "reference", names, [Criterion()], "float32")
+        new = NewCertificate(source[value], path, None, file_sha256(source[value]))
+        new.write(runner, comparison, [ParityCase([array], [array], [array], [array])], report)
 
     def certified(path: Path) -> float:
-        told = json.loads((path / certificate_files.CERTIFICATE).read_text())
+        told = json.loads((path / CERTIFICATE).read_text())
         value = float(told["decided_by"])
         arrays = [onnx.numpy_helper.to_array(onnx.load_tensor(file)) for file in sorted(path.rglob("*.pb"))]
         assert len(arrays) == 3

@@ -195,7 +195,7 @@ def figures(results: list[dict[str, Any]]) -> str:
         f"{sum(bool(r['faults']) for r in ran)} networks with faults."
         + "".join(f" {count} more were drawn and left out: {reason}." for reason, count in skipped.items()),
         "",
-        "| way | runs | right | greatest distance, in yardsticks | refused | wrong | crashed or unexpected |",
+        "| way | runs | right | greatest distance, in rounding errors | refused | wrong | crashed or unexpected |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for way in ways:

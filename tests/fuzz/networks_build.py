@@ -86,23 +86,23 @@ def joined(a: Tensor, b: Tensor, how: str) -> Tensor:
 
 
 class Network(nn.Module):
-    def __init__(self, steps: list[nn.Module], taps: tuple[int, ...], outputs: str) -> None:
+    def __init__(self, steps: list[nn.Module], inner_outputs: tuple[int, ...], outputs: str) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
-        self.taps, self.outputs = taps, outputs
+        self.inner_outputs, self.outputs = inner_outputs, outputs
 
     def forward(self, x: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Any:
-        others, tapped = (x, b, c), []
+        others, inner = (x, b, c), []
         for index, step in enumerate(self.steps):
             x = step(x, others[step.argument]) if isinstance(step, OtherInput) else step(x)
-            if index in self.taps and index != len(self.steps) - 1:
-                tapped.append(x)
+            if index in self.inner_outputs and index != len(self.steps) - 1:
+                inner.append(x)
                 x = x * 1.0  # a layer that works in place must not change an output
         if self.outputs == "tensor":
-            return (*tapped, x) if tapped else x
+            return (*inner, x) if inner else x
         if self.outputs == "tuple":
-            return (*tapped, x)
-        named = {f"tap{i}": value for i, value in enumerate(tapped)}
+            return (*inner, x)
+        named = {f"inner{i}": value for i, value in enumerate(inner)}
         return {**named, "y": x} if self.outputs == "dict" else {"result": [x, named], "double": x + x}
 
 
@@ -114,7 +114,7 @@ def build(spec: Spec) -> tuple[Network, list[list[Tensor]]]:
     """The network of ``spec`` in eval mode with parameters as after training, and its inputs for two batch sizes."""
     torch.manual_seed(spec.seed)
     x = data(spec, spec.shape)
-    inputs, modules, taps = [x], [], []
+    inputs, modules, inner_outputs = [x], [], []
     y = x
     for index, step in enumerate(spec.steps):
         if step.kind == "input":
@@ -125,10 +125,10 @@ def build(spec: Spec) -> tuple[Network, list[list[Tensor]]]:
             continue
         y = _result(module, y, inputs)
         modules.append(module)
-        taps += [len(modules) - 1] * (index in spec.taps)
+        inner_outputs += [len(modules) - 1] * (index in spec.inner_outputs)
     if not modules:
         raise Unbuildable(str(spec))
-    network = Network(modules, tuple(taps), spec.outputs).eval()
+    network = Network(modules, tuple(inner_outputs), spec.outputs).eval()
     return network, [feed for feed in (inputs, [_resized(v, spec.other_batch) for v in inputs]) if _runs(network, feed)]
 
 

@@ -44,7 +44,7 @@ class Spec:
     Attributes:
         shape: the shape of the first input, with the batch.
         other_batch: a second length of the batch that files with a dynamic batch are run with.
-        taps: indices of the steps whose results are outputs too.
+        inner_outputs: indices of the steps whose results are outputs too.
         outputs: the structure of the outputs: ``tensor``, ``tuple``, ``dict`` or ``nested``.
         axes: what is dynamic: ``batch``, ``fixed`` or ``last``, the batch and the last axis.
     """
@@ -53,7 +53,7 @@ class Spec:
     shape: tuple[int, ...]
     steps: tuple[Step, ...]
     other_batch: int = 3
-    taps: tuple[int, ...] = ()
+    inner_outputs: tuple[int, ...] = ()
     outputs: str = "tensor"
     axes: str = "batch"
     dtype: str = "float32"
@@ -71,7 +71,7 @@ class Spec:
     @classmethod
     def from_json(cls, text: str) -> Spec:
         fields = json.loads(text)
-        fields |= {name: tuple(fields[name]) for name in ("shape", "taps")}
+        fields |= {name: tuple(fields[name]) for name in ("shape", "inner_outputs")}
         return cls(**{**fields, "steps": _steps(fields["steps"])})
 
 
@@ -97,7 +97,7 @@ def random_spec(seed: int) -> Spec:
         (batch, rng.choice([1, 2, 3, 3, 4, 5, 6, 8, 16]), *extents),
         steps,
         other_batch=rng.choice([b for b in (1, 2, 3, 4) if b != batch]),
-        taps=tuple(sorted(rng.sample(range(len(steps)), k=min(len(steps) - 1, rng.choice([0, 0, 1, 2]))))),
+        inner_outputs=tuple(sorted(rng.sample(range(len(steps)), k=min(len(steps) - 1, rng.choice([0, 0, 1, 2]))))),
         outputs=rng.choice(["tensor", "tensor", "tuple", "dict", "nested"]),
         axes=axes,
         dtype=rng.choice(DTYPES),
@@ -136,8 +136,10 @@ def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
 def smaller(spec: Spec) -> Iterator[Spec]:
     """Specs with one thing less than ``spec``, the greatest reductions first."""
     for steps in _smaller_chains(spec.steps):
-        yield replace(spec, steps=steps, taps=tuple(tap for tap in spec.taps if tap < len(steps)))
-    for name in ("taps", "outputs", "axes", "dtype", "opset", "data"):
+        yield replace(
+            spec, steps=steps, inner_outputs=tuple(index for index in spec.inner_outputs if index < len(steps))
+        )
+    for name in ("inner_outputs", "outputs", "axes", "dtype", "opset", "data"):
         if getattr(spec, name) != _DEFAULTS[name]:
             yield replace(spec, **{name: _DEFAULTS[name]})
     for axis, extent in enumerate(spec.shape):

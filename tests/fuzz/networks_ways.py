@@ -20,9 +20,9 @@ import onnx
 import onnx_ir as ir
 import torch
 from fuzz.networks_build import Unbuildable, build
+from fuzz.networks_float64 import ALLOWED, Float64Results
 from fuzz.networks_refusals import refusal, refuse_openvino, refuse_reference
 from fuzz.networks_spec import Spec
-from fuzz.networks_truth import ALLOWED, Truth
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -49,7 +49,7 @@ class Outcome:
     """What became of one network.
 
     Attributes:
-        uses: way -> the greatest distance from the truth, in yardsticks.
+        uses: way -> the greatest distance from float64, in rounding errors.
         refused: way -> reason.
         faults: way -> what went wrong.
     """
@@ -74,9 +74,9 @@ def run(spec: Spec, ways: tuple[str, ...] = WAYS, seldom: bool = True) -> Outcom
         except Unbuildable:
             outcome.skipped = "no step fits the input"
             return outcome
-        if not network.truths or not network.runs_in_pytorch():
+        if not network.references or not network.runs_in_pytorch():
             outcome.skipped = "PyTorch does not run it"
-        elif any(truth.unstable for truth in network.truths):
+        elif any(reference.unstable for reference in network.references):
             outcome.skipped = "roundings decide the result"
         else:
             chosen = [way for way in ways if not seldom or spec.seed % SELDOM.get(way, 1) == 0]
@@ -99,10 +99,10 @@ def _try(network: _Run, way: str, outcome: Outcome) -> None:
             return
         if not results:
             raise AssertionError("nothing ran")
-        use = max(truth.use(result) for truth, result in zip(network.truths, results, strict=False))
+        use = max(reference.use(result) for reference, result in zip(network.references, results, strict=False))
         outcome.uses[way] = round(use, 3)
         if not use <= ALLOWED:
-            outcome.faults[way] = f"wrong: {use:.3g} yardsticks from float64"
+            outcome.faults[way] = f"wrong: {use:.3g} rounding errors from float64"
     except Exception as error:  # whatever a runtime or an exporter raises is the finding
         text = _text(error)
         reason = refusal(way, text)
@@ -120,7 +120,7 @@ def _text(error: Exception) -> str:
 
 
 class _Run:
-    """A network, its inputs, its truths and its files."""
+    """A network, its inputs, their results in float64 and its files."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
@@ -132,7 +132,7 @@ class _Run:
         if spec.axes == "fixed":
             self.feeds = self.feeds[:1]
         double = copy.deepcopy(self.model).double()
-        self.truths = [Truth(double, feed, spec.dtype) for feed in self.feeds]
+        self.references = [Float64Results(double, feed, spec.dtype) for feed in self.feeds]
         self.calls = 0
         self.options: dict[str, Any] = {"verify": self.plainly, "dynamic_shapes": self._axes()}
 

@@ -114,11 +114,11 @@ def test_any_number_of_threads_and_any_batch(name: str, tmp_path: Path) -> None:
     path = export(trained_network(name, FAKES), torch.from_numpy(images[:2]), tmp_path / "net.onnx", verify=False).path
     parts = parts_of(onnx_file.read_with_weights(path), ())
     values = [value for part in parts for value in (part.x, *part.operands, part.y)]
-    tapped = tmp_path / "tapped.onnx"
-    onnx.save(with_outputs(onnx_file.read_with_weights(path), values), tapped)
+    shown = tmp_path / "shown.onnx"
+    onnx.save(with_outputs(onnx_file.read_with_weights(path), values), shown)
     seen = {}
     for threads in (1, 2, 8):
-        runner = load(tapped, intra_op_num_threads=threads)
+        runner = load(shown, intra_op_num_threads=threads)
         assert set(runner.implementations.values()) == {"kernel"}
         names = [info.name for info in runner.outputs]
         whole = dict(zip(names, runner(images), strict=True))

@@ -92,10 +92,10 @@ def test_replay_without_pytorch(
 def test_a_runtime_that_computes_something_else_fails(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx").path
     verify(path, network, image, certificate=tmp_path / "c")
-    output = tmp_path / "c" / "truth_0" / "output_0.pb"
-    truth = numpy_helper.to_array(onnx.TensorProto.FromString(output.read_bytes())).copy()
-    truth[0, 0] += 1e-3
-    output.write_bytes(numpy_helper.from_array(truth, "logits").SerializeToString())
+    output = tmp_path / "c" / "float64_0" / "output_0.pb"
+    float64 = numpy_helper.to_array(onnx.TensorProto.FromString(output.read_bytes())).copy()
+    float64[0, 0] += 1e-3
+    output.write_bytes(numpy_helper.from_array(float64, "logits").SerializeToString())
     report = replay(path, tmp_path / "c")
     assert [parity.passed for parity in report.outputs] == [False, True, True]
     run = without_pytorch(tmp_path, "verify", "m.onnx", "--replay", "c")
@@ -112,7 +112,7 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     assert [p.name for p in folder.parent.iterdir()] == ["c"]
     assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*.pb")) == [
         f"{kind}_{data_set}/{name}.pb"
-        for kind in ("test_data_set", "truth", "yardstick")
+        for kind in ("allowed_error", "float64", "test_data_set")
         for data_set in range(2)  # the user's inputs, and changed ones
         for name in (["input_0"] if kind == "test_data_set" else []) + [f"output_{index}" for index in range(3)]
     ]
@@ -160,8 +160,8 @@ def test_what_is_refused(network: nn.Module, image: Tensor, tmp_path: Path, monk
         (tmp_path / "own" / "certificate.json").write_text(before)
     for content, words in (
         ("[]", "is not a certificate"),
-        ('{"format": 2}', "another format"),
-        ('{"format": 3}', "lacks computed_in, criteria, data_sets, sha256"),
+        ('{"format": 3}', "another format"),
+        ('{"format": 4}', "lacks computed_in, criteria, data_sets, sha256"),
     ):
         (tmp_path / "own" / "certificate.json").write_text(content)
         with pytest.raises(InputError, match=words):
@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_no_folders(tmp_path: Path, monkeypatch: pytest.Monke
     torch.manual_seed(0)
     model, x = nn.Linear(4, 3).eval(), torch.randn(5, 4)
     path = export(model, x, tmp_path / "m.onnx", verify=False).path
-    monkeypatch.setattr("nnorm_export.parity.certificates.certificate._write_tensors", full)
+    monkeypatch.setattr("nnorm_export.parity.certificates.write._write_tensors", full)
     with pytest.raises(InputError, match="No space left"):
         verify(path, model, x, certificate=tmp_path / "deep" / "er" / "c")
     monkeypatch.setattr("nnorm_export.serving.repository._write_version", full)

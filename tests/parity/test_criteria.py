@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nnorm_export import NnormExportError, export, replay, verify
 from nnorm_export.cli import app
-from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.parity.verdict.criteria import Criteria, Criterion
 from nnorm_export.parity.verdict.outcome import share_text
 from nnorm_export.testing import assert_parity
@@ -79,10 +79,10 @@ def test_statistics(statistic: str, passed: bool) -> None:
     expected = np.ones((10, 10), np.float32)
     actual = expected.copy()
     actual[3, 4] += 0.2
-    assert judge("y", actual, expected, None, Criterion.of(None, 1e-3, None, statistic)).passed is passed
+    assert compare_output("y", actual, expected, None, Criterion.of(None, 1e-3, None, statistic)).passed is passed
     infinite = actual.copy()
     infinite[3, 4] = np.inf
-    assert judge("y", infinite, expected, None, Criterion.of(None, 1e-3, None, statistic)).passed is passed
+    assert compare_output("y", infinite, expected, None, Criterion.of(None, 1e-3, None, statistic)).passed is passed
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import torch
 from backends import BACKENDS, needs_kernels
 from fuzz import networks, networks_ways
 from fuzz.networks_build import build
+from fuzz.networks_float64 import ALLOWED, Float64Results
 from fuzz.networks_spec import Spec, Step, random_spec, smaller
-from fuzz.networks_truth import ALLOWED, Truth
 
 import nnorm_export
 from nnorm_export.domain import OPERATORS
@@ -53,15 +53,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> networks_ways._Run:
 
 def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
     """1e-3 of any element that is not near 0 is seen, although the roundings of four layers lie before it."""
-    results, truth = small.eager()[0], small.truths[0]
-    assert truth.use(results) < ALLOWED / 4
-    (result,), (true,) = results, truth.results
+    results, reference = small.eager()[0], small.references[0]
+    assert reference.use(results) < ALLOWED / 4
+    (result,), (true,) = results, reference.results
     for element in np.argwhere(np.abs(true) > 0.3):
         planted = result.copy()
         planted[tuple(element)] *= 1 + 1e-3
-        assert truth.use([planted]) > ALLOWED
+        assert reference.use([planted]) > ALLOWED
     planted[0, 0, 0, 0] = np.nan
-    assert truth.use([planted]) > ALLOWED
+    assert reference.use([planted]) > ALLOWED
 
 
 @pytest.mark.slow
@@ -69,15 +69,15 @@ def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
 def test_a_planted_error_in_a_file_is_found(small: networks_ways._Run, backend: str) -> None:
     """ε off by a tenth, exponents off by 1e-4, and a convolution's weight off by 1e-4."""
     with small.sharing():
-        assert small.truths[0].use(getattr(small, backend)()[0]) < ALLOWED
+        assert small.references[0].use(getattr(small, backend)()[0]) < ALLOWED
         path = small.folder / "portable.onnx"
-        honest = path.read_bytes()
+        correct = path.read_bytes()
         for plant in (_change_epsilon, _move_exponent, _move_weight):
-            model = onnx.load_from_string(honest)
+            model = onnx.load_from_string(correct)
             plant(model)
             onnx.save(model, path)
-            assert small.truths[0].use(getattr(small, backend)()[0]) > ALLOWED, plant.__name__
-        path.write_bytes(honest)
+            assert small.references[0].use(getattr(small, backend)()[0]) > ALLOWED, plant.__name__
+        path.write_bytes(correct)
 
 
 def _change_epsilon(model: onnx.ModelProto) -> None:
@@ -175,5 +175,5 @@ def test_an_element_that_roundings_decide_is_not_held_to_more() -> None:
     """x − mean(x) of equal elements is 0 or a rounding, and 1/√ε multiplies it."""
     layer = torch.nn.LayerNorm(3, eps=1e-12)
     x = torch.full((1, 3), 0.7)
-    truth = Truth(layer.double(), [x], "float32")
-    assert truth.unstable or truth.yardsticks()[0].min() > 1e-3
+    reference = Float64Results(layer.double(), [x], "float32")
+    assert reference.unstable or reference.rounding_errors()[0].min() > 1e-3

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nnorm_export import ParityError, bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm1d
-from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.testing import assert_parity
 
 NAN, INF = float("nan"), float("inf")
@@ -151,7 +151,7 @@ def test_replay_of_constants_fails(path: Path, model: nn.Module, tmp_path: Path)
     results = {
         "test_data_set_0/input_0.pb": zeros,
         "test_data_set_0/output_0.pb": model(zeros),
-        "truth_0/output_0.pb": copy.deepcopy(model).double()(zeros.double()),
+        "float64_0/output_0.pb": copy.deepcopy(model).double()(zeros.double()),
     }
     for name, values in results.items():
         (folder / name).write_bytes(numpy_helper.from_array(values.detach().numpy()).SerializeToString())
@@ -178,7 +178,7 @@ def test_a_model_that_takes_no_other_input_is_compared_on_this_one(tmp_path: Pat
     assert "no other output does" in verify(path, model, torch.ones(5, 4)).outputs[0].note
 
 
-def test_empty_parts_are_not_judged() -> None:
+def test_empty_parts_are_not_compared() -> None:
     empty = np.zeros((0, 3), np.float32)
-    for truth in (None, empty.astype(np.float64)):
-        assert not judge("y", empty, empty, truth).passed
+    for float64 in (None, empty.astype(np.float64)):
+        assert not compare_output("y", empty, empty, float64).passed

@@ -86,7 +86,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("budget", 0, "budget: at most 10 times"),
         ("hope", 2, "'hope' is not one of budget, allclose"),
     ):
-        judged = run(app, ["verify", "m.onnx", "-m", "loud_nets:build", "--criterion", criterion])
-        assert (judged.exit_code, words in judged.output) == (code, True), judged.output
+        verified = run(app, ["verify", "m.onnx", "-m", "loud_nets:build", "--criterion", criterion])
+        assert (verified.exit_code, words in verified.output) == (code, True), verified.output
     both = run(app, ["verify", "m.onnx", "-m", "loud_nets:build", "--criterion", "budget", "--rtol", "1"])
     assert (both.exit_code, "rtol and atol go with the criterion allclose" in both.stderr) == (2, True)

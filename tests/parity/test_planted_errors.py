@@ -18,8 +18,8 @@ from unaltered_files import BACKENDS, uses
 from nnorm_export import bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm2d, GroupNormalNorm
 from nnorm_export.parity.reference.perturbation import random_last_bits
-from nnorm_export.parity.verdict.allowed_error import unstable_result, yardstick_of, yardsticks_of
-from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge
+from nnorm_export.parity.verdict.allowed_error import BUDGET, allowed_errors, rounding_error, unstable_result
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ class Rare(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.SiLU()], ids=["sigmoid", "silu"])
-def test_probabilities_near_0_are_honest(activation: nn.Module, tmp_path: Path) -> None:
+def test_probabilities_near_0_pass(activation: nn.Module, tmp_path: Path) -> None:
     """ONNX Runtime's sigmoid of -10 is 1e-2 of itself off, and 1e-7 in absolute terms."""
     torch.manual_seed(0)
     model, x = Rare(activation).eval(), torch.randn(8, 6)
@@ -101,7 +101,7 @@ def test_a_small_output_beside_a_great_one(tmp_path: Path) -> None:
         other.score.bias += 3e-3  # type: ignore[operator]
     assert not verify(path, other, x)
     assert not bisect(path, other, x)
-    for name in ("test_data_set_0", "truth_0"):
+    for name in ("test_data_set_0", "float64_0"):
         file = folder / name / "output_0.pb"
         tensor = onnx.TensorProto.FromString(file.read_bytes())
         values = numpy_helper.to_array(tensor).copy()
@@ -138,20 +138,20 @@ def test_weights_are_bit_for_bit_what_they_were() -> None:
     ],
     ids=["columns of scale 1000 and 1", "rows of scale 1e-3 to 1e3", "rows and columns", "one scale"],
 )
-def test_the_yardstick(scale: np.ndarray) -> None:
+def test_the_rounding_error(scale: np.ndarray) -> None:
     generator = np.random.default_rng(0)
-    truth = generator.choice([-1.0, 1.0], (16, 4)) * scale
-    truth[8, 3] = 0.0
-    samples = [(truth * (1 + 1e-7 * generator.standard_normal(truth.shape))).astype(np.float32) for _ in range(4)]
-    yardstick = yardstick_of(samples, truth, "float32")
-    of_element = np.abs(truth) * 2.0**-23
-    assert (yardstick >= of_element).all()
-    assert (BUDGET * yardstick < 100 * of_element)[truth != 0].all()
-    assert 0 < yardstick[8, 3] < 10 * np.broadcast_to(scale, truth.shape)[8, 3] * 2.0**-23
-    wrong = samples[0].copy()
+    float64 = generator.choice([-1.0, 1.0], (16, 4)) * scale
+    float64[8, 3] = 0.0
+    runs = [(float64 * (1 + 1e-7 * generator.standard_normal(float64.shape))).astype(np.float32) for _ in range(4)]
+    rounding = rounding_error(runs, float64, "float32")
+    of_element = np.abs(float64) * 2.0**-23
+    assert (rounding >= of_element).all()
+    assert (BUDGET * rounding < 100 * of_element)[float64 != 0].all()
+    assert 0 < rounding[8, 3] < 10 * np.broadcast_to(scale, float64.shape)[8, 3] * 2.0**-23
+    wrong = runs[0].copy()
     wrong[4, 2] *= 1 + np.float32(100 * 2.0**-23)
-    assert judge("y", samples[0], samples[0], truth, yardstick=yardstick).passed
-    assert not judge("y", wrong, samples[0], truth, yardstick=yardstick).passed
+    assert compare_output("y", runs[0], runs[0], float64, allowed_error=BUDGET * rounding).passed
+    assert not compare_output("y", wrong, runs[0], float64, allowed_error=BUDGET * rounding).passed
 
 
 @pytest.mark.parametrize("shape", [(64, 16, 4, 4), (8, 64, 2, 2), (2, 1000)], ids=str)
@@ -167,11 +167,11 @@ def test_a_relu_hides_scales_but_excuses_no_error(shape: tuple[int, ...]) -> Non
         return np.maximum(hidden + roundings, 0).astype(np.float32)
 
     for each in hidden:
-        truth = np.maximum(each, 0)
-        yardstick = yardstick_of([rounded(each) for _ in range(4)], truth, "float32")
-        assert (np.abs(rounded(each) - truth) < BUDGET * yardstick).all()
-        assert yardstick.max() < 8 * error
-        assert shape[0] < 8 or yardstick[:, 3].max() < 1e-30
+        float64 = np.maximum(each, 0)
+        rounding = rounding_error([rounded(each) for _ in range(4)], float64, "float32")
+        assert (np.abs(rounded(each) - float64) < BUDGET * rounding).all()
+        assert rounding.max() < 8 * error
+        assert shape[0] < 8 or rounding[:, 3].max() < 1e-30
 
 
 def test_a_mask_hides_no_error_beside_it() -> None:
@@ -180,35 +180,35 @@ def test_a_mask_hides_no_error_beside_it() -> None:
     logits = generator.standard_normal((12, 12))
     for masked in (np.eye(12, dtype=bool), np.tri(12, dtype=bool).T, generator.random((12, 12)) < 0.9):
         for mask in (-1e9, -1e4):
-            truth = np.where(masked, mask, logits)
-            samples = [np.where(masked, mask, logits * (1 + 1e-7 * generator.standard_normal(logits.shape)))]
-            samples = [sample.astype(np.float32) for sample in samples * 4]
-            yardstick = yardstick_of(samples, truth, "float32")
-            assert (yardstick[~masked] < 1e-6).all()
-            assert unstable_result(truth + 0.1 * ~masked, truth, "float32")
+            float64 = np.where(masked, mask, logits)
+            runs = [np.where(masked, mask, logits * (1 + 1e-7 * generator.standard_normal(logits.shape)))]
+            runs = [run.astype(np.float32) for run in runs * 4]
+            rounding = rounding_error(runs, float64, "float32")
+            assert (rounding[~masked] < 1e-6).all()
+            assert unstable_result(float64 + 0.1 * ~masked, float64, "float32")
 
 
 def test_the_score_of_one_box() -> None:
-    truth = np.array([[612.0, 301.0, 455.0, 278.0, 3.1e-3]])
-    samples = [(truth * (1 + 1e-7 * np.array([1, -1, 1, -1, sign]))).astype(np.float32) for sign in (-1, 1, 1, -1)]
-    assert yardstick_of(samples, truth, "float32")[0, 4] < 1e-8
+    float64 = np.array([[612.0, 301.0, 455.0, 278.0, 3.1e-3]])
+    runs = [(float64 * (1 + 1e-7 * np.array([1, -1, 1, -1, sign]))).astype(np.float32) for sign in (-1, 1, 1, -1)]
+    assert rounding_error(runs, float64, "float32")[0, 4] < 1e-8
 
 
 def test_an_element_that_is_small_by_chance_has_the_scale_of_the_others() -> None:
-    """Its samples may all be exact: a bias cancels it."""
+    """Its runs may all be exact: a bias cancels it."""
     generator = np.random.default_rng(0)
-    truth = generator.standard_normal((4, 16))
+    float64 = generator.standard_normal((4, 16))
     errors = 1e-7 * generator.standard_normal((5, 4, 16))
-    truth[2, 5], errors[:, 2, 5] = 1e-3, 1e-10
-    truth[3, 7], errors[:, 3, 7] = 0.0, 0.0
-    yardstick = yardstick_of(list(truth + errors), truth, "float32")
-    assert yardstick[2, 5] > 1e-7
-    assert yardstick[3, 7] > 1e-7
+    float64[2, 5], errors[:, 2, 5] = 1e-3, 1e-10
+    float64[3, 7], errors[:, 3, 7] = 0.0, 0.0
+    rounding = rounding_error(list(float64 + errors), float64, "float32")
+    assert rounding[2, 5] > 1e-7
+    assert rounding[3, 7] > 1e-7
 
 
-def test_a_sample_that_a_branch_threw_away_hides_nothing() -> None:
-    truth = np.linspace(1.0, 2.0, 12).reshape(4, 3)
-    result = truth.astype(np.float32)
-    (kept,) = yardsticks_of([result], [[result], [result + np.float32(0.5)]], [truth])
-    assert kept is not None
-    assert kept.max() < 1e-6
+def test_a_run_that_took_another_branch_hides_nothing() -> None:
+    float64 = np.linspace(1.0, 2.0, 12).reshape(4, 3)
+    result = float64.astype(np.float32)
+    (allowed,) = allowed_errors([result], [[result], [result + np.float32(0.5)]], [float64])
+    assert allowed is not None
+    assert allowed.max() < BUDGET * 1e-6

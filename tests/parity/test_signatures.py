@@ -76,10 +76,10 @@ def relax(release: Path) -> None:
     assert replay(release / "m.onnx", release / "c").criterion == "allclose, rtol 9, atol 9"
 
 
-def link_truth(release: Path) -> None:
+def link_results(release: Path) -> None:
     (release / "elsewhere").mkdir()
-    shutil.copy(release / "c" / "truth_0" / "output_0.pb", release / "elsewhere")
-    (release / "c" / "truth_2").symlink_to(release / "elsewhere", target_is_directory=True)
+    shutil.copy(release / "c" / "float64_0" / "output_0.pb", release / "elsewhere")
+    (release / "c" / "float64_2").symlink_to(release / "elsewhere", target_is_directory=True)
 
 
 def data_of(release: Path) -> Path:
@@ -98,7 +98,7 @@ def move_boundary(release: Path) -> None:
 
 def sign_again_with_another_key(release: Path) -> None:
     """As whoever changes a file would do."""
-    flip(release / "c" / "truth_0" / "output_0.pb")
+    flip(release / "c" / "float64_0" / "output_0.pb")
     key = release.parent / "other.pem"
     signature = ["--signature", "c/model.sig", "--ignore-paths", "c/model.sig"]
     command = [*MODEL_SIGNING, "sign", "key", ".", *signature, "--private_key", str(key)]
@@ -120,15 +120,18 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "the model": (lambda release: (release / "m.onnx").write_bytes(b"x"), r"Hash mismatch for 'm\.onnx'"),
     "where the weights begin": (move_boundary, r"Hash mismatch for 'm\.onnx'"),
     "the weights removed": (lambda release: data_of(release).unlink(), r"m\.onnx\.\w+\.data"),
-    "the truth": (lambda release: flip(release / "c/truth_0/output_0.pb"), "Hash mismatch for 'c/truth_0/output_0"),
+    "the results in float64": (
+        lambda release: flip(release / "c/float64_0/output_0.pb"),
+        "Hash mismatch for 'c/float64_0/output_0",
+    ),
     "a tolerance": (relax, r"Hash mismatch for 'c/certificate\.json'"),
     "a file added": (
-        lambda release: shutil.copy(release / "c/truth_0/output_0.pb", release / "c/truth_0/output_1.pb"),
-        r"cover c/truth_0/output_1\.pb",
+        lambda release: shutil.copy(release / "c/float64_0/output_0.pb", release / "c/float64_0/output_1.pb"),
+        r"cover c/float64_0/output_1\.pb",
     ),
     "a hidden file added": (lambda r: (r / "c/.gitignore").write_text("*"), r"cover c/\.gitignore"),
-    "a link to a folder added": (link_truth, "cover c/truth_2"),
-    "a file removed": (lambda release: (release / "c/truth_0/output_0.pb").unlink(), "truth_0/output_0"),
+    "a link to a folder added": (link_results, "cover c/float64_2"),
+    "a file removed": (lambda release: (release / "c/float64_0/output_0.pb").unlink(), "float64_0/output_0"),
     "signed by another": (sign_again_with_another_key, "Key mismatch"),
     "the signed text": (claim_another_digest, "InvalidSignature"),
     "a signature that is none": (lambda release: (release / "c/model.sig").write_text("{}"), "verificationMaterial"),
@@ -209,8 +212,8 @@ def test_the_package_of_the_standard(signed: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert replay(release / "m.onnx", release / "c", public_key=signed / "key.pub").signature == "checked"
     signing = ["sign", "key", ".", "--signature", "c/model.sig", "--private_key", "../key.pem"]
-    assert run(*signing, "--ignore-paths", "c/truth_0").returncode == 0
-    with pytest.raises(ParityError, match=r"does not cover c/truth_0/output_0\.pb"):
+    assert run(*signing, "--ignore-paths", "c/float64_0").returncode == 0
+    with pytest.raises(ParityError, match=r"does not cover c/float64_0/output_0\.pb"):
         replay(release / "m.onnx", release / "c", public_key=signed / "key.pub")
 
 
@@ -232,7 +235,7 @@ def test_command_line(signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (unchecked.exit_code, "signature  not checked" in unchecked.stdout) == (0, True), unchecked.output
     assert "note: c is signed, and the signature was not checked: --public-key PUB.pem checks it" in unchecked.stderr
     assert json.loads(run(app, [*replaying, "--json"]).stdout)["signature"] == "not checked"
-    flip(signed / "release" / "c" / "truth_0" / "output_0.pb")
+    flip(signed / "release" / "c" / "float64_0" / "output_0.pb")
     assert run(app, [*replaying, "--public-key", "../key.pub"]).exit_code == 1
     for arguments, words in (
         ([*recording[:-2], "--sign-with", "../key.pem"], "it goes with --record DIR"),

@@ -29,10 +29,10 @@ from nnorm_export.layers import BatchNormalNorm1d, LayerNormalNorm
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.parity.verdict.criteria import Criteria, Criterion
-from nnorm_export.parity.verdict.float64 import usable_truth
-from nnorm_export.parity.verdict.outcome import ON_CHANGED_INPUTS, UNSTEADY
+from nnorm_export.parity.verdict.float64 import usable_float64
+from nnorm_export.parity.verdict.outcome import NONDETERMINISTIC, ON_CHANGED_INPUTS
 
 
 class Of(nn.Module):
@@ -290,21 +290,21 @@ def test_batches_that_a_filter_leaves_empty(tmp_path: Path) -> None:
 def test_integers(tmp_path: Path) -> None:
     """A class of near ties may differ where PyTorch's own does; others, and numbers of another kind, may not."""
     expected = np.array([3, 7, 2**60], np.int64)
-    assert judge("y", expected, expected, None).passed
-    assert not judge("y", expected + np.array([0, 0, 1]), expected, None).passed
+    assert compare_output("y", expected, expected, None).passed
+    assert not compare_output("y", expected + np.array([0, 0, 1]), expected, None).passed
     other = np.array([3, 1, 2**60], np.int64)
-    parity = judge("y", other, expected, None, yardstick=np.array([0.5, 6.0, 0.5]))
+    parity = compare_output("y", other, expected, None, allowed_error=np.array([0.5, 6.0, 0.5]))
     assert (parity.passed, parity.max_abs_diff) == (True, 6.0)
     assert "1 of 3 elements differ" in parity.note
-    assert not judge("y", other, expected, None, yardstick=np.array([0.5, 5.0, 0.5])).passed
+    assert not compare_output("y", other, expected, None, allowed_error=np.array([0.5, 5.0, 0.5])).passed
     half = np.array([0.5, 6.0, 0.5])
     for criterion in (Criterion(statistic="mean"), Criterion("allclose", rtol=1.0, atol=0.0)):  # meant for floats
-        assert not judge("y", other + 1, expected, None, criterion, yardstick=half).passed
+        assert not compare_output("y", other + 1, expected, None, criterion, allowed_error=half).passed
     (named,) = Criteria.of(rtol={"y": 1.0}).for_outputs(["y"])
-    assert judge("y", other + np.array([1, 0, 0]), expected, None, named, yardstick=half).passed
-    (true,) = usable_truth([np.array([5])], [np.array([9])], [[np.array([5])]]) or [None]
-    assert true == [5]  # float64 alone gives another number
-    report = judge("y", expected.astype(np.float32), expected, None)
+    assert compare_output("y", other + np.array([1, 0, 0]), expected, None, named, allowed_error=half).passed
+    (found,) = usable_float64([np.array([5])], [np.array([9])], [[np.array([5])]]) or [None]
+    assert found == [5]  # float64 alone gives another number
+    report = compare_output("y", expected.astype(np.float32), expected, None)
     assert not report.passed
     assert "float32" in report.note
     model, x = Of(lambda y: (y, y.argmax(1)), 1000), torch.randn(256, 8)
@@ -330,7 +330,7 @@ def test_outputs_of_a_dict_are_compared_by_their_names(tmp_path: Path) -> None:
 def test_little_noise_is_noise(tmp_path: Path) -> None:
     model, x = Of(lambda y: y + 3e-5 * torch.randn_like(y)), torch.randn(16, 8)
     path = written(Of(lambda y: y), (x,), tmp_path / "m.onnx")
-    assert verify(path, model, (x,)).outputs[0].note == UNSTEADY
+    assert verify(path, model, (x,)).outputs[0].note == NONDETERMINISTIC
 
 
 @pytest.mark.slow
@@ -341,7 +341,7 @@ def test_small_outputs_in_float64(tmp_path: Path) -> None:
     dead = np.zeros((4, 16))
     dead[1:] = np.arange(48).reshape(3, 16)
     roundings = np.where(dead == 0, 4e-15, 0)
-    assert judge("y", dead + roundings, dead, None).passed  # a row of zeros among others
+    assert compare_output("y", dead + roundings, dead, None).passed  # a row of zeros among others
     with torch.no_grad():
         model.linear.weight *= 1.1
         model.linear.bias *= 1.1

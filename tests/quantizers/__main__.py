@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import torch
 from everywhere.cases import NETWORKS, case_named
-from everywhere.judging import reason_of
+from everywhere.outcomes import reason_of
 from everywhere.runtimes import ROOT, run
 from golden_data import GOLDEN
 
@@ -60,7 +60,7 @@ def write(folder: Path, networks: Sequence[str] = NETWORKS) -> list[str]:
     return [f"{form}-{network}" for network in networks for form in FORMS]
 
 
-def judge(tool: Tool, name: str, report: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
+def outcome_of(tool: Tool, name: str, report: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
     """What a tool made of a file: its ratio, agreement and nodes, or why there is none."""
     for outcome in ("refused", "crashed"):
         if outcome in report:
@@ -110,7 +110,7 @@ def measure(tools: Sequence[Tool], folder: Path, names: Sequence[str]) -> dict[s
         out = folder / "outputs" / tool.name
         shutil.rmtree(out, ignore_errors=True)  # one tool refuses to replace its files
         version, reports = run(tool, folder, names, out)
-        files = {name: judge(tool, name, reports[name], folder, out) for name in names}
+        files = {name: outcome_of(tool, name, reports[name], folder, out) for name in names}
         records[tool.name] = {"version": version, "files": files}
         right = sum("why" not in file for file in files.values())
         print(f"{tool.title} {version}: {right} of {len(files)}", file=sys.stderr)

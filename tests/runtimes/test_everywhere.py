@@ -1,4 +1,4 @@
-"""The matrix of runtimes: its quick part against the recorded results, its tables, its judgement, and crashes."""
+"""The matrix of runtimes: its quick part against the recorded results, its tables, its outcomes, and crashes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from everywhere import results, runtimes, table
 from everywhere.cases import cases
-from everywhere.judging import judge, reason_of
+from everywhere.outcomes import outcome_of, reason_of
 from everywhere.runtimes import RUNTIMES, Runtime, run
 from everywhere.writing import Kind, write
 
@@ -32,7 +32,7 @@ def test_no_runtime_does_worse_than_recorded(tmp_path: Path) -> None:
         _, reports = run(runtime, tmp_path, [entry["name"] for entry in index], out)
         ran.append(runtime.name)
         for entry in index:
-            outcome, why = judge(entry, reports[entry["name"]], tmp_path, out)
+            outcome, why = outcome_of(entry, reports[entry["name"]], tmp_path, out)
             kind = entry["name"].rpartition("/")[0]
             known = results.outcome_of(recorded["runtimes"][runtime.name], kind, entry["case"])
             if known is None or table.rank(outcome) > table.rank(known[0]):
@@ -58,13 +58,13 @@ def test_tables_show_the_results() -> None:
         ([1.0], "wrong", "its shape is [1], not [2]"),
     ],
 )
-def test_judgement(values: list[float], outcome: str, why: str, tmp_path: Path) -> None:
+def test_outcomes(values: list[float], outcome: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "expected").write_bytes(np.array([1.0, 2.0]).tobytes())
     (tmp_path / "found").write_bytes(np.array(values, np.float32).tobytes())
     expected = {"file": "expected", "dtype": "float64", "shape": [2]}
     found = {"file": "found", "dtype": "float32", "shape": [len(values)]}
     entry = {"dtype": "fp32", "calls": [{"outputs": [expected]}]}
-    assert judge(entry, {"outputs": [[found]]}, tmp_path, tmp_path) == (outcome, why)
+    assert outcome_of(entry, {"outputs": [[found]]}, tmp_path, tmp_path) == (outcome, why)
 
 
 @pytest.mark.parametrize(

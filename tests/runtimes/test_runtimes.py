@@ -35,7 +35,7 @@ from nnorm_export import (
 )
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.runtimes.onnxruntime.providers import providers_with_kernels
 from nnorm_export.runtimes.onnxruntime.session import ran_by
 
@@ -314,19 +314,19 @@ def test_verify_where_float64_is_impossible(tmp_path: Path) -> None:
     assert 0 <= report.outputs[0].budget_share <= 1
 
 
-def test_judgement_of_nan_infinity_and_integers() -> None:
-    truth = np.array([[1.0, -np.inf, np.inf]])
-    same = truth.astype(np.float32)
-    assert judge("y", same, same, truth).passed
+def test_comparison_of_nan_infinity_and_integers() -> None:
+    float64 = np.array([[1.0, -np.inf, np.inf]])
+    same = float64.astype(np.float32)
+    assert compare_output("y", same, same, float64).passed
     for index in range(3):
         other = same.copy()
         other[0, index] = 2.0
-        assert not judge("y", other, same, truth).passed
-        assert not judge("y", other, same, None).passed
+        assert not compare_output("y", other, same, float64).passed
+        assert not compare_output("y", other, same, None).passed
     lost = np.array([[np.nan, np.nan, np.inf]], np.float32)
-    assert judge("y", lost, same, truth).budget_share == np.inf
-    assert judge("i", np.array([1, 2]), np.array([1, 2]), None).passed
-    assert not judge("i", np.array([1, 2]), np.array([1, 3]), None).passed
+    assert compare_output("y", lost, same, float64).budget_share == np.inf
+    assert compare_output("i", np.array([1, 2]), np.array([1, 2]), None).passed
+    assert not compare_output("i", np.array([1, 2]), np.array([1, 3]), None).passed
 
 
 OLDEST = os.environ.get("NNORM_OLDEST_ONNXRUNTIME", "")

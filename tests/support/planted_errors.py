@@ -29,8 +29,8 @@ from nnorm_export import export, load
 from nnorm_export.dtypes import Array
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.verdict.allowed_error import machine_epsilon, yardsticks_of
-from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge
+from nnorm_export.parity.verdict.allowed_error import BUDGET, allowed_errors, machine_epsilon
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 
 ROUNDINGS = 100  # the size of an error in single elements, in roundings of their channel's scale
 
@@ -166,19 +166,22 @@ def found(
         model, x = trained(build()), inputs()
         pytorch = PyTorchModel(model, torch.float32, ())
         example = bound(model, x)
-        expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
-        yardsticks = yardsticks_of(expected, pytorch.samples(example, expected), truth)
-        assert truth is not None
+        expected, float64 = pytorch.run(example), pytorch.run_in_float64(example)
+        assert float64 is not None
+        perturbed = pytorch.perturbed_runs(example, expected)
+        (allowed,) = allowed_errors(expected, perturbed, float64)
 
-        def share(actual: Array, e: Array = expected[0], t: Array = truth[0], y: Array | None = yardsticks[0]) -> float:
-            result = judge("y", actual, e, t, yardstick=y).budget_share
+        def share(
+            actual: Array, expected: Array = expected[0], float64: Array = float64[0], allowed: Array | None = allowed
+        ) -> float:
+            result = compare_output("y", actual, expected, float64, allowed_error=allowed).budget_share
             assert result is not None
             return result
 
         with tempfile.TemporaryDirectory() as folder:
             path = export(model, x, Path(folder) / "m.onnx", verify=False, dynamic_shapes={}).path
             (actual,) = load(path)(x.numpy())
-        size = _scales(truth[0], layout)
+        size = _scales(float64[0], layout)
         shares = {}
         for error in ERRORS:
             if error.in_model is not None:
@@ -194,19 +197,19 @@ def found(
         yield layout, share(actual), shares
 
 
-def _scales(truth: Array, layout: str) -> Array:
+def _scales(float64: Array, layout: str) -> Array:
     """The scale of each element: the root mean square of its channel, or of its row."""
 
     def root_mean_square(axes: tuple[int, ...]) -> Array:
-        return np.sqrt(np.mean(np.square(truth), axis=axes, keepdims=True))
+        return np.sqrt(np.mean(np.square(float64), axis=axes, keepdims=True))
 
     if layout.startswith("rows and channels"):
         size = root_mean_square((0,)) * root_mean_square((1,)) / root_mean_square((0, 1))
     elif layout.startswith(("rows", "(1")):
         size = root_mean_square((1,))
     else:
-        size = root_mean_square(tuple(axis for axis in range(truth.ndim) if axis != (1 if truth.ndim != 3 else 2)))
-    return np.broadcast_to(size, truth.shape)
+        size = root_mean_square(tuple(axis for axis in range(float64.ndim) if axis != (1 if float64.ndim != 3 else 2)))
+    return np.broadcast_to(size, float64.shape)
 
 
 def trained(model: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """The share of the error budget that unaltered files use, by every backend: the test zoo, the golden checkpoints.
 
-A file that a backend refuses is named with the reason. PyTorch runs once for each network and dtype; its results,
-samples and truth judge the files of all backends.
+A file that a backend refuses is named with the reason. PyTorch runs once for each network and dtype, and the files of
+all backends are compared with its results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError
 from nnorm_export.models.arguments import cast
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
-from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES, yardsticks_of
-from nnorm_export.parity.verdict.compare_outputs import BUDGET, judge_outputs
+from nnorm_export.parity.verdict.allowed_error import BUDGET, FLOAT_TYPES
+from nnorm_export.parity.verdict.case import Case
+from nnorm_export.parity.verdict.compare_outputs import Comparison
+from nnorm_export.parity.verdict.criteria import Criterion
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 Runs = Callable[[Array], list[Array]]
@@ -155,10 +157,11 @@ def uses(name: str, dtype: str) -> list[Use]:
     pytorch = PyTorchModel(model, DTYPES[dtype], ())
     example = cast(bound(model, x), DTYPES[dtype])
     try:
-        expected, truth = pytorch.run(example), pytorch.run_in_float64(example)
+        expected, float64 = pytorch.run(example), pytorch.run_in_float64(example)
     except NnormExportError as error:
         return [Use(name, dtype, "all", None, _short(error))]
-    yardsticks = yardsticks_of(expected, pytorch.samples(example, expected), truth)
+    case = Case([], expected, [], float64, pytorch.perturbed_runs(example, expected)).with_allowed_error()
+    names = [str(number) for number in range(len(expected))]
     found = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), read_once():
         warnings.simplefilter("ignore")
@@ -173,17 +176,13 @@ def uses(name: str, dtype: str) -> list[Use]:
             if dtype == "fp64":
                 found.append(Use(name, dtype, backend, max(map(_of_tolerances, results, expected))))
                 continue
-            infos = [_Named(str(number)) for number in range(len(results))]
-            judged = judge_outputs(backend, name, infos, results, expected, truth, yardsticks)  # type: ignore[arg-type]
-            note = next((output.note for output in judged if not output.passed and output.note), "")
-            share = max(output.budget_share or 0.0 for output in judged)
+            outputs = Comparison(backend, name, names, [Criterion()] * len(names)).compare_outputs(
+                replace(case, actual=results)
+            )
+            note = next((output.note for output in outputs if not output.passed and output.note), "")
+            share = max(output.budget_share or 0.0 for output in outputs)
             found.append(Use(name, dtype, backend, None if note else share, note))
     return found
-
-
-@dataclass(frozen=True)
-class _Named:
-    name: str
 
 
 def _as_array(x: Tensor, dtype: str) -> Array:

@@ -81,8 +81,8 @@ def _nodes(path: Path, runner: Runner, feed: Mapping[str, Array]) -> list[NodeBi
     if not parts:
         return []
     shown = with_outputs(proto, [name for part in parts for name in (*_data(part), part.y)])
-    with opened(shown, runner.runtime) as tapped:
-        values = dict(feed) | {info.name: value for info, value in zip(tapped.outputs, tapped(**feed), strict=True)}
+    with opened(shown, runner.runtime) as inside:
+        values = dict(feed) | {info.name: value for info, value in zip(inside.outputs, inside(**feed), strict=True)}
     found = []
     for part in parts:
         read = [values[name] for name in _data(part) if name in values]  # a constant has the same bits everywhere

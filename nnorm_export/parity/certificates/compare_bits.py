@@ -15,10 +15,10 @@ import numpy as np
 
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
-from nnorm_export.parity.certificates.bits import bits_of
-from nnorm_export.parity.certificates.certificate import recorded_bits
+from nnorm_export.parity.certificates.bits import FileBits, bits_of
+from nnorm_export.parity.certificates.files import DATA, certificate_of, read_tensors
 from nnorm_export.reports import ComparisonReport
-from nnorm_export.runtimes import load
+from nnorm_export.runtimes import Runner, load
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def compare_bits(
     if is_certificate := Path(against).is_dir():
         if inputs is not None:
             raise InputError(f"the certificate {against} has its inputs; leave out yours")
-        feed, other = recorded_bits(path, Path(against), runner)
+        feed, other = _recorded_bits(path, Path(against), runner)
     else:
         if inputs is None:
             raise InputError(f"there is no certificate {against}; to compare with the runtime {against}, give inputs")
@@ -113,3 +113,17 @@ def compare_bits(
     outputs = {name: other.outputs.get(name) == digest for name, digest in here.outputs.items()}
     title = f"certificate {against}" if is_certificate else str(against)
     return BitsReport((runner.runtime, title), nodes, outputs)
+
+
+def _recorded_bits(path: Path, folder: Path, runner: Runner) -> tuple[dict[str, Array], FileBits]:
+    """The inputs in ``folder`` by name, and the digests that were recorded of ``path`` on them.
+
+    Raises:
+        ParityError, InputError: as :func:`nnorm_export.replay`, or the certificate has no digests.
+    """
+    certificate = certificate_of(path, folder)
+    try:
+        bits = FileBits.from_json(certificate["bits"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"{folder}: the certificate is damaged (bits: {error}); record it again") from error
+    return runner.feed(read_tensors(folder / DATA.format(0), "input", range(len(runner.inputs))), {}), bits

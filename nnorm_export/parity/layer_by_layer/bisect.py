@@ -27,14 +27,19 @@ from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue
-from nnorm_export.parity.reference.changed_inputs import change_of_input, told_of_changed_inputs
+from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_masks import other_masks
-from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, Tap, as_taken, bound, dtype_of
+from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.weights import other_weights
-from nnorm_export.parity.verdict.allowed_error import unstable_results, yardsticks_of
-from nnorm_export.parity.verdict.compare_outputs import dependence, judge, judge_outputs, require_dependence
-from nnorm_export.parity.verdict.float64 import usable_truth
-from nnorm_export.parity.verdict.outcome import ON_CHANGED_INPUTS, OutputParity, on_changed_inputs
+from nnorm_export.parity.verdict.case import Case
+from nnorm_export.parity.verdict.compare_outputs import Comparison, dependence, require_dependence
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.outcome import (
+    ON_CHANGED_INPUTS,
+    OutputParity,
+    errors_on_changed_inputs,
+    on_changed_inputs,
+)
 from nnorm_export.reports import ComparisonReport
 from nnorm_export.runtimes import Runner, load
 
@@ -188,7 +193,7 @@ def bisect(
     changed = change_of_input(reference, example, expected)
     changes = [] if changed is None else [changed]
     for inputs_of_change, _ in (changes + other_masks(reference, example, expected)) if result else []:
-        with told_of_changed_inputs():
+        with errors_on_changed_inputs():
             other, _, is_stable = subject.compare(inputs_of_change)
         if is_stable and not all(output.passed for output in other.outputs):
             note = f"nothing differs on the given inputs; all this was found {ON_CHANGED_INPUTS}"
@@ -221,53 +226,51 @@ class _Subject:
         runner, reference = self.runner, self.reference
         feed = [to_numpy(tensor) for tensor in tensors_in(example)]
         paths = {part.path for part in self.parts}
-        expected, seen = reference.run_with_taps(example, paths)
-        sampled = reference.samples_with_taps(example, expected, paths)
-        truth, exact = reference.run_with_taps_in_float64(example, paths)
-        samples_of_outputs = [outputs for outputs, _ in sampled]
-        truth = usable_truth(expected, truth, samples_of_outputs)
-        yardsticks = yardsticks_of(expected, samples_of_outputs, truth)
-        options: dict[str, Any] = {"computed_in": reference.computed_in}
-        outputs = judge_outputs(
-            str(self.path), self.name, runner.outputs, runner(*feed), expected, truth, yardsticks, **options
-        )
-        parts, notes = _matched(self.parts, seen, self.modules)
+        expected, calls = reference.run_with_hooks(example, paths)
+        perturbed = reference.perturbed_runs_with_hooks(example, expected, paths)
+        float64, calls_in_float64 = reference.run_with_hooks_in_float64(example, paths)
+        case = Case(feed, expected, runner(*feed)).with_runs(float64, [outputs for outputs, _ in perturbed])
+        names = [info.name for info in runner.outputs]
+        comparison = Comparison(str(self.path), self.name, names, [Criterion()] * len(names), reference.computed_in)
+        outputs = comparison.compare_outputs(case.with_allowed_error())
+        parts, notes = _matched(self.parts, calls, self.modules)
         inside = _values(with_outputs(self.proto, [part.x for part in parts]), self.runtime, feed)
-        cut = [(part, seen[part.path][part.call - 1]) for part in parts if part.is_cut]
+        cut = [(part, calls[part.path][part.call - 1]) for part in parts if part.is_cut]
         own, implementations = _own(self.proto, cut, reference, self.runtime)
         found, ranks = [], _ranks(self.proto)
         for part in parts:
-            x = _with_rank(seen[part.path][part.call - 1].x, ranks.get(part.x))
-            true_x = _with_rank(exact[part.path][part.call - 1].x, x.ndim) if truth is not None else None
-            samples = [_with_rank(taps[part.path][part.call - 1].x, x.ndim) for _, taps in sampled]
-            true_x, yardstick = _measured(x, samples, true_x)
-            inherited = judge(part.name, inside.get(part.x, x), x, true_x, yardstick=yardstick, **options)
+            x = _with_rank(calls[part.path][part.call - 1].x, ranks.get(part.x))
+            x_in_float64 = None
+            if case.float64 is not None:
+                x_in_float64 = _with_rank(calls_in_float64[part.path][part.call - 1].x, x.ndim)
+            runs = [_with_rank(of_run[part.path][part.call - 1].x, x.ndim) for _, of_run in perturbed]
+            inherited = _compare_tensor(part, inside.get(part.x, x), x, x_in_float64, runs, reference.computed_in)
             implementation = implementations.get(part.name, "")
             found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
-        is_stable = not any(unstable_results(expected, truth, reference.computed_in))
+        is_stable = case.is_stable(reference.computed_in)
         return Bisection(runner.runtime, found, outputs, notes), expected, is_stable
 
 
 def _matched(
-    parts: Sequence[Part], seen: Mapping[str, Sequence[Tap]], modules: Mapping[str, nn.Module]
+    parts: Sequence[Part], calls: Mapping[str, Sequence[LayerCall]], modules: Mapping[str, nn.Module]
 ) -> tuple[list[Part], list[str]]:
     """Returns the parts, each with the number of its layer's call in PyTorch, and notes on parts without such a number.
 
     A layer under several names is one layer: PyTorch counts its calls together.
     """
-    if missing := [part.path for part in parts if not seen[part.path]]:
+    if missing := [part.path for part in parts if not calls[part.path]]:
         raise InputError(
             f"layer {layer_name(missing[0])} is never called in PyTorch; an exported program has no "
             "layers: give the module that it was exported from"
         )
     counts = Counter(id(modules[part.path]) for part in parts)
     matched, notes = [], []
-    calls: Counter[int] = Counter()
+    found: Counter[int] = Counter()
     for part in parts:
-        layer, called = id(modules[part.path]), len(seen[part.path])
-        calls[layer] += 1
+        layer, called = id(modules[part.path]), len(calls[part.path])
+        found[layer] += 1
         if counts[layer] == called and (part.op_type != MODULE or called == 1):
-            matched.append(replace(part, call=calls[layer]))
+            matched.append(replace(part, call=found[layer]))
         else:
             notes.append(
                 f"layer {part.path} is not compared: it is called {called} times, and not all calls are in the file"
@@ -310,17 +313,24 @@ def _with_rank(array: Array, rank: int | None) -> Array:
     return array[None] if rank == array.ndim + 1 else array
 
 
-def _measured(result: Array, samples: Sequence[Array], truth: Array | None) -> tuple[Array | None, Array | None]:
-    """The truth as it is usable, and the yardstick, of one tensor."""
-    each = [[sample] for sample in samples]
-    truths = usable_truth([result], None if truth is None else [truth], each)
-    (yardstick,) = yardsticks_of([result], each, truths)
-    return None if truths is None else truths[0], yardstick
+def _compare_tensor(
+    part: Part,
+    actual: Array,
+    expected: Array,
+    float64: Array | None,
+    perturbed: Sequence[Array],
+    computed_in: str,
+) -> OutputParity:
+    """Compares the input or output of ``part`` with PyTorch's."""
+    runs = [[run] for run in perturbed]
+    case = Case([], [expected], [actual]).with_runs(None if float64 is None else [float64], runs)
+    comparison = Comparison("the file", "PyTorch", [part.name], [Criterion()], computed_in)
+    return comparison.compare_outputs(case.with_allowed_error())[0]
 
 
 def _own(
     proto: onnx.ModelProto,
-    parts: Sequence[tuple[Part, Tap]],
+    parts: Sequence[tuple[Part, LayerCall]],
     reference: PyTorchModel,
     runtime: str | None,
 ) -> tuple[dict[str, OutputParity], dict[str, str]]:
@@ -329,25 +339,25 @@ def _own(
         return {}, {}
     feeds, wanted = [], []
     ranks = _ranks(proto)
-    # All samples before the first float64 result: of a large model there is one copy at a time.
-    sampled = [reference.layer_samples(part.path, tap) for part, tap in parts]
-    for (part, tap), each in zip(parts, sampled, strict=True):
+    # All perturbed runs before the first float64 result: of a large model there is one copy at a time.
+    perturbed = [reference.perturbed_runs_of_layer(part.path, call) for part, call in parts]
+    for (part, call), of_part in zip(parts, perturbed, strict=True):
         rank = ranks.get(part.x)
-        x, y = _with_rank(tap.x, rank), _with_rank(tap.y, rank)
-        wide = reference.layer_in_float64(part.path, tap.x)
-        truth = None if wide is None else _with_rank(wide, rank)
+        x, y = _with_rank(call.x, rank), _with_rank(call.y, rank)
+        wide = reference.layer_in_float64(part.path, call.x)
+        float64 = None if wide is None else _with_rank(wide, rank)
         operands: list[Array] = []
-        samples = [_with_rank(sample, rank) for sample in each]
+        runs = [_with_rank(run, rank) for run in of_part]
         if part.operator is not None:
-            operands, y, truth = with_epilogue(part.operator, y, truth)
-            samples = [part.operator.apply_epilogue(sample, *operands) for sample in samples]
+            operands, y, float64 = with_epilogue(part.operator, y, float64)
+            runs = [part.operator.apply_epilogue(run, *operands) for run in runs]
         feeds.append([x, *operands])
-        wanted.append((y, *_measured(y, samples, truth)))
+        wanted.append((y, float64, runs))
     with opened(alone(proto, [part for part, _ in parts], feeds), runtime) as runner:
         results = runner(*(array for feed in feeds for array in feed))
         compared = zip(parts, results, wanted, strict=True)
         own = {
-            part.name: judge(part.name, actual, y, truth, yardstick=yardstick, computed_in=reference.computed_in)
-            for (part, _), actual, (y, truth, yardstick) in compared
+            part.name: _compare_tensor(part, actual, *of_part, reference.computed_in)
+            for (part, _), actual, of_part in compared
         }
         return own, runner.implementations

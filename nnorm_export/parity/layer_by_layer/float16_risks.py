@@ -25,7 +25,7 @@ from nnorm_export.steps import step
 GREATEST = float(np.finfo(np.float16).max)  # 65504
 LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; smaller numbers lose digits, those below 6e-8 are 0
 # PyTorch's own norms, which the table of layers does not have.
-_OF_TORCH: dict[type[nn.Module], SampleSize] = {
+_SAMPLE_SIZES_OF_TORCH: dict[type[nn.Module], SampleSize] = {
     nn.LayerNorm: of_normalized_shape,
     nn.GroupNorm: of_group,
     nn.InstanceNorm1d: of_spatial_axes(1),
@@ -71,13 +71,13 @@ def float16_risks(
     require_module("float16_risks", model)
     step("look for risks of float16")
     layers = normalizations(model)
-    taps = observe(model, inputs, layers, passthrough)
+    calls = observe(model, inputs, layers, passthrough)
     risks = []
     for path, layer in layers.items():
-        if not taps[path]:
+        if not calls[path]:
             continue
-        x = [tap.x.astype(np.float64) for tap in taps[path]]
-        y = [tap.y.astype(np.float64) for tap in taps[path]]
+        x = [call.x.astype(np.float64) for call in calls[path]]
+        y = [call.y.astype(np.float64) for call in calls[path]]
         greatest = tuple(max(float(np.abs(value).max(initial=0.0)) for value in values) for values in (x, y))
         unsafe = [
             f"its {what} reaches {value:.3g}, and float16 overflows above {GREATEST:.0f}"
@@ -95,7 +95,7 @@ def float16_risks(
 
 def normalizations(model: nn.Module) -> dict[str, nn.Module]:
     """Path -> layer, for the layers that :func:`float16_risks` looks at; none for an exported program."""
-    kinds = tuple(_OF_TORCH)
+    kinds = tuple(_SAMPLE_SIZES_OF_TORCH)
     return {
         path: layer for path, layer in unwrapped(model).named_modules() if row_for(layer) or isinstance(layer, kinds)
     }
@@ -128,4 +128,4 @@ def _sample_size(layer: nn.Module) -> SampleSize | None:
         return row.sample_size
     if getattr(layer, "track_running_stats", False):
         return None
-    return next((size for kind, size in _OF_TORCH.items() if isinstance(layer, kind)), None)
+    return next((size for kind, size in _SAMPLE_SIZES_OF_TORCH.items() if isinstance(layer, kind)), None)

@@ -34,13 +34,13 @@ def opened(model: onnx.ModelProto, runtime: str | None, **options: Any) -> Itera
         yield runner
 
 
-def with_epilogue(operator: Operator, y: Array, truth: Array | None) -> tuple[list[Array], Array, Array | None]:
-    """Returns operands for the epilogue of ``operator``, and the epilogue of ``y`` and of ``truth`` with them."""
-    # Of a sum they make about |y|, so that a ReLU after it hides nothing.
+def with_epilogue(operator: Operator, y: Array, float64: Array | None) -> tuple[list[Array], Array, Array | None]:
+    """Returns operands for the epilogue of ``operator``, and the epilogue of ``y`` and of ``float64`` with them."""
+    # y + max(−2y, 0) = |y|: a ReLU after the sum hides no element.
     operands = [np.maximum(-2 * y, 0).astype(y.dtype) for _ in operator.operands]
     wide = [operand.astype(np.float64) for operand in operands]
     return (
         operands,
         operator.apply_epilogue(y, *operands),
-        None if truth is None else operator.apply_epilogue(truth, *wide),
+        None if float64 is None else operator.apply_epilogue(float64, *wide),
     )

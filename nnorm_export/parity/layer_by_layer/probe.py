@@ -32,8 +32,8 @@ from nnorm_export.parity.layer_by_layer.probe_inputs import (
     probes_of,
     signed_sizes,
 )
-from nnorm_export.parity.verdict.allowed_error import common_yardstick
-from nnorm_export.parity.verdict.compare_outputs import judge
+from nnorm_export.parity.verdict.allowed_error import common_allowed_error
+from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.parity.verdict.outcome import OutputParity, worst
 from nnorm_export.reports import ComparisonReport
 from nnorm_export.steps import step
@@ -110,7 +110,7 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
     layers = []
     for part, norm in norms.items():
         own = [(made, result) for (other, made), result in zip(pieces, results, strict=True) if other is part]
-        parity = worst([parity for made, result in own for parity in _judged(part.name, norm.operator, made, result)])
+        parity = worst([parity for made, result in own for parity in _compare(part.name, norm.operator, made, result)])
         reached = set().union(*(made.reached for made, _ in own))
         branches = branches_of(norm.operator)
         layers.append(
@@ -127,23 +127,23 @@ def probe(path: str | Path, *, runtime: str | None = None) -> ProbeReport:
     return ProbeReport(name, layers)
 
 
-def _judged(name: str, operator: Operator, made: Probe, result: Array) -> Iterator[OutputParity]:
-    """Judges sizes separately, so that the errors of great values do not hide those of small ones."""
-    triple = result, made.expected, made.truth
+def _compare(name: str, operator: Operator, made: Probe, result: Array) -> Iterator[OutputParity]:
+    """Compares elements of each size apart, so that the errors of great ones do not hide those of small ones."""
+    arrays = result, made.expected, made.float64
     if not operator.is_frozen:
-        # Rows of one value are only the bias. Together with others, PyTorch's luck on one row would be the yardstick.
+        # In a row of one value PyTorch computes only the bias, and its error there says nothing about other rows.
         constant = np.array([bool((row == row.flat[0]).all()) for row in made.feed[0]])
         for chosen in filter(np.any, (constant, ~constant)):
-            yield _judged_together(name, *(array[chosen] for array in triple))
+            yield _compare_together(name, *(array[chosen] for array in arrays))
         return
     sizes = np.abs(signed_sizes(result.dtype))
     for chosen in (sizes <= 1, *(sizes == great for great in great_sizes(result.dtype))):
         for channel in range(result.shape[1]):
-            yield _judged_together(name, *(array[chosen, channel] for array in triple))
+            yield _compare_together(name, *(array[chosen, channel] for array in arrays))
 
 
-def _judged_together(name: str, result: Array, expected: Array, truth: Array) -> OutputParity:
-    return judge(name, result, expected, truth, yardstick=common_yardstick(expected, truth))
+def _compare_together(name: str, result: Array, expected: Array, float64: Array) -> OutputParity:
+    return compare_output(name, result, expected, float64, allowed_error=common_allowed_error(expected, float64))
 
 
 def _run(

@@ -41,14 +41,14 @@ class Probe:
 
     Attributes:
         feed: X and the operands of the operator's epilogue.
-        expected, truth: the formula of ``feed`` in the file's dtype and in float64.
+        expected, float64: the formula of ``feed`` in the file's dtype and in float64.
         reached: the branches that ``feed`` reaches.
         replaced: parameters that replace the node's own, by their position among its inputs.
     """
 
     feed: list[Array]
     expected: Array
-    truth: Array
+    float64: Array
     reached: set[str]
     replaced: Mapping[int, Array] = field(default_factory=dict)
 
@@ -97,10 +97,10 @@ class Norm:
         parameters = {name: replaced.get(name, value) for name, value in self.parameters.items()}
         y = self._formula(x, parameters)
         wide = {name: value.astype(np.float64) for name, value in parameters.items()}
-        operands, expected, truth = with_epilogue(self.operator, y, self._formula(x.astype(np.float64), wide))
-        assert truth is not None
+        operands, expected, float64 = with_epilogue(self.operator, y, self._formula(x.astype(np.float64), wide))
+        assert float64 is not None
         positions = {self.operator.inputs.index(name): value for name, value in replaced.items()}
-        return Probe([x, *operands], expected, truth, reached, positions)
+        return Probe([x, *operands], expected, float64, reached, positions)
 
     def _formula(self, x: Array, parameters: Mapping[str, Array]) -> Array:
         torch_op = NORMALIZATIONS[self.operator.norm].torch_op

@@ -8,7 +8,6 @@ therefore runs the model and the file on changed inputs too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor
 
 from nnorm_export.dtypes import Array, is_float
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError
 from nnorm_export.models.arguments import tensors_in, with_tensors
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel
 from nnorm_export.parity.verdict.compare_outputs import decisive, dependence
-from nnorm_export.parity.verdict.outcome import ON_CHANGED_INPUTS
 
 SEED = 0
 
@@ -51,15 +49,6 @@ def change_of_input(pytorch: PyTorchModel, example: Mapping[str, Any], expected:
         if any(depend for depend, decides in zip(depends, decisive(expected), strict=True) if decides):
             break
     return found
-
-
-@contextmanager
-def told_of_changed_inputs() -> Iterator[None]:
-    """Inside the block, errors say that they are about changed inputs."""
-    try:
-        yield
-    except NnormExportError as error:
-        raise type(error)(f"{ON_CHANGED_INPUTS}: {error}") from error
 
 
 def _changes(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -4,7 +4,7 @@ A stochastic arithmetic (CADNA; Parker's Monte Carlo arithmetic): the spread of 
 element, how much rounding errors matter there.
 
 Runtimes compute a sigmoid to an absolute accuracy, and PyTorch to a relative one: at -10 ONNX Runtime's is 1e-2 of
-the result off. The samples therefore have the error of a runtime in their sigmoids too.
+the result off. The sigmoids of these runs therefore have the error of a runtime too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nnorm_export.errors import InputError
 
 _T = TypeVar("_T")
 
-_CHUNK = 1 << 20  # elements: random numbers for a whole weight would take as much memory as the weight
+_CHUNK = 1 << 20  # elements at a time: random numbers for a whole weight would take as much memory as the weight
 
 # dtype -> the integer of its size, and the bits of its exponent
 _BITS = {
@@ -96,7 +96,7 @@ class AbsoluteSigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             if isinstance(result, Tensor) and result.dtype in _BITS:
                 self.dtypes.add(str(result.dtype).removeprefix("torch."))
             return result
-        scale = scale_of(*args, **(kwargs or {}))  # first: a function in place writes over its argument
+        scale = scale_of(*args, **(kwargs or {}))  # before an in-place function overwrites its argument
         result = func(*args, **(kwargs or {}))
         moved = result[0] if isinstance(result, tuple) else result
         if moved.dtype == torch.float32:

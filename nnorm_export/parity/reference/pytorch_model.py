@@ -1,4 +1,4 @@
-"""The user's model, run in the dtype of a file and in float64, and what its layers take and return."""
+"""The user's model, run in the dtype of a file and in float64, and the calls of its layers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from nnorm_export.freezing import frozen_copy
 from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, without_fused_attention
 from nnorm_export.parity.reference.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids
-from nnorm_export.parity.verdict.allowed_error import distance, machine_epsilon, narrower, scale_about, yardsticks_of
-from nnorm_export.parity.verdict.compare_outputs import judge
-from nnorm_export.parity.verdict.float64 import usable_truth
-from nnorm_export.parity.verdict.outcome import UNSTEADY
+from nnorm_export.parity.verdict.allowed_error import distance, machine_epsilon, narrower, scale_about
+from nnorm_export.parity.verdict.case import Case
+from nnorm_export.parity.verdict.compare_outputs import Comparison
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.outcome import NONDETERMINISTIC
 from nnorm_export.process import release_memory
 from nnorm_export.runtimes import Runner
 from nnorm_export.steps import counted
 
-_LARGE = 2**24  # bytes of weights
-SAMPLES, SAMPLES_OF_FEW_ROWS = 3, 7  # runs with random last bits; rows of one output share their luck
-_FEW = 4
-_MANY = 2**15  # elements, among which there are some whose samples are all small by luck: one more is taken
+_BYTES_OF_A_LARGE_MODEL = 2**24
+# Runs with random last bits. The rows of an output have similar sensitivities, so that many rows need fewer runs.
+RUNS_OF_MANY_ROWS, RUNS_OF_FEW_ROWS = 3, 7
+_MANY_ROWS = 4
+_ELEMENTS_FOR_ANOTHER_RUN = 2**15  # among so many, three runs are all near float64 in some by chance
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
 
@@ -45,14 +47,14 @@ def observe(
     inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
     paths: Iterable[str],
     passthrough: Passthrough = (),
-) -> dict[str, list[Tap]]:
+) -> dict[str, list[LayerCall]]:
     """Returns the input and output of each layer in ``paths`` on ``inputs`` in float32, call by call.
 
     Raises:
         InputError: the inputs do not fit the model, or a layer takes or returns something other than one tensor.
     """
     reference = PyTorchModel(model, torch.float32, passthrough)
-    return reference.run_with_taps(cast(bound(model, inputs), torch.float32), paths)[1]
+    return reference.run_with_hooks(cast(bound(model, inputs), torch.float32), paths)[1]
 
 
 def outputs_in_float32(
@@ -63,8 +65,8 @@ def outputs_in_float32(
     return [reference.run(bound(model, [torch.from_numpy(array) for array in batch])) for batch in batches]
 
 
-class Tap(NamedTuple):
-    """The input and output of a layer in one call."""
+class LayerCall(NamedTuple):
+    """The input and output of one call of a layer."""
 
     x: Array
     y: Array
@@ -83,7 +85,7 @@ class PyTorchModel:
         outputs: the names of the file's outputs. A model that returns a dict of these names is compared by them.
 
     Attributes:
-        computed_in: the narrowest floating-point dtype that the samples were computed in, ``dtype`` or that of an
+        computed_in: the narrowest floating-point dtype that the perturbed runs computed in, ``dtype`` or that of an
             autocast region in the model; empty for no dtype.
     """
 
@@ -96,7 +98,7 @@ class PyTorchModel:
         self._model = model
         self._passthrough = tuple(passthrough)
         self._copies: dict[str, nn.Module] = {}
-        self._is_large = sum(t.nbytes for t in (*model.parameters(), *model.buffers())) > _LARGE
+        self._is_large = sum(t.nbytes for t in (*model.parameters(), *model.buffers())) > _BYTES_OF_A_LARGE_MODEL
 
     @property
     def _original(self) -> nn.Module:
@@ -169,25 +171,25 @@ class PyTorchModel:
         except Exception:  # the user's code may raise anything in float64: it casts to float32, or asserts a dtype
             return None
 
-    def run_with_taps(
+    def run_with_hooks(
         self, example: Mapping[str, Any], paths: Iterable[str]
-    ) -> tuple[list[Array], dict[str, list[Tap]]]:
+    ) -> tuple[list[Array], dict[str, list[LayerCall]]]:
         """Returns the outputs, as :meth:`run`, and the input and output of each layer in ``paths``, call by call.
 
         Raises:
             InputError: a layer takes or returns something other than one tensor.
         """
-        with _taps(self._in_dtype, paths) as taps:
-            return self.run(example), taps
+        with _hooks(self._in_dtype, paths) as calls:
+            return self.run(example), calls
 
-    def run_with_taps_in_float64(
+    def run_with_hooks_in_float64(
         self, example: Mapping[str, Any], paths: Iterable[str]
-    ) -> tuple[list[Array] | None, dict[str, list[Tap]]]:
+    ) -> tuple[list[Array] | None, dict[str, list[LayerCall]]]:
         model = self._double
         if model is None:
             return None, {}
-        with _taps(model, paths) as taps:
-            return self.run_in_float64(example), taps
+        with _hooks(model, paths) as calls:
+            return self.run_in_float64(example), calls
 
     def layer_in_float64(self, path: str, x: Array) -> Array | None:
         """Returns what the layer computes from ``x`` in float64; None for a float64 file."""
@@ -198,54 +200,54 @@ class PyTorchModel:
         with torch.no_grad(), without_fused_attention():
             return to_numpy(model.get_submodule(path)(wide))
 
-    def samples(self, example: Mapping[str, Any], result: Sequence[Array]) -> list[list[Array]]:
+    def perturbed_runs(self, example: Mapping[str, Any], result: Sequence[Array]) -> list[list[Array]]:
         """Returns the outputs for inputs and weights with random last bits, a few times.
 
         Args:
             example, result: inputs, and what :meth:`run` returned for them.
         """
-        return [outputs for outputs, _ in self.samples_with_taps(example, result, ())]
+        return [outputs for outputs, _ in self.perturbed_runs_with_hooks(example, result, ())]
 
-    def samples_with_taps(
+    def perturbed_runs_with_hooks(
         self, example: Mapping[str, Any], result: Sequence[Array], paths: Iterable[str]
-    ) -> list[tuple[list[Array], dict[str, list[Tap]]]]:
-        """As :meth:`samples`, with the input and output of each layer in ``paths``."""
+    ) -> list[tuple[list[Array], dict[str, list[LayerCall]]]]:
+        """As :meth:`perturbed_runs`, with the input and output of each layer in ``paths``."""
         shapes = [array.shape for array in result]
         found = []
         for seed in counted("PyTorch with random last bits", seeds_for(result)):
-            moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+            moved = _copied(example)
             flip_last_bits(tensors_in(moved), seed)
             with random_last_bits(self._in_dtype, seed):
                 try:
-                    (outputs, taps), dtypes = with_absolute_sigmoids(seed, self.run_with_taps, moved, paths)
+                    (outputs, calls), dtypes = with_absolute_sigmoids(seed, self.run_with_hooks, moved, paths)
                 except InputError:  # the model refuses such inputs, above 1 for example
                     continue
             self.computed_in = reduce(narrower, dtypes, self.computed_in or "float64")
             if [array.shape for array in outputs] == shapes:
-                found.append((outputs, taps))
+                found.append((outputs, calls))
         return found
 
-    def layer_samples(self, path: str, tap: Tap) -> list[Array]:
-        """Returns what the layer computes from the input in ``tap`` with random last bits, a few times."""
+    def perturbed_runs_of_layer(self, path: str, call: LayerCall) -> list[Array]:
+        """Returns what the layer computes from the input of ``call`` with random last bits, a few times."""
         layer, found = self._in_dtype.get_submodule(path), []
-        for seed in seeds_for([tap.y]):
-            x = to_tensor(tap.x)
+        for seed in seeds_for([call.y]):
+            x = to_tensor(call.x)
             flip_last_bits([x], seed)
             with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed):
                 found.append(to_numpy(with_absolute_sigmoids(seed, layer, x)[0]))
         return found
 
-    def unsteadiness(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
-        """Returns that PyTorch does not return ``result`` again, if so; empty otherwise."""
+    def nondeterminism(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
+        """Says that PyTorch does not return ``result`` again; empty if it does."""
         again = self.run(example)
         is_same = len(again) == len(result) and all(map(_is_same, result, again))
-        return "" if is_same else UNSTEADY
+        return "" if is_same else NONDETERMINISTIC
 
-    def defect_of_freezing(self, example: Mapping[str, Any], truth: Sequence[Array] | None) -> str:
-        """Returns where the frozen model, which runs for half precision, computes something else in float32.
+    def defect_of_freezing(self, example: Mapping[str, Any], float64: Sequence[Array] | None) -> str:
+        """Says where the frozen model, which runs for half precision, computes something else in float32.
 
         Args:
-            example, truth: inputs, and what :meth:`run_in_float64` returned for them.
+            example, float64: inputs, and what :meth:`run_in_float64` returned for them.
         """
         frozen_model = self._frozen
         if frozen_model is None:
@@ -255,27 +257,25 @@ class PyTorchModel:
         del frozen_model  # before the next copy is made
         model = self._original.float()
         original = self._run(model, single)
-        samples = [self._moved(model, single, seed) for seed in seeds_for(original)]
-        truth = usable_truth(original, truth, samples)
-        yardsticks = yardsticks_of(original, samples, truth)
-        truths: Sequence[Array | None] = truth or [None] * len(frozen)
-        for number, (f, o, t, y) in enumerate(zip(frozen, original, truths, yardsticks, strict=True)):
-            parity = judge(str(number), f, o, t, yardstick=y)
+        perturbed = [self._perturbed_run(model, single, seed) for seed in seeds_for(original)]
+        case = Case([], original, frozen).with_runs(float64, perturbed).with_allowed_error()
+        names = [str(number) for number in range(len(frozen))]
+        comparison = Comparison("the frozen model", "PyTorch", names, [Criterion()] * len(names))
+        for parity in comparison.compare_outputs(case):
             if not parity.passed:
                 return f"in float32 the frozen model does not compute what the model computes: output {parity}"
         return ""
 
-    def _moved(self, model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
+    def _perturbed_run(self, model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
         """Returns the outputs for inputs and weights with random last bits."""
-        moved = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
+        moved = _copied(example)
         flip_last_bits(tensors_in(moved), seed)
         with random_last_bits(model, seed):
             return with_absolute_sigmoids(seed, self._run, model, moved)[0]
 
     def _run(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
         """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them."""
-        copies = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example))
-        args, kwargs = unbind(model, copies)
+        args, kwargs = unbind(model, _copied(example))
         with torch.no_grad(), without_fused_attention():
             returned = model(*args, **kwargs)
         arrays, names = [to_numpy(tensor) for tensor in tensors_in(returned)], tensor_names(returned)
@@ -284,23 +284,31 @@ class PyTorchModel:
         return [arrays[names.index(name)] for name in self._outputs]
 
 
-@contextmanager
-def _taps(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Tap]]]:
-    taps: dict[str, list[Tap]] = {path: [] for path in paths}
+def _copied(example: Mapping[str, Any]) -> dict[str, Any]:
+    copies: dict[str, Any] = pytree.tree_map(
+        lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example)
+    )
+    return copies
 
-    def keep(path: str, given: tuple[Any, ...], output: Any) -> None:
+
+@contextmanager
+def _hooks(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[LayerCall]]]:
+    """Inside the block, the calls of the layers in ``paths`` are recorded, by path."""
+    calls: dict[str, list[LayerCall]] = {path: [] for path in paths}
+
+    def record(path: str, given: tuple[Any, ...], output: Any) -> None:
         if not (given and isinstance(given[0], Tensor) and isinstance(output, Tensor)):
             raise InputError(
                 f"layer {path} takes or returns something other than one tensor; name the layers inside it"
             )
-        taps[path].append(Tap(to_numpy(given[0].clone()), to_numpy(output.clone())))
+        calls[path].append(LayerCall(to_numpy(given[0].clone()), to_numpy(output.clone())))
 
     def hook(path: str) -> Callable[..., None]:
-        return lambda _, args, kwargs, output: keep(path, (*args, *kwargs.values()), output)
+        return lambda _, args, kwargs, output: record(path, (*args, *kwargs.values()), output)
 
-    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in taps]
+    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in calls]
     try:
-        yield taps
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -333,13 +341,13 @@ def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seeds_for(result: Sequence[Array]) -> range:
-    """The seeds of the samples of ``result``."""
-    has_rows = all(array.ndim > 0 and len(array) >= _FEW for array in result)
-    has_many = any(array.size >= _MANY for array in result)
-    return range(1, 1 + (SAMPLES + has_many if has_rows else SAMPLES_OF_FEW_ROWS))
+    """The seeds of the runs with random last bits that ``result`` needs."""
+    has_many_rows = all(array.ndim > 0 and len(array) >= _MANY_ROWS for array in result)
+    has_many_elements = any(array.size >= _ELEMENTS_FOR_ANOTHER_RUN for array in result)
+    return range(1, 1 + (RUNS_OF_MANY_ROWS + has_many_elements if has_many_rows else RUNS_OF_FEW_ROWS))
 
 
-_STEADY = 16  # roundings: threads may add in another order
+_ROUNDINGS_OF_A_SUM = 16  # threads may add in another order
 
 
 def _is_same(result: Array, again: Array) -> bool:
@@ -348,5 +356,7 @@ def _is_same(result: Array, again: Array) -> bool:
         return bool(np.array_equal(result, again))
     a, b = result.astype(np.float64), again.astype(np.float64)
     sizes = np.where(np.isfinite(a), np.abs(a), 0.0)
-    allowed = min(_STEADY * machine_epsilon(result.dtype.name), 1e-2) * np.maximum(sizes, scale_about(sizes))
+    allowed = min(_ROUNDINGS_OF_A_SUM * machine_epsilon(result.dtype.name), 1e-2) * np.maximum(
+        sizes, scale_about(sizes)
+    )
     return bool((distance(a, b) <= allowed).all())

@@ -1,8 +1,8 @@
-"""Samples of examples that hold the same rows in batches of other sizes.
+"""PyTorch's runs with random last bits, taken once for examples that hold the same rows in batches of other sizes.
 
-A model that computes each row by itself is as sensitive in a row of one batch as it is in that row of another. The
-samples (:meth:`~nnorm_export.parity.reference.pytorch_model.PyTorchModel.samples`), which take most of the time of a
-comparison, are then taken once. That the model is one is seen in its results in float64.
+A model that computes each row by itself is as sensitive in a row of one batch as in that row of another. These runs
+(:meth:`~nnorm_export.parity.reference.pytorch_model.PyTorchModel.perturbed_runs`) take most of the time of a
+comparison. That a model computes each row by itself is seen in its results in float64.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import torch
 from nnorm_export.dtypes import Array
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, seeds_for
+from nnorm_export.parity.verdict.case import Case
+from nnorm_export.steps import counted
 
-_SAME = 1e-9  # of the greatest element: sums in another order differ by 1e-13 in float64
+_TOLERANCE = 1e-9  # of the greatest element: sums in another order differ by 1e-13 in float64
 
 Results = Sequence[Array]
 
 
-def samples_of(
-    pytorch: PyTorchModel,
-    examples: Sequence[Mapping[str, Any]],
-    expected: Sequence[Results],
-    truths: Sequence[Results | None],
-) -> list[list[list[Array]]]:
-    """The samples of each example; those of the first serve the examples that hold rows of it.
+def with_pytorchs_runs(
+    pytorch: PyTorchModel, examples: Sequence[Mapping[str, Any]], cases: Sequence[Case]
+) -> list[Case]:
+    """The cases of ``examples`` with PyTorch's runs in float64 and those with random last bits.
 
-    Args:
-        expected, truths: what :meth:`PyTorchModel.run` and :meth:`PyTorchModel.run_in_float64` returned for them.
+    All runs in float64 come first: of a large model there is one copy at a time.
     """
-    first = pytorch.samples(examples[0], expected[0])
-    found = [first]
-    for example, result, truth in zip(examples[1:], expected[1:], truths[1:], strict=True):
+    float64 = [pytorch.run_in_float64(example) for example in counted("PyTorch in float64", examples)]
+    first = pytorch.perturbed_runs(examples[0], cases[0].expected)
+    found = [cases[0].with_runs(float64[0], first)]
+    for example, case, exact in zip(examples[1:], cases[1:], float64[1:], strict=True):
         rows = _rows_of(examples[0], example)
-        is_enough = len(seeds_for(result)) <= len(first)
-        if rows is not None and is_enough and _computes_rows(truths[0], truth, rows):
-            found.append([[_taken(array, like, rows) for array, like in zip(s, result, strict=True)] for s in first])
+        is_enough = len(seeds_for(case.expected)) <= len(first)
+        if rows is not None and is_enough and _computes_rows(float64[0], exact, rows):
+            runs = [[_taken(a, like, rows) for a, like in zip(run, case.expected, strict=True)] for run in first]
         else:
-            found.append(pytorch.samples(example, result))
+            runs = pytorch.perturbed_runs(example, case.expected)
+        found.append(case.with_runs(exact, runs))
     return found
 
 
@@ -68,7 +68,7 @@ def _computes_rows(first: Results | None, other: Results | None, rows: Array) ->
         if taken.shape != b.shape or taken.dtype != b.dtype:
             return False
         greatest = np.abs(b[np.isfinite(b)]).max(initial=0) if b.dtype.kind == "f" else 0
-        if not np.allclose(taken, b, rtol=0, atol=_SAME * float(greatest), equal_nan=b.dtype.kind == "f"):
+        if not np.allclose(taken, b, rtol=0, atol=_TOLERANCE * float(greatest), equal_nan=b.dtype.kind == "f"):
             return False
     return True
 

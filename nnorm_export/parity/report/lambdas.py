@@ -15,7 +15,7 @@ from nnorm_export.freezing.table import row_for
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
 from nnorm_export.models.modules import unwrapped
 from nnorm_export.parity.layer_by_layer.float16_risks import sample_sets
-from nnorm_export.parity.reference.pytorch_model import Passthrough, Tap, observe
+from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, observe
 
 
 def lambdas(
@@ -33,8 +33,8 @@ def lambdas(
         InputError: the inputs do not fit the model.
     """
     layers = {path: layer for path, layer in unwrapped(model).named_modules() if _is_normal(layer)}
-    taps = observe(model, inputs, layers, passthrough)
-    found = {path: _of_layer(layer, path, taps[path]) for path, layer in layers.items()}
+    calls = observe(model, inputs, layers, passthrough)
+    found = {path: _of_layer(layer, path, calls[path]) for path, layer in layers.items()}
     return {path: values for path, values in found.items() if values.size}
 
 
@@ -43,10 +43,11 @@ def _is_normal(layer: nn.Module) -> bool:
     return row is not None and not NORMAL_CLASS_NAMES.isdisjoint(row.class_names)
 
 
-def _of_layer(layer: nn.Module, path: str, taps: Sequence[Tap]) -> Array:
+def _of_layer(layer: nn.Module, path: str, calls: Sequence[LayerCall]) -> Array:
     if (frozen := getattr(layer, "running_lmbda", None)) is not None:
         return to_numpy(frozen.double())
     epsilon, (_, delta) = state.epsilon(layer, path), state.exponent_shift(layer, path)
-    rows = [torch.from_numpy(sets.astype("float64")) for tap in taps if (sets := sample_sets(layer, tap.x)) is not None]
+    sets = [sets for call in calls if (sets := sample_sets(layer, call.x)) is not None]
+    rows = [torch.from_numpy(each.astype("float64")) for each in sets]
     estimates = [estimate_lmbda(standardize_over(x, [1], epsilon), [1], delta).flatten() for x in rows]
     return to_numpy(torch.cat(estimates)) if estimates else to_numpy(torch.empty(0))

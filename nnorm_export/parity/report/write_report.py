@@ -17,7 +17,8 @@ from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.names import layer_name, listed, without_user
-from nnorm_export.parity.certificates.certificate import file_sha256, versions
+from nnorm_export.parity.certificates.files import file_sha256
+from nnorm_export.parity.certificates.write import versions
 from nnorm_export.parity.layer_by_layer.bisect import Bisection, bisect
 from nnorm_export.parity.layer_by_layer.float16_risks import HalfRisk, float16_risks, normalizations
 from nnorm_export.parity.layer_by_layer.probe import ProbeReport

@@ -1,12 +1,11 @@
-"""Metrics of a comparison, and whether it passes: by an error budget, or by tolerances that the user gives.
+"""A comparison's metrics, and whether an output passes: by the error budget, or by tolerances that the user gives.
 
-The truth is the user's own model run in float64. How far roundings move each element of PyTorch's result from it, in
-the file's dtype, is the yardstick of what that dtype can do on this model and these inputs
-(:mod:`nnorm_export.parity.verdict.allowed_error`): a file passes if its error is at most :data:`BUDGET` times that,
-in every element. If PyTorch's own error is a large part of the result, it measures nothing, and the comparison fails
-with that reason. With explicit tolerances the criterion is |file − PyTorch| ≤ atol + rtol·|PyTorch|.
+- Budget: |file − float64| ≤ allowed error, in every element (:mod:`nnorm_export.parity.verdict.allowed_error`), where
+  float64 is the user's own model run in float64. If PyTorch's own error is a large part of the result, the allowed
+  error measures nothing, and the output fails with that reason.
+- Tolerances: |file − PyTorch| ≤ atol + rtol·|PyTorch|.
 
-Equal results show something only if there is something to compare. Whatever the criterion, an output fails that has no
+Equal results show nothing if there is nothing to compare. Whatever the criterion, an output fails that has no
 elements, no finite element, or NaN in PyTorch's own result. Infinite elements, of a mask for example, must be the same
 in both, and the note counts them. Outputs that do not depend on the input are noted, and if no floating-point output
 depends on it, all of them fail (:func:`require_dependence`).
@@ -15,96 +14,107 @@ depends on it, all of them fail (:func:`require_dependence`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nnorm_export.dtypes import Array, is_float
 from nnorm_export.errors import NnormExportError
-from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.verdict.allowed_error import (
+    ALLOWED_OF_EQUAL_INTEGERS,
+    BUDGET,
     FLOAT_TYPES,
     distance,
     machine_epsilon,
     narrower,
+    rounding_error,
     scale_about,
     unstable_result,
-    yardstick_of,
 )
+from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.criteria import Criterion
-from nnorm_export.parity.verdict.outcome import OutputParity
-
-BUDGET = 10.0
+from nnorm_export.parity.verdict.outcome import OutputParity, errors_on_changed_inputs, on_changed_inputs, worst
 
 
-def judge_outputs(
-    file: str,
-    reference: str,
-    infos: Sequence[TensorInfo],
-    actual: Sequence[Array],
-    expected: Sequence[Array],
-    truth: Sequence[Array] | None = None,
-    yardsticks: Sequence[Array | None] | None = None,
-    criteria: Criterion | Sequence[Criterion] | None = None,
-    computed_in: str | None = None,
-) -> list[OutputParity]:
-    """:func:`judge` for every output of a file.
+@dataclass(frozen=True)
+class Comparison:
+    """A file, what it is compared with, and by which criteria.
 
-    Args:
-        file, reference: what is compared with what, for the error's text.
-        infos: the outputs of the file.
-        actual, expected, truth, yardsticks: as for :func:`judge`, for each output.
-        criteria: one criterion for all outputs, or one for each; None for the error budget.
-        computed_in: as for :func:`judge`.
-
-    Raises:
-        NnormExportError: the results differ in number or shape.
+    Attributes:
+        file, reference: the two, for messages.
+        outputs: the names of the file's outputs.
+        criteria: one for each output.
+        computed_in: as for :func:`compare_output`.
     """
-    shapes, expected_shapes = ([list(array.shape) for array in arrays] for arrays in (actual, expected))
-    if shapes != expected_shapes:
-        raise NnormExportError(
-            f"{file} returns {len(shapes)} outputs of shapes {shapes}, {reference} returns {len(expected_shapes)} of "
-            f"shapes {expected_shapes}: the file was made from another model. Compare it with its own model, or export "
-            "this model again"
-        )
-    none: list[None] = [None] * len(expected)
-    each = criteria if isinstance(criteria, Sequence) else [criteria] * len(expected)
-    rows = zip(infos, actual, expected, truth or none, yardsticks or none, each, strict=True)
-    return [
-        judge(
-            info.name,
-            result,
-            wanted,
-            true,
-            criterion,
-            yardstick=yard,
-            reference=reference,
-            computed_in=computed_in,
-        )
-        for info, result, wanted, true, yard, criterion in rows
-    ]
+
+    file: str
+    reference: str
+    outputs: Sequence[str]
+    criteria: Sequence[Criterion]
+    computed_in: str | None = None
+
+    def worst_of(self, cases: Sequence[Case]) -> list[OutputParity]:
+        """The worst comparison of each output in all of ``cases``."""
+        return [worst(parts) for parts in zip(*map(self.compare_outputs, cases), strict=True)]
+
+    def compare_outputs(self, case: Case) -> list[OutputParity]:
+        """:func:`compare_output` for every output of ``case``.
+
+        Raises:
+            NnormExportError: the results differ in number or shape.
+        """
+        if not case.is_changed:
+            return self._compare_outputs(case)
+        with errors_on_changed_inputs():
+            return on_changed_inputs(self._compare_outputs(case))
+
+    def _compare_outputs(self, case: Case) -> list[OutputParity]:
+        shapes, expected_shapes = ([list(array.shape) for array in arrays] for arrays in (case.actual, case.expected))
+        if shapes != expected_shapes:
+            raise NnormExportError(
+                f"{self.file} returns {len(shapes)} outputs of shapes {shapes}, {self.reference} returns "
+                f"{len(expected_shapes)} of shapes {expected_shapes}: the file was made from another model. Compare it "
+                "with its own model, or export this model again"
+            )
+        none: list[None] = [None] * len(expected_shapes)
+        float64, allowed_error = case.float64 or none, case.allowed_error or none
+        rows = zip(self.outputs, case.actual, case.expected, float64, allowed_error, self.criteria, strict=True)
+        return [
+            compare_output(
+                name,
+                actual,
+                expected,
+                exact,
+                criterion,
+                allowed_error=allowed,
+                reference=self.reference,
+                computed_in=self.computed_in,
+            )
+            for name, actual, expected, exact, allowed, criterion in rows
+        ]
 
 
-def judge(
+def compare_output(
     name: str,
     actual: Array,
     expected: Array,
-    truth: Array | None,
+    float64: Array | None,
     criterion: Criterion | None = None,
     *,
-    yardstick: Array | None = None,
+    allowed_error: Array | None = None,
     reference: str = "PyTorch",
     computed_in: str | None = None,
 ) -> OutputParity:
-    """Compares ``actual`` of the file with PyTorch's ``expected`` and the ``truth`` in float64.
+    """Compares ``actual`` of the file with PyTorch's ``expected``, and with ``float64``.
 
-    An output that is wider than ``expected`` is held to what the dtype of ``expected`` can do. An output without
-    elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
+    If the output has a wider dtype than ``expected``, the dtype of ``expected`` decides what errors it may have. An
+    output without elements, without a finite one, or with NaN in ``expected`` fails: nothing was compared.
 
     Args:
-        truth: None if there is none; ``expected`` takes its place.
-        yardstick: of each element, see :mod:`nnorm_export.parity.verdict.allowed_error`; None takes that of
-            ``expected`` alone.
+        float64: PyTorch's result in float64; if None, ``expected`` takes its place.
+        criterion: None for the error budget.
+        allowed_error: of each element, see :mod:`nnorm_export.parity.verdict.allowed_error`; if None, it is measured
+            from ``expected`` alone.
         reference: what computed ``expected``, for the reasons.
         computed_in: the narrowest dtype that it was computed in; None for that of ``expected``.
     """
@@ -122,14 +132,16 @@ def judge(
         return parity.failed(f"the file returns {dtype}, and {reference} {expected.dtype.name}; export the model again")
     criterion = criterion or Criterion()
     if not is_float(actual.dtype):
-        return _judge_integers(name, actual, expected, yardstick, criterion, reference)
+        return _compare_integers(name, actual, expected, allowed_error, criterion, reference)
     dtype = narrower(dtype, expected.dtype.name)
     wide, expected_wide = actual.astype(np.float64), expected.astype(np.float64)
     difference = distance(wide, expected_wide)
     nonzero = np.isfinite(expected_wide) & (expected_wide != 0)
-    if yardstick is None and truth is not None:
-        yardstick = yardstick_of([expected], truth, dtype)
-    shares = None if yardstick is None else _budget_shares(wide, expected_wide if truth is None else truth, yardstick)
+    if allowed_error is None and float64 is not None:
+        allowed_error = BUDGET * rounding_error([expected], float64, dtype)
+    shares = None
+    if allowed_error is not None:
+        shares = distance(wide, expected_wide if float64 is None else float64) / allowed_error
     parity = OutputParity(
         name,
         passed=True,
@@ -144,19 +156,20 @@ def judge(
     )
     if criterion.kind == "allclose" or shares is None:
         rtol, atol = criterion.tolerances(dtype)
-        allowed: float | Array = atol
+        absolute: float | Array = atol
         if criterion.kind != "allclose":  # torch's atol is for results of scale 1
             sizes = _finite(expected_wide)
             rounding = min(machine_epsilon(dtype) * float(sizes.max()), atol)  # a row may be exactly 0 in PyTorch
-            rtol, allowed = BUDGET * rtol, BUDGET * np.maximum(atol * np.minimum(scale_about(sizes), 1.0), rounding)
-        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, allowed)) <= 1.0)
-    if truth is not None and (unstable := unstable_result(expected_wide, truth, narrower(dtype, computed_in or dtype))):
+            rtol, absolute = BUDGET * rtol, BUDGET * np.maximum(atol * np.minimum(scale_about(sizes), 1.0), rounding)
+        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, absolute)) <= 1.0)
+    unstable = "" if float64 is None else unstable_result(expected_wide, float64, narrower(dtype, computed_in or dtype))
+    if unstable:
         return parity.failed(unstable)
     return replace(parity, passed=criterion.of_elements(shares) <= 1.0)
 
 
-def _judge_integers(
-    name: str, actual: Array, expected: Array, yardstick: Array | None, criterion: Criterion, reference: str
+def _compare_integers(
+    name: str, actual: Array, expected: Array, allowed_error: Array | None, criterion: Criterion, reference: str
 ) -> OutputParity:
     """Integers and booleans must be equal; where random last bits change PyTorch's, they may differ by as much.
 
@@ -165,7 +178,7 @@ def _judge_integers(
     """
     differs = actual != expected
     difference = np.where(differs, np.maximum(distance(actual.astype(np.float64), expected.astype(np.float64)), 1), 0)
-    allowed = np.broadcast_to(0.5, difference.shape) if yardstick is None else yardstick
+    allowed = np.full(difference.shape, ALLOWED_OF_EQUAL_INTEGERS) if allowed_error is None else allowed_error
     if not criterion.is_named:
         criterion = Criterion()
     if criterion.rtol is not None and criterion.atol is not None:
@@ -185,7 +198,8 @@ def _judge_integers(
     count = int(differs.sum())
     if not count:
         return parity
-    where = f", where those of {reference} depend on the last bits" if parity.passed and yardstick is not None else ""
+    is_excused = parity.passed and allowed_error is not None
+    where = f", where those of {reference} depend on the last bits" if is_excused else ""
     return parity.noted(f"{count} of {differs.size} elements differ{where}")
 
 
@@ -248,11 +262,11 @@ def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool |
 
 
 def criterion_text(
-    outputs: Sequence[OutputParity], criteria: Sequence[Criterion], *, is_double: bool, has_truth: bool
+    outputs: Sequence[OutputParity], criteria: Sequence[Criterion], *, is_double: bool, has_float64: bool
 ) -> str:
     """Describes what decided over ``outputs``, whose criteria are ``criteria``."""
     reason = "the file is in float64" if is_double else "the model does not run in float64"
-    has_budget = has_truth or any(output.budget_share is not None for output in outputs)
+    has_budget = has_float64 or any(output.budget_share is not None for output in outputs)
 
     def text(criterion: Criterion) -> str:
         if criterion.kind == "allclose":
@@ -260,7 +274,7 @@ def criterion_text(
         if not has_budget:
             return f"allclose at {BUDGET:g} times torch.testing's tolerances{criterion.of_what}, because {reason}"
         budget = f"budget: at most {BUDGET:g} times the error that roundings cause in PyTorch, in each element"
-        against = "against float64" if has_truth else f"against PyTorch in the same dtype, because {reason}"
+        against = "against float64" if has_float64 else f"against PyTorch in the same dtype, because {reason}"
         return f"{budget}{criterion.of_what}, {against}"
 
     if len(set(criteria)) == 1:
@@ -302,12 +316,6 @@ def _infinite_entries(expected: Array) -> str:
 def _finite(values: Array) -> Array:
     """|values|, and 0 in the place of infinity."""
     return np.where(np.isfinite(values), np.abs(values), 0.0)
-
-
-def _budget_shares(actual: Array, truth: Array, yardstick: Array) -> Array:
-    """Of each element, the file's error / (BUDGET · yardstick)."""
-    shares: Array = distance(actual, truth) / (BUDGET * yardstick)
-    return shares
 
 
 def _shares(difference: Array, expected: Array, rtol: float, atol: float | Array) -> Array:

@@ -15,7 +15,7 @@ from nnorm_export.errors import NnormExportError
 from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES
 
 CRITERIA = ("budget", "allclose")
-_TORCHS = " at torch.testing's tolerances"
+_TORCH_TOLERANCES = " at torch.testing's tolerances"
 STATISTICS = ("max", "mean", "median")  # and p0 to p100, percentiles
 
 _T = TypeVar("_T")
@@ -80,7 +80,7 @@ class Criterion:
 
     def __str__(self) -> str:
         tolerances = f", rtol {self.rtol:g}, atol {self.atol:g}" if self.rtol is not None else ""
-        return f"allclose{tolerances or _TORCHS}{self.of_what}"
+        return f"allclose{tolerances or _TORCH_TOLERANCES}{self.of_what}"
 
     @property
     def of_what(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from nnorm_export.errors import NnormExportError
 from nnorm_export.reports import ComparisonReport
 
-UNSTEADY = "PyTorch returns another result each time; look for F.dropout without training=self.training"
+NONDETERMINISTIC = "PyTorch returns another result each time; look for F.dropout without training=self.training"
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,15 @@ class ParityReport(ComparisonReport):
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
 
     def __str__(self) -> str:
-        judged = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
+        compared = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
-        return "\n".join(filter(None, (*judged, *by_bodies, self.other_weights, signature)))
+        return "\n".join(filter(None, (*compared, *by_bodies, self.other_weights, signature)))
 
     @property
-    def is_unsteady(self) -> bool:
+    def is_nondeterministic(self) -> bool:
         """Whether it fails because the model is random: then no layer of the file is to blame."""
-        return any(output.note == UNSTEADY for output in self.outputs)
+        return any(output.note == NONDETERMINISTIC for output in self.outputs)
 
     @property
     def reason(self) -> str:
@@ -117,19 +119,28 @@ ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another 
 
 
 def on_changed_inputs(parts: Sequence[OutputParity]) -> list[OutputParity]:
-    """The comparisons on inputs that are not the user's: they decide too, and do not count in what is told of rows."""
+    """Comparisons on changed inputs. They must pass too; their rows do not count, because the user gave others."""
     changed = (replace(part, rows=0, top1_agreement=None) for part in parts)
     return [part if part.passed else part.noted(ON_CHANGED_INPUTS) for part in changed]
+
+
+@contextmanager
+def errors_on_changed_inputs() -> Iterator[None]:
+    """Inside the block, errors say that they are about changed inputs."""
+    try:
+        yield
+    except NnormExportError as error:
+        raise type(error)(f"{ON_CHANGED_INPUTS}: {error}") from error
 
 
 def worst(parts: Sequence[OutputParity]) -> OutputParity:
     """Combines the comparisons of one output on several inputs.
 
-    A comparison on changed inputs that had nothing to compare does not count if there are others, and its note is
-    not told if the output fails on the given inputs too. A model may return no rows for some inputs.
+    A model may return no rows for changed inputs: if such a comparison had nothing to compare, the others decide. The
+    note is that of a failure on the given inputs, or else the first of a failure.
     """
     parts = [part for part in parts if part.compared or part.rows > 0] or parts
-    telling = [part for part in parts if not part.passed and part.rows > 0] or parts
+    noted = [part for part in parts if not part.passed and part.rows > 0] or parts
     shares = [part.budget_share for part in parts if part.budget_share is not None]
     agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
     return OutputParity(
@@ -141,7 +152,7 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
         top1_agreement=sum(a * n for a, n in agreements) / sum(n for _, n in agreements) if agreements else None,
         rows=sum(part.rows for part in parts),
         dtype=parts[0].dtype,
-        note=next((part.note for part in sorted(telling, key=lambda part: part.passed) if part.note), ""),
+        note=next((part.note for part in sorted(noted, key=lambda part: part.passed) if part.note), ""),
         compared=all(part.compared for part in parts),
         greatest=max(part.greatest for part in parts),
     )

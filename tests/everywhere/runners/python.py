@@ -196,7 +196,7 @@ def main() -> None:
 
 
 def message(error: Exception) -> str:
-    """The text of an error and of its causes, for :func:`everywhere.judging.reason_of` to choose from."""
+    """The text of an error and of its causes, for :func:`everywhere.outcomes.reason_of` to choose from."""
     texts = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,8 +1,8 @@
 """What a network computes in float64, and how far each element of its results moves when roundings are moved.
 
-The yardstick of an element is the greatest distance from the float64 result over several runs in which the inputs, the
-weights and the result of every operator are moved by at most one rounding of the dtype under test, at random
-(stochastic arithmetic). An element that cancellation makes uncertain gets a long yardstick; its neighbors keep theirs.
+The rounding error of an element is the greatest distance from float64 in several runs, in which the inputs, the weights
+and the result of every operator are moved by at most one rounding of the dtype under test, at random (stochastic
+arithmetic). An element that cancellation makes uncertain has a great rounding error; its neighbors keep theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Array = NDArray[Any]
 
-ALLOWED = 32.0  # an element may be this many yardsticks from the truth
+ALLOWED = 32.0  # an element may be this many rounding errors from its result in float64
 RUNS, MORE_RUNS = 6, 60  # the second where an element seems wrong: few runs may miss how far it can move
 FLOOR = 1e-3  # no element is held to less than this share of a rounding of the greatest element
 # float64 is held to a quarter of float32's rounding: attributes of ONNX operators, such as epsilon, are float32.
@@ -85,8 +85,8 @@ class _Moved(TorchDispatchMode):
         return self.rounding * torch.empty(size, dtype=torch.float64).uniform_(-1.0, 1.0, generator=self.generator)
 
 
-class Truth:
-    """The results of ``model`` on ``feed`` in float64, and their yardsticks for ``dtype``."""
+class Float64Results:
+    """The results of ``model`` on ``feed`` in float64, and their rounding errors for ``dtype``."""
 
     def __init__(self, model: nn.Module, feed: list[Tensor], dtype: str) -> None:
         self._model, self._rounding = model, ROUNDING[dtype]
@@ -123,7 +123,7 @@ class Truth:
         finally:
             self._feed = feed
 
-    def yardsticks(self, runs: int = RUNS) -> list[Array]:
+    def rounding_errors(self, runs: int = RUNS) -> list[Array]:
         with torch.no_grad():
             self._move(runs)
         return [
@@ -134,26 +134,26 @@ class Truth:
     @property
     def unstable(self) -> bool:
         """Whether roundings alone move a result by so much that it shows nothing."""
-        yardsticks = self.yardsticks()
+        errors = self.rounding_errors()
         limit = 2.0**12 * self._rounding if self._rounding < 1e-4 else 0.05
         return any(
             float(y.max(initial=0.0)) > limit * max(float(np.abs(t).max(initial=0.0)), 1e-3)
-            for y, t in zip(yardsticks, self.results, strict=True)
+            for y, t in zip(errors, self.results, strict=True)
         )
 
     def use(self, results: list[Array]) -> float:
-        """The greatest distance of ``results`` from the truth in yardsticks; more than ALLOWED is wrong."""
+        """The greatest distance of ``results`` from float64 in rounding errors; more than ALLOWED is wrong."""
         shapes, true_shapes = [r.shape for r in results], [t.shape for t in self.results]
         if shapes != true_shapes:
-            raise AssertionError(f"shapes {shapes}, the truth has {true_shapes}")
+            raise AssertionError(f"shapes {shapes}, float64 has {true_shapes}")
         use = self._use(results, RUNS)
         return self._use(results, MORE_RUNS) if use > ALLOWED else use
 
     def _use(self, results: list[Array], runs: int) -> float:
         uses = [0.0]
-        for result, true, yardstick in zip(results, self.results, self.yardsticks(runs), strict=True):
+        for result, true, rounding in zip(results, self.results, self.rounding_errors(runs), strict=True):
             error = np.where(np.isfinite(result), np.abs(result.astype(np.float64) - true), np.inf)
             with np.errstate(divide="ignore", invalid="ignore"):
-                shares = np.where((error == 0) | np.isinf(yardstick), 0.0, error / yardstick)
+                shares = np.where((error == 0) | np.isinf(rounding), 0.0, error / rounding)
             uses.append(float(shares.max(initial=0.0)))
         return max(uses)

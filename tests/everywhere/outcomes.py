@@ -28,7 +28,7 @@ _PLACE = re.compile(
 _NAME = re.compile(r"'?\bnode_\w+'?|\"[^\"]{30,}\"|%\w+|Name:'[^']*'|#\d+")
 
 
-def judge(entry: Mapping[str, Any], report: Mapping[str, Any], folder: Path, out: Path) -> tuple[str, str]:
+def outcome_of(entry: Mapping[str, Any], report: Mapping[str, Any], folder: Path, out: Path) -> tuple[str, str]:
     """The outcome of a file, and the error or the reason."""
     for outcome in ("refused", "crashed"):
         if outcome in report:
@@ -38,10 +38,10 @@ def judge(entry: Mapping[str, Any], report: Mapping[str, Any], folder: Path, out
         for expected, found in zip(call["outputs"], outputs, strict=True):
             if found["shape"] != expected["shape"]:
                 return "wrong", f"its shape is {found['shape']}, not {expected['shape']}"
-            y, truth = (_load(place, stored) for place, stored in ((out, found), (folder, expected)))
+            y, reference = (_load(place, stored) for place, stored in ((out, found), (folder, expected)))
             if not np.isfinite(y).all():
                 return "wrong", "not finite"
-            worst = max(worst, float((np.abs(y - truth) / (1 + np.abs(truth))).max(initial=0.0)))
+            worst = max(worst, float((np.abs(y - reference) / (1 + np.abs(reference))).max(initial=0.0)))
     return ("right", "") if worst <= TOLERANCES[entry["dtype"]] else ("wrong", f"{worst:.1e}")
 
 

@@ -1,4 +1,4 @@
-"""Runs a case in its folder, and judges what came of it; :mod:`files_worker` sees the ends of processes."""
+"""Runs a case in its folder, and says what came of it; :mod:`files_worker` sees the ends of processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def execute(folder: Path) -> Outcome:
         call = _CALLS.get(words[0])
         kind, detail = _by_command(words) if call is None else _by_call(call, case)
         if kind == "right" and words[0] == "verify" and detail == "0":
-            kind, detail = _check_truth(case)
+            kind, detail = _check_equal(case)
     finally:
         os.chdir(here)
     if harm := _harm(folder, words):
@@ -154,7 +154,7 @@ _CALLS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-def _check_truth(case: dict[str, Any]) -> tuple[str, str]:
+def _check_equal(case: dict[str, Any]) -> tuple[str, str]:
     """``verify`` said equal: so the file must be on inputs that it has not seen, by kernels and by bodies."""
     words = case["command"]
     if "--replay" in words or "-i" not in words or words[1].endswith((".pt", ".pt2")):

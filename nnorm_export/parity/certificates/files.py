@@ -1,0 +1,109 @@
+"""The files of a certificate: its layout, its digest of the model, and reading it.
+
+A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and
+PyTorch's results ``output_N.pb``. ``float64_0`` holds the results in float64 if there are any, and ``allowed_error_0``
+the allowed error of each element. Further inputs that were compared follow as ``test_data_set_1``. ``bits`` in
+``certificate.json`` are digests of what the runtime computed in each normalization and output on ``test_data_set_0``.
+``model.sig`` is its signature, if it has one: :mod:`nnorm_export.parity.certificates.signatures`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import uses_external_data
+
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import InputError, ModelFileError, ParityError
+from nnorm_export.files import onnx_file
+from nnorm_export.files.durable import read_whole
+from nnorm_export.files.inspection import describe
+from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES
+from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
+from nnorm_export.runtimes.tensorrt import is_engine
+
+CERTIFICATE = "certificate.json"
+DATA, FLOAT64, ALLOWED_ERROR = "test_data_set_{}", "float64_{}", "allowed_error_{}"
+FORMAT = 4
+SETS = 4  # the inputs of the user, changed ones, and up to two with other masks
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, together with the external data of an ONNX file."""
+    try:
+        return read_whole(path, lambda: _digest(path, onnx_file.companions(path)))
+    except OSError as error:
+        raise ModelFileError(
+            f"{path}: {error.filename} cannot be read ({error.strerror}); a file and its .data go together"
+        ) from error
+
+
+def _digest(path: Path, data: Sequence[Path]) -> str:
+    """The SHA-256 of ``path`` if it has no external ``data``; else of it, and of the length and bytes of each file."""
+    digest = hashlib.sha256()
+    for each in (path, *data):
+        if each is not path:
+            digest.update(f"{each.stat().st_size}\0".encode())
+        with each.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def certificate_of(path: Path, folder: Path) -> dict[str, Any]:
+    """The certificate in ``folder``, which is one of ``path``."""
+    certificate = _read_certificate(folder)
+    size_of(path, ModelFileError, f"; give the file that {folder} certifies")
+    if (found := file_sha256(path)) != certificate["sha256"]:
+        if not is_engine(path):
+            describe(path)  # a damaged file is not another model: the error says that it cannot be read
+        raise ParityError(
+            f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
+            f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
+        )
+    return certificate
+
+
+def read_json(folder: Path) -> dict[str, Any]:
+    try:
+        certificate: dict[str, Any] = parse_json(read_bytes(folder / CERTIFICATE, JSON_BYTES, InputError))
+    except (InputError, ValueError) as error:
+        raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
+    if not isinstance(certificate, dict) or "format" not in certificate:
+        raise InputError(f"{folder}: {CERTIFICATE} is not a certificate; verify --record writes one")
+    return certificate
+
+
+def _read_certificate(folder: Path) -> dict[str, Any]:
+    certificate = read_json(folder)
+    if certificate["format"] != FORMAT:
+        raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
+    if missing := {"sha256", "criteria", "data_sets", "computed_in"} - certificate.keys():
+        raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
+    if certificate["computed_in"] not in ("", *FLOAT_TYPES):
+        raise InputError(f"{folder}: the certificate is damaged (computed_in); record it again")
+    if type(certificate["data_sets"]) is not int or certificate["data_sets"] not in range(1, SETS + 1):
+        raise InputError(
+            f"{folder}: the certificate says that it has {certificate['data_sets']!r} sets of inputs, "
+            f"instead of 1 to {SETS}; record it again"
+        )
+    return certificate
+
+
+def read_tensors(folder: Path, kind: str, indices: Iterable[int]) -> list[Array]:
+    arrays = []
+    for index in indices:
+        file = folder / f"{kind}_{index}.pb"
+        try:
+            tensor = onnx.TensorProto.FromString(read_bytes(file, PROTOBUF_BYTES, InputError))
+            if uses_external_data(tensor):
+                raise ValueError("its numbers lie in another file")
+            arrays.append(onnx.numpy_helper.to_array(tensor))
+        except (InputError, DecodeError, ValueError, TypeError, KeyError, MemoryError) as error:
+            raise InputError(f"{file}: the certificate is damaged ({error}); record it again") from error
+    return arrays

@@ -1,0 +1,114 @@
+"""replay(): does a file still compute what its certificate says? Needs neither PyTorch nor the model's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.files.durable import read_whole
+from nnorm_export.parity.certificates import signatures
+from nnorm_export.parity.certificates.files import ALLOWED_ERROR, DATA, FLOAT64, certificate_of, read_tensors
+from nnorm_export.parity.verdict.case import Case
+from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text, dependence, require_dependence
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.runtimes import Runner, load
+
+
+def replay(
+    path: str | Path,
+    folder: str | Path,
+    *,
+    runtime: str | None = None,
+    trust_pickle: bool = False,
+    public_key: str | Path | None = None,
+) -> ParityReport:
+    """Runs the file ``path`` on the inputs in ``folder`` and compares with the recorded results of PyTorch.
+
+    Args:
+        path: the file that the certificate is of.
+        folder: the certificate, which ``verify(…, certificate=)`` wrote.
+        runtime, trust_pickle: as for :func:`nnorm_export.load`.
+        public_key: a file. With it, the certificate must be signed, and the signature is checked before anything is
+            run. ``signature`` of the report says whether there is one and whether it was checked.
+
+    Raises:
+        ParityError: the file is a model, and not the one that was certified; or the signature does not hold.
+        InputError: there is no certificate in ``folder``, or it is damaged, or not signed; or the key is not one.
+        ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
+    """
+    key = None if public_key is None else Path(public_key)
+    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle, key))
+
+
+def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, public_key: Path | None) -> ParityReport:
+    if public_key is not None:
+        signatures.check(path, folder, public_key)
+    certificate = certificate_of(path, folder)
+    runner = load(path, runtime, trust_pickle=trust_pickle)
+    names = [info.name for info in runner.outputs]
+    criteria = _criteria(folder, certificate["criteria"], len(names))
+    comparison = Comparison(str(path), f"certificate {folder}", names, criteria, certificate["computed_in"])
+    cases = [_read_case(folder, index, runner) for index in range(certificate["data_sets"])]
+    others = cases[1].expected if len(cases) > 1 else None
+    outputs = require_dependence(comparison.worst_of(cases), dependence(cases[0].expected, others))
+    is_double = any(info.dtype.name == "float64" for info in runner.outputs)
+    text = criterion_text(outputs, criteria, is_double=is_double, has_float64=cases[0].float64 is not None)
+    report = ParityReport(runner.runtime, text, outputs, runner.implementations)
+    if signatures.is_signed(folder):
+        report = replace(report, signature="not checked" if public_key is None else "checked")
+    return report
+
+
+def _criteria(folder: Path, recorded: Any, count: int) -> list[Criterion]:
+    try:
+        criteria = [
+            replace(
+                Criterion.of(each["kind"], each["rtol"], each["atol"], each["statistic"]),
+                is_named=bool(each["is_named"]),
+            )
+            for each in recorded
+        ]
+    except (TypeError, KeyError, NnormExportError) as error:
+        raise InputError(f"{folder}: the certificate is damaged (criteria: {error}); record it again") from error
+    if len(criteria) != count:
+        raise InputError(f"{folder}: the certificate has {len(criteria)} criteria for {count} outputs; record it again")
+    return criteria
+
+
+def _read_case(folder: Path, index: int, runner: Runner) -> Case:
+    data, exact = folder / DATA.format(index), folder / FLOAT64.format(index)
+    indices = range(len(runner.outputs))
+    expected = read_tensors(data, "output", indices)
+    float64 = read_tensors(exact, "output", indices) if exact.is_dir() else None
+    for info, output, wide in zip(runner.outputs, expected, float64 or expected, strict=True):
+        if wide.shape != output.shape or not {output.dtype.kind, wide.dtype.kind} <= {*"fiubV"}:  # V: bfloat16
+            raise InputError(
+                f"{folder}: the certificate is damaged (its results of {info.name} in {data.name} are "
+                f"{output.dtype}{list(output.shape)}, in {exact.name} {wide.dtype}{list(wide.shape)}); record it again"
+            )
+    inputs = read_tensors(data, "input", range(len(runner.inputs)))
+    return Case(
+        inputs,
+        expected,
+        runner(*inputs),
+        float64,
+        allowed_error=_read_allowed_errors(folder / ALLOWED_ERROR.format(index), expected),
+        is_changed=index > 0,
+    )
+
+
+def _read_allowed_errors(folder: Path, results: Sequence[Array]) -> list[Array | None]:
+    """The allowed error of each output; None for an output that has none."""
+    found: list[Array | None] = [None] * len(results)
+    for index, result in enumerate(results):
+        if (folder / f"output_{index}.pb").exists():
+            (allowed,) = read_tensors(folder, "output", [index])
+            if allowed.shape != result.shape or not bool((allowed > 0).all()):
+                raise InputError(f"{folder}: the certificate is damaged (output_{index}); record it again")
+            found[index] = allowed
+    return found

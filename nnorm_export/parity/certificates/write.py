@@ -1,0 +1,150 @@
+"""Writing a certificate of a file that computes what PyTorch computes (:mod:`.files` has its layout)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import onnx
+
+from nnorm_export._version import __version__
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import ExportError, InputError, ModelFileError
+from nnorm_export.files.staging import parents_made, staged_folder
+from nnorm_export.parity.certificates import signatures
+from nnorm_export.parity.certificates.bits import bits_of
+from nnorm_export.parity.certificates.files import (
+    ALLOWED_ERROR,
+    CERTIFICATE,
+    DATA,
+    FLOAT64,
+    FORMAT,
+    SETS,
+    file_sha256,
+    read_json,
+)
+from nnorm_export.parity.verdict.case import Case
+from nnorm_export.parity.verdict.compare_outputs import Comparison
+from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.runtimes import RUNTIMES, Runner, installed_version
+
+_FOLDERS = {name.format(index) for name in (DATA, FLOAT64, ALLOWED_ERROR) for index in range(SETS)}
+
+
+def check_folder(folder: Path) -> None:
+    """Raises the errors of :meth:`NewCertificate.write` that can be known before the comparison.
+
+    Raises:
+        InputError: ``folder`` holds something other than a certificate, or cannot be written.
+    """
+    if os.path.lexists(folder) and not _is_replaceable(folder):
+        raise InputError(
+            f"{folder}: it holds something other than a certificate and is not overwritten; name another folder"
+        )
+    nearest = next(parent for parent in folder.absolute().parents if os.path.lexists(parent))
+    if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
+        raise InputError(f"{folder}: cannot be written (you may not write to {nearest}); name another folder")
+
+
+@dataclass(frozen=True)
+class NewCertificate:
+    """A certificate that is written if the file passes.
+
+    Attributes:
+        path: the file.
+        folder: the certificate's.
+        private_key: signs the certificate, together with the file; None for no signature.
+        sha256: of the file before the comparison.
+    """
+
+    path: Path
+    folder: Path
+    private_key: Path | None
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str | Path, folder: str | Path, private_key: str | Path | None) -> NewCertificate:
+        """Raises the errors of :meth:`write` that can be known before the comparison."""
+        check_folder(Path(folder))
+        key = None if private_key is None else Path(private_key)
+        if key is not None:
+            signatures.check_private_key(key)
+        return cls(Path(path), Path(folder), key, file_sha256(Path(path)))
+
+    def write(self, runner: Runner, comparison: Comparison, cases: Sequence[Case], report: ParityReport) -> None:
+        """Writes the certificate, whole or not at all; an older certificate in the folder is replaced.
+
+        Raises:
+            ModelFileError: the file is another now.
+            InputError: the folder holds something other than a certificate, or cannot be written; or the key is wrong.
+            RuntimeMissingError: there is a key, and model-signing is not installed.
+        """
+        check_folder(self.folder)
+        certificate = {
+            "format": FORMAT,
+            "file": self.path.name,
+            "sha256": self.sha256,
+            "runtime": report.runtime,
+            "criteria": [asdict(criterion) for criterion in comparison.criteria],
+            "decided_by": report.criterion,
+            "outputs": [asdict(output) for output in report.outputs],
+            "implementations": report.implementations,
+            "data_sets": len(cases),
+            "computed_in": comparison.computed_in,
+            "bits": bits_of(self.path, runner, runner.feed(cases[0].inputs, {})).to_json(),
+            "versions": versions(),
+        }
+        try:
+            with parents_made(self.folder), staged_folder(self.folder) as staged:
+                (staged / CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+                names = [info.name for info in runner.inputs]
+                for index, case in enumerate(cases):
+                    _write_tensors(staged / DATA.format(index), "input", names, case.inputs)
+                    _write_tensors(staged / DATA.format(index), "output", comparison.outputs, case.expected)
+                    if case.float64 is not None:
+                        _write_tensors(staged / FLOAT64.format(index), "output", comparison.outputs, case.float64)
+                    if case.allowed_error is not None:
+                        folder = staged / ALLOWED_ERROR.format(index)
+                        _write_tensors(folder, "output", comparison.outputs, case.allowed_error)
+                if self.private_key is not None:
+                    signatures.sign(self.path, self.folder, staged, self.private_key)
+                if file_sha256(self.path) != self.sha256:
+                    raise ModelFileError(f"{self.path}: it was replaced while it was compared; verify it again")
+        except (OSError, ExportError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            reason = getattr(cause, "strerror", None) or error
+            raise InputError(f"{self.folder}: cannot be written ({reason}); name another folder") from error
+
+
+def versions() -> dict[str, str]:
+    """The versions of this package, of Python, and of the installed packages that a comparison depends on."""
+    found = {"nnorm_export": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    packages = dict.fromkeys(package for runtime in RUNTIMES.values() for package in (*runtime.packages, "numpy"))
+    return found | {package: version for package in packages if (version := installed_version(package))}
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """Whether ``folder`` is empty, or holds a certificate of any version and no other file."""
+    if not folder.is_dir():
+        return False
+    names = {entry.name for entry in folder.iterdir()}
+    if not names:
+        return True
+    try:
+        read_json(folder)
+    except InputError:
+        return False
+    return names <= {CERTIFICATE, signatures.SIGNATURE, *_FOLDERS}
+
+
+def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array | None]) -> None:
+    folder.mkdir(exist_ok=True)
+    for index, (name, array) in enumerate(zip(names, arrays, strict=True)):
+        if array is None:
+            continue
+        tensor = onnx.numpy_helper.from_array(array, name)
+        (folder / f"{kind}_{index}.pb").write_bytes(tensor.SerializeToString())
