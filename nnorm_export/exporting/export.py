@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from nnorm_export.exporting.targets import refuse_dtype, refuse_dynamic_shapes, 
 from nnorm_export.files.formats import AOTI, PT2, TORCHSCRIPT
 from nnorm_export.models import arguments
 from nnorm_export.models.ambient import neutral
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 
 @neutral()
@@ -119,20 +122,26 @@ def export(
     return report
 
 
+class Options(TypedDict, total=False):
+    """The options of :func:`export` that every format has."""
+
+    kwargs: Mapping[str, Any] | None
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+    dynamic_shapes: Any
+    dtype: str | torch.dtype | None
+    verify: bool
+    passthrough: Passthrough
+    strict: bool
+
+
 def export_program(
     model: Model,
     args: Sequence[Any] | Tensor,
     f: str | Path,
     *,
     operators: str = "decomposed",
-    kwargs: Mapping[str, Any] | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    dynamic_shapes: Any = None,
-    dtype: str | torch.dtype | None = None,
-    verify: bool = True,
-    passthrough: Passthrough = (),
-    strict: bool = False,
+    **options: Unpack[Options],
 ) -> ExportReport:
     """Writes ``model``, frozen, as a ``.pt2`` file for ``torch.export.load``; it is called as the model is.
 
@@ -154,21 +163,7 @@ def export_program(
     Raises:
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
     """
-    return export(
-        model,
-        args,
-        f,
-        target=PT2,
-        operators=operators,
-        kwargs=kwargs,
-        input_names=input_names,
-        output_names=output_names,
-        dynamic_shapes=dynamic_shapes,
-        dtype=dtype,
-        verify=verify,
-        passthrough=passthrough,
-        strict=strict,
-    )
+    return export(model, args, f, target=PT2, operators=operators, **options)
 
 
 def export_aoti(
@@ -177,14 +172,7 @@ def export_aoti(
     f: str | Path,
     *,
     inductor_configs: Mapping[str, Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    dynamic_shapes: Any = None,
-    dtype: str | torch.dtype | None = None,
-    verify: bool = True,
-    passthrough: Passthrough = (),
-    strict: bool = False,
+    **options: Unpack[Options],
 ) -> ExportReport:
     """Compiles ``model``, frozen, with AOTInductor into a ``.pt2`` package of machine code.
 
@@ -210,21 +198,7 @@ def export_aoti(
         FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
         RuntimeMissingError: there is no C++ compiler.
     """
-    return export(
-        model,
-        args,
-        f,
-        target=AOTI,
-        inductor_configs=inductor_configs,
-        kwargs=kwargs,
-        input_names=input_names,
-        output_names=output_names,
-        dynamic_shapes=dynamic_shapes,
-        dtype=dtype,
-        verify=verify,
-        passthrough=passthrough,
-        strict=strict,
-    )
+    return export(model, args, f, target=AOTI, inductor_configs=inductor_configs, **options)
 
 
 def export_torchscript(
@@ -233,15 +207,8 @@ def export_torchscript(
     f: str | Path,
     *,
     method: str = "trace",
-    kwargs: Mapping[str, Any] | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    dynamic_shapes: Any = None,
-    dtype: str | torch.dtype | None = None,
     optimize: bool = True,
-    verify: bool = True,
-    passthrough: Passthrough = (),
-    strict: bool = False,
+    **options: Unpack[Options],
 ) -> ExportReport:
     """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
 
@@ -272,19 +239,4 @@ def export_torchscript(
         ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
         ParityError: the written model computes something else.
     """
-    return export(
-        model,
-        args,
-        f,
-        target=TORCHSCRIPT,
-        method=method,
-        optimize=optimize,
-        kwargs=kwargs,
-        input_names=input_names,
-        output_names=output_names,
-        dynamic_shapes=dynamic_shapes,
-        dtype=dtype,
-        verify=verify,
-        passthrough=passthrough,
-        strict=strict,
-    )
+    return export(model, args, f, target=TORCHSCRIPT, method=method, optimize=optimize, **options)
