@@ -299,8 +299,8 @@ def test_forms(source: Path, data: Tensor, made: nnorm_export.QuantizeReport, tm
     report = quantize(custom, data, tmp_path / "custom.int8.onnx", external_data=True)
     assert report.outputs[0].sqnr == pytest.approx(made.outputs[0].sqnr, abs=0.5)
     assert nodes(report.path) == nodes(made.path)
-    (data,) = tmp_path.glob("custom.int8.onnx.*.data")
-    assert set(describe(report.path).files) == {"custom.int8.onnx", data.name}
+    (weights,) = tmp_path.glob("custom.int8.onnx.*.data")
+    assert set(describe(report.path).files) == {"custom.int8.onnx", weights.name}
     report = quantize(primitives, data[:8], tmp_path / "primitives.int8.onnx")
     assert [notice.partition(":")[0] for notice in report.notices] == [
         f"the 6 normalizations of {primitives} are inlined, and stay float",
