@@ -17,7 +17,6 @@ from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
-from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_masks import other_masks
@@ -94,12 +93,12 @@ def verify(
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, comparison, cases = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
-    if (bodies := run_by_bodies(path, runner)) is not None:
+    if (bodies := runner.by_bodies()) is not None:
         step("compare its bodies with PyTorch")
         by_bodies = comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
         report = replace(report, by_bodies=by_bodies)
     if not report:
-        report = replace(report, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
+        report = replace(report, other_weights=other_weights(str(path), runner, model, passthrough))
     if new_certificate is not None and report:
         step("write the certificate")
         new_certificate.write(runner, comparison, cases, report)

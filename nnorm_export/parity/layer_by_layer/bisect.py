@@ -203,11 +203,7 @@ def bisect(
             break
     depends = dependence(expected, None if changed is None else changed[1])
     result = replace(result, outputs=require_dependence(result.outputs, depends))
-    return (
-        result
-        if result
-        else replace(result, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
-    )
+    return result if result else replace(result, other_weights=other_weights(str(path), runner, model, passthrough))
 
 
 @dataclass(frozen=True)
