@@ -24,14 +24,9 @@ from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchMode
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.verdict.case import Case
-from nnorm_export.parity.verdict.compare_outputs import (
-    Comparison,
-    constant_over_rows,
-    criterion_text,
-    dependence,
-    require_dependence,
-)
+from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
+from nnorm_export.parity.verdict.dependence import constant_over_rows, dependence, require_dependence
 from nnorm_export.parity.verdict.outcome import ParityReport, errors_on_changed_inputs
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner

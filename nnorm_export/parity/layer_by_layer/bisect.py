@@ -32,8 +32,9 @@ from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.verdict.case import Case
-from nnorm_export.parity.verdict.compare_outputs import Comparison, dependence, require_dependence
+from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.dependence import dependence, require_dependence
 from nnorm_export.parity.verdict.outcome import (
     ON_CHANGED_INPUTS,
     OutputParity,

@@ -169,8 +169,7 @@ class OnnxRuntimeRunner(Runner):
     def by_bodies(self) -> Runner | None:
         file = self._file
         # ``implementations`` does not list the nodes in functions.
-        in_functions = len(file.normalizations) < sum(node.domain == DOMAIN for node in onnx_file.all_nodes(file.proto))
-        runs_kernels = in_functions or "kernel" in self.implementations.values()
+        runs_kernels = file.has_normalizations_in_functions or "kernel" in self.implementations.values()
         is_portable = file.has_bodies and file.form != OPTIMIZED
         return type(self)(file.path, kernels=False) if runs_kernels and is_portable else None
 
