@@ -20,7 +20,6 @@ from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
 from nnorm_export.graphs.forms import apply_form, check_form
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
-from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.compare_files import compare
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.reports import Report
@@ -184,7 +183,7 @@ def _compare(
             ) from error
     name = f"the new file {output.name}"
     report = compare(made, original, inputs, name=name, other_roundings=True)
-    if report and (bodies := run_by_bodies(staging, made)) is not None:
+    if report and (bodies := made.by_bodies()) is not None:
         try:
             by_bodies = compare(bodies, original, inputs, name=f"{name}, by its bodies,", other_roundings=True)
         except InputError as error:  # the kernels have run on the inputs

@@ -52,6 +52,10 @@ class ModelFile:
         return len(self.normalizations) > len([node for node in self.proto.graph.node if node.domain == DOMAIN])
 
     @property
+    def has_normalizations_in_functions(self) -> bool:
+        return len(self.normalizations) < sum(node.domain == DOMAIN for node in all_nodes(self.proto))
+
+    @property
     def has_bodies(self) -> bool:
         return not self.bare
 

@@ -27,6 +27,9 @@ from nnorm_export.operators import FrozenOperator
 def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (), strict: bool = False) -> nn.Module:
     """Return a copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
 
+    >>> frozen = nnorm_export.freeze(model)
+    >>> logits = frozen(images)
+
     The model itself is not changed. Shared layers stay shared, and references to a layer from plain lists, dicts and
     attributes lead to its operator too. PyTorch's own layers, including its norms and classes that derive from them,
     are copied unchanged. So is a layer that is named a norm and is unknown (an RMSNorm of another library, a norm of

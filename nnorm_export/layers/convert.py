@@ -92,6 +92,9 @@ def convert_normal_norm(
 ) -> nn.Module | tuple[nn.Module, ConversionReport]:
     r"""Replace each BatchNorm, LayerNorm, GroupNorm and InstanceNorm by its normality-normalizing counterpart.
 
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> convert_normal_norm(model)
+
     (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
     the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1,
     where ψ is the identity, except for the exponent shift √ε of the variant ``reference``: a pretrained network with

@@ -18,14 +18,15 @@ from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
 from nnorm_export.parity.verdict.case import Case
-from nnorm_export.parity.verdict.compare_outputs import (
-    Comparison,
+from nnorm_export.parity.verdict.compare_outputs import Comparison
+from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.dependence import (
+    changed_inputs,
     constant_over_rows,
-    decisive,
     dependence,
     require_dependence,
+    show_dependence,
 )
-from nnorm_export.parity.verdict.criteria import Criterion
 from nnorm_export.parity.verdict.outcome import OutputParity, ParityReport, worst
 from nnorm_export.runtimes import Runner, TensorInfo
 
@@ -103,40 +104,17 @@ def _moved(feed: dict[str, Array]) -> dict[str, Array]:
 def _depends(original: Runner, feed: dict[str, Array], expected: Sequence[Array]) -> Sequence[bool | None]:
     """For each output, whether it is another on changed inputs; None if ``original`` takes no changed inputs."""
     found: Sequence[bool | None] = [None] * len(expected)
-    for changed in _changes(feed):
-        if all(np.array_equal(changed[name], array) for name, array in feed.items()):
+    given = list(feed.values())
+    for changed in changed_inputs(given, np.random.default_rng(SEED).random):
+        if all(map(np.array_equal, changed, given)):
             continue
         try:
-            found = dependence(expected, original(**changed))
+            results = original(**dict(zip(feed, changed, strict=True)))
         except InputError:  # it refuses these values: they are sizes or indices
             continue
-        if any(depend for depend, decides in zip(found, decisive(expected), strict=True) if decides):
+        found = dependence(expected, results)
+        if show_dependence(expected, results):
             break
-    return found
-
-
-def _changes(feed: dict[str, Array]) -> Iterator[dict[str, Array]]:
-    """Inputs of the same shapes: floating-point ones scaled down and others permuted; floating-point ones alone."""
-    generator = np.random.default_rng(SEED)
-    scaled = {name: _scaled(array, generator) for name, array in feed.items() if is_float(array.dtype)}
-    permuted = {name: _permuted(array, generator) for name, array in feed.items()}
-    yield permuted | scaled
-    yield feed | scaled
-    yield permuted
-
-
-def _scaled(array: Array, generator: np.random.Generator) -> Array:
-    factors = generator.uniform(0.5, 1, array.shape)
-    scaled: Array = array.astype(np.float64) * factors if array.any() else factors
-    return scaled.astype(array.dtype)
-
-
-def _permuted(array: Array, generator: np.random.Generator) -> Array:
-    """The elements in another order; 0 and 1 exchanged if all are equal."""
-    if array.size and bool((array == array.flat[0]).all()):
-        found: Array = (array == 0).astype(array.dtype)
-    else:
-        found = generator.permutation(array.reshape(-1)).reshape(array.shape)
     return found
 
 

@@ -17,7 +17,6 @@ from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
-from nnorm_export.parity.by_bodies import run_by_bodies
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_masks import other_masks
@@ -25,14 +24,9 @@ from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchMode
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.verdict.case import Case
-from nnorm_export.parity.verdict.compare_outputs import (
-    Comparison,
-    constant_over_rows,
-    criterion_text,
-    dependence,
-    require_dependence,
-)
+from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
+from nnorm_export.parity.verdict.dependence import constant_over_rows, dependence, require_dependence
 from nnorm_export.parity.verdict.outcome import ParityReport, errors_on_changed_inputs
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
@@ -56,7 +50,10 @@ def verify(
     trust_pickle: bool = False,
     timeout: float | None = None,
 ) -> ParityReport:
-    """Compares the file ``path`` with ``model`` on ``inputs``.
+    """Compares the file ``path`` with ``model`` on ``inputs``: |file − float64| ≤ allowed error in every element.
+
+    >>> report = nnorm_export.verify("model.onnx", model, images)
+    >>> assert report, report
 
     Where kernels run an ONNX file that has bodies, it must pass by its bodies too.
 
@@ -94,12 +91,12 @@ def verify(
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, comparison, cases = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
-    if (bodies := run_by_bodies(path, runner)) is not None:
+    if (bodies := runner.by_bodies()) is not None:
         step("compare its bodies with PyTorch")
         by_bodies = comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
         report = replace(report, by_bodies=by_bodies)
     if not report:
-        report = replace(report, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
+        report = replace(report, other_weights=other_weights(str(path), runner, model, passthrough))
     if new_certificate is not None and report:
         step("write the certificate")
         new_certificate.write(runner, comparison, cases, report)

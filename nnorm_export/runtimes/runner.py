@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 from numpy.typing import ArrayLike
@@ -19,9 +20,12 @@ class Runner(ABC):
     Attributes:
         runtime: the runtime's name, as ``load(path, runtime=…)`` takes it.
         inputs, outputs: those of the model, in order.
+        noted: what export() noted in the file: ``weights_sha256``, ``version`` and others; empty if the runtime does
+            not show it.
     """
 
     runtime: ClassVar[str]
+    noted: Mapping[str, str] = MappingProxyType({})
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
 
@@ -56,6 +60,10 @@ class Runner(ABC):
     def known_faults(self) -> list[str]:
         """The known faults of the runtime that would hit the file, and how they are avoided or what to do."""
         return []
+
+    def by_bodies(self) -> Runner | None:
+        """The file in the same runtime, run by its bodies; None if no kernel runs here, or the file has no bodies."""
+        return None
 
     @abstractmethod
     def _run(self, feed: dict[str, Array]) -> list[Array]: ...

@@ -10,7 +10,7 @@ import numpy as np
 from nnorm_export.dtypes import Array, is_float
 from nnorm_export.errors import InputError, first_line
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.parity.verdict.compare_outputs import constant_over_rows
+from nnorm_export.parity.verdict.dependence import constant_over_rows
 from nnorm_export.runtimes import Runner
 
 COMPARED_ROWS = 8

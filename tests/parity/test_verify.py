@@ -29,9 +29,9 @@ from nnorm_export.layers import BatchNormalNorm1d, LayerNormalNorm
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, bound
+from nnorm_export.parity.verdict.case import usable_float64
 from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.parity.verdict.criteria import Criteria, Criterion
-from nnorm_export.parity.verdict.float64 import usable_float64
 from nnorm_export.parity.verdict.outcome import NONDETERMINISTIC, ON_CHANGED_INPUTS
 
 

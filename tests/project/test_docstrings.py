@@ -46,7 +46,15 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), BatchNormalNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 4))
     model(images)
     nnorm_export.export(model.eval(), (images,), "model.onnx", verify=False)
-    return {"nnorm_export": nnorm_export, "torch": torch, "np": np, "nn": nn, "model": model, "images": images}
+    return {
+        "nnorm_export": nnorm_export,
+        "torch": torch,
+        "np": np,
+        "nn": nn,
+        "convert_normal_norm": convert_normal_norm,
+        "model": model,
+        "images": images,
+    }
 
 
 @pytest.mark.parametrize(

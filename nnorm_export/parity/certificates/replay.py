@@ -13,8 +13,9 @@ from nnorm_export.files.durable import read_whole
 from nnorm_export.parity.certificates import signatures
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, DATA, FLOAT64, certificate_of, read_tensors
 from nnorm_export.parity.verdict.case import Case
-from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text, dependence, require_dependence
+from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.dependence import dependence, require_dependence
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import Runner, load
 

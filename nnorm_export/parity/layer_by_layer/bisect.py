@@ -32,8 +32,9 @@ from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.verdict.case import Case
-from nnorm_export.parity.verdict.compare_outputs import Comparison, dependence, require_dependence
+from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.criteria import Criterion
+from nnorm_export.parity.verdict.dependence import dependence, require_dependence
 from nnorm_export.parity.verdict.outcome import (
     ON_CHANGED_INPUTS,
     OutputParity,
@@ -141,6 +142,10 @@ def bisect(
 ) -> Bisection:
     """Compares the ONNX file ``path`` with ``model`` layer by layer.
 
+    >>> report = nnorm_export.bisect("model.onnx", model, images)
+    >>> [layer.path for layer in report.layers if not layer.own.passed]
+    []
+
     Args:
         path: an ONNX file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``.
         model, inputs, runtime, passthrough: as for :func:`nnorm_export.verify`.
@@ -201,11 +206,7 @@ def bisect(
             break
     depends = dependence(expected, None if changed is None else changed[1])
     result = replace(result, outputs=require_dependence(result.outputs, depends))
-    return (
-        result
-        if result
-        else replace(result, other_weights=other_weights(path, model, dtype_of(runner, model), passthrough))
-    )
+    return result if result else replace(result, other_weights=other_weights(str(path), runner, model, passthrough))
 
 
 @dataclass(frozen=True)

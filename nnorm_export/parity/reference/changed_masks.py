@@ -14,8 +14,9 @@ from torch import Tensor
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.models.arguments import tensors_in, with_tensors
-from nnorm_export.parity.reference.changed_inputs import Run, has_new_faults
+from nnorm_export.parity.reference.changed_inputs import Run
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel
+from nnorm_export.parity.verdict.dependence import has_new_faults
 
 _FAR_BELOW_ZERO = -1e3  # a number that is added to a score so that its softmax is 0
 

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from nnorm_export._version import __version__
-from nnorm_export.errors import FreezeError, ModelFileError
-from nnorm_export.files.inspection import describe
+from nnorm_export.errors import FreezeError
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models.modules import deepcopy
-from nnorm_export.parity.reference.pytorch_model import Passthrough
+from nnorm_export.parity.reference.pytorch_model import Passthrough, dtype_of
+from nnorm_export.runtimes import Runner
 
 
-def other_weights(path: str | Path, model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> str:
-    """Says that the file ``path`` was made from other weights than those of ``model``; empty if it was not.
+def other_weights(file: str, runner: Runner, model: nn.Module, passthrough: Passthrough) -> str:
+    """Says that ``file``, which ``runner`` runs, was made from other weights than those of ``model``; else empty.
 
-    It is empty too if the file does not tell: it is an engine or behind a URL, or another program wrote it, or another
+    It is empty too if the file does not say: it is an engine or behind a URL, or another program wrote it, or another
     version of this package, which may freeze a model into other tensors.
-
-    Args:
-        dtype: that of the file.
-        passthrough: as for :func:`nnorm_export.freeze`.
     """
-    if "://" in str(path):
+    digest = runner.noted.get("weights_sha256")
+    if digest is None or runner.noted.get("version") != __version__:
         return ""
-    try:
-        description = describe(path)
-    except ModelFileError:  # an engine, which does not tell
-        return ""
-    digest = description.weights_sha256
-    if digest is None or description.versions.get("version") != __version__:
-        return ""
-    found = list(_digests(model, dtype, passthrough))
+    found = list(_digests(model, dtype_of(runner, model), passthrough))
     if not found or digest in found:
         return ""
     return (
-        f"{path} was made from other weights than this model has: their weights_sha256 is {digest[:16]}…, that of the "
+        f"{file} was made from other weights than this model has: their weights_sha256 is {digest[:16]}…, that of the "
         f"model {found[0][:16]}…. Give the checkpoint that the file was made from, or export this model"
     )
 

@@ -8,7 +8,7 @@
 Equal results show nothing if there is nothing to compare. Whatever the criterion, an output fails that has no
 elements, no finite element, or NaN in PyTorch's own result. Infinite elements, of a mask for example, must be the same
 in both, and the note counts them. Outputs that do not depend on the input are noted, and if no floating-point output
-depends on it, all of them fail (:func:`require_dependence`).
+depends on it, all of them fail (:mod:`nnorm_export.parity.verdict.dependence`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from nnorm_export.errors import NnormExportError
 from nnorm_export.parity.verdict.allowed_error import (
     ALLOWED_OF_EQUAL_INTEGERS,
     BUDGET,
-    FLOAT_TYPES,
     distance,
     machine_epsilon,
     narrower,
@@ -203,64 +202,6 @@ def _compare_integers(
     return parity.noted(f"{count} of {differs.size} elements differ{where}")
 
 
-def rows_differ(result: Array) -> bool | None:
-    """Whether the rows of a result differ; None if there are not two."""
-    if result.ndim == 0 or len(result) < 2:
-        return None
-    return bool((result != result[:1]).any())
-
-
-def dependence(expected: Sequence[Array], changed: Sequence[Array] | None) -> list[bool | None]:
-    """For each output, whether it depends on the input.
-
-    Args:
-        expected, changed: the results on two inputs. If there are no others, rows that differ show a dependence, and
-            one row shows nothing: None.
-    """
-    if changed is None:
-        return [rows_differ(array) for array in expected]
-    return [a.shape != b.shape or bool((a != b).any()) for a, b in zip(expected, changed, strict=True)]
-
-
-def constant_over_rows(expected: Sequence[Array]) -> bool:
-    """Whether no row of a decisive output differs from the others: then these results alone show no dependence."""
-    decides = decisive(expected)
-    return not any(rows_differ(array) for array, is_decisive in zip(expected, decides, strict=True) if is_decisive)
-
-
-def decisive(results: Sequence[Array]) -> list[bool]:
-    """For each result, whether its dependence on the input counts: floating-point ones if there are any, else all."""
-    return _deciding([is_float(result.dtype) for result in results])
-
-
-def _deciding(floats: list[bool]) -> list[bool]:
-    return floats if any(floats) else [True] * len(floats)
-
-
-def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool | None]) -> list[OutputParity]:
-    """Returns ``outputs`` with a note on each that does not depend on the input.
-
-    Of a model, some outputs may be constant: a shape, a grid of anchors, a temperature. If no floating-point output
-    depends on the input (of a model without any, no output), the comparison shows nothing about its layers: they fail.
-
-    Args:
-        depends: for each output, whether it depends on the input; None if that is not known.
-    """
-    deciding = _deciding([output.dtype in FLOAT_TYPES for output in outputs])
-    shows_nothing = all(depend is False for depend, decides in zip(depends, deciding, strict=True) if decides)
-    found = []
-    for output, depend, decides in zip(outputs, depends, deciding, strict=True):
-        if depend is None and decides:
-            found.append(output.noted(_UNDECIDED))
-        elif depend is not False:
-            found.append(output)
-        elif shows_nothing and decides and output.passed:
-            found.append(output.not_compared(_CONSTANT))
-        else:
-            found.append(output.noted("it does not depend on the input"))
-    return found
-
-
 def criterion_text(
     outputs: Sequence[OutputParity], criteria: Sequence[Criterion], *, is_double: bool, has_float64: bool
 ) -> str:
@@ -281,14 +222,6 @@ def criterion_text(
         return text(criteria[0])
     pairs = zip(outputs, criteria, strict=True)
     return "; ".join(f"{output.name}: {text(criterion)}" for output, criterion in pairs)
-
-
-_CONSTANT = (
-    "it does not depend on the input, and no other output does, so that the comparison shows nothing about the layers "
-    "before it. Give other inputs, or train the model: a head whose weights are 0 returns its bias"
-)
-
-_UNDECIDED = "of one row, without other inputs that the model takes: it may be constant; give more rows"
 
 
 def _nothing_to_compare(expected: Array, reference: str) -> str:

@@ -23,7 +23,7 @@ from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissing
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import changes_of, unused_by_kernels
-from nnorm_export.files.optimized_for import CPU, machine_of
+from nnorm_export.files.optimized_for import CPU, OPTIMIZED, machine_of
 from nnorm_export.files.tensors import TensorInfo, info_of
 from nnorm_export.names import DOMAIN
 from nnorm_export.runtimes.every_operator import every_operator
@@ -118,6 +118,7 @@ class OnnxRuntimeRunner(Runner):
             )
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
+        self.noted = self._file.metadata
         refuse_invalid(self._file)
         self._providers = checked(self.default_providers if providers is None else providers)
         self._require_providers()
@@ -164,6 +165,13 @@ class OnnxRuntimeRunner(Runner):
             self._open(self._graph_options, optimized_model_filepath=path, enable_profiling=False)
             optimized = onnx.load(path, load_external_data=False)
         return ran_by(names, optimized)
+
+    def by_bodies(self) -> Runner | None:
+        file = self._file
+        # ``implementations`` does not list the nodes in functions.
+        runs_kernels = file.has_normalizations_in_functions or "kernel" in self.implementations.values()
+        is_portable = file.has_bodies and file.form != OPTIMIZED
+        return type(self)(file.path, kernels=False) if runs_kernels and is_portable else None
 
     def _is_on(self, key: str) -> bool:
         """Whether an entry of the session's configuration is 1."""
