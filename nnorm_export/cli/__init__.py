@@ -51,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Deploy networks with normality normalization: one ONNX file that runs everywhere, proved equal to PyTorch."""
+    """Deploy networks with normality normalization: one ONNX file that runs everywhere, compared with PyTorch."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

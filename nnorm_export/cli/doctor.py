@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnorm_export.cli.options import Runtime, TrustPickle
-from nnorm_export.cli.output import Output, echo, one_line, print_facts, print_table, ways
+from nnorm_export.cli.output import Output, echo, implementations_text, one_line, print_facts, print_table
 
 if TYPE_CHECKING:
     from nnorm_export.runtimes.diagnose import Diagnosis, RuntimeDiagnosis
@@ -81,6 +81,4 @@ def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
     text = f"cannot run: {one_line(found.problem)}" if found.problem else found.note or "runs it"
     if not found.implementations:
         return text
-    return (
-        f"{text}; {'its engine: ' if found.problem or found.note else 'normalizations: '}{ways(found.implementations)}"
-    )
+    return f"{text}; {'its engine: ' if found.problem or found.note else 'normalizations: '}{implementations_text(found.implementations)}"

@@ -316,7 +316,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     ]
     print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)
-    ran = f"{report.runtime} (normalizations: {ways(report.implementations) or 'inlined'})"
+    ran = f"{report.runtime} (normalizations: {implementations_text(report.implementations) or 'inlined'})"
     print_facts([("runtime", ran), ("criterion", report.criterion), ("signature", report.signature)])
 
 
@@ -340,7 +340,7 @@ def _agreement(agrees: bool) -> str:
     return "equal" if agrees else "DIFFERENT"
 
 
-def ways(implementations: dict[str, str]) -> str:
+def implementations_text(implementations: dict[str, str]) -> str:
     """``{"a": "kernel", "b": "body", "c": "kernel"}`` -> ``2 by kernel, 1 by body``."""
     return counted(Counter(f"by {implementation}" for implementation in implementations.values()))
 

@@ -10,7 +10,7 @@ import typer
 
 from nnorm_export.cli.file_options import QuantizeOptions
 from nnorm_export.cli.options import ReferenceOptions
-from nnorm_export.cli.output import Output, print_facts, print_table, size_text, ways
+from nnorm_export.cli.output import Output, implementations_text, print_facts, print_table, size_text
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
@@ -106,7 +106,7 @@ def _random(options: QuantizeOptions) -> list[str]:
 
 
 def _print(report: QuantizeReport, verbose: bool) -> None:
-    norms = ways(report.implementations)
+    norms = implementations_text(report.implementations)
     kept: dict[str, int] = {}
     for layer in report.layers:
         if layer.kept:

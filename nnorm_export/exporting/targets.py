@@ -1,6 +1,6 @@
 """What ``export(…, target=…)`` writes for: the runtimes that read ONNX, a row each, and the other formats.
 
-A row says only what tests prove (tests/exporting/test_targets.py, tests/everywhere). What else a user asks for is
+A row says only what tests show (tests/exporting/test_targets.py, tests/everywhere). What else a user asks for is
 refused.
 """
 

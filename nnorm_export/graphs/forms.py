@@ -5,7 +5,7 @@
   plugin they use it; most other runtimes know no functions (results/everywhere.md).
 - ``primitives``: the bodies inlined and folded; standard operators only, for runtimes without functions. Means are
   split, for OpenCV 4.
-- ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (for TensorRT ≤ 10.6, or to prove
+- ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (for TensorRT ≤ 10.6, or to show
   that a kernel ran).
 """
 

@@ -51,21 +51,21 @@ def separated(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto
     for node in copy.graph.node:
         for index, name in enumerate(node.input):
             if name in constants:
-                way = _way(node, index) if node.name in chosen else ()
-                readers.setdefault(name, defaultdict(list))[way].append((node, index))
+                key = _key(node, index) if node.name in chosen else ()
+                readers.setdefault(name, defaultdict(list))[key].append((node, index))
     taken = _Names(proto)
-    for name, ways in readers.items():
-        of_products = [way for way in ways if way]
-        for way in of_products if len(of_products) < len(ways) else of_products[1:]:
+    for name, keys in readers.items():
+        of_products = [key for key in keys if key]
+        for key in of_products if len(of_products) < len(keys) else of_products[1:]:
             own = copy.graph.initializer.add()
             own.CopyFrom(constants[name])
-            own.name = taken.new(f"{name}/of_{ways[way][0][0].name}")
-            for node, index in ways[way]:
+            own.name = taken.new(f"{name}/of_{keys[key][0][0].name}")
+            for node, index in keys[key]:
                 node.input[index] = own.name
     return copy
 
 
-def _way(node: onnx.NodeProto, index: int) -> tuple[object, ...]:
+def _key(node: onnx.NodeProto, index: int) -> tuple[object, ...]:
     """A key that is equal for products that read a weight in the same way; empty if ``node`` is not a product."""
     if node.domain != "" or node.op_type not in PRODUCTS:
         return ()

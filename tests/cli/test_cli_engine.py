@@ -1,4 +1,4 @@
-"""``nnorm-export engine`` as a user meets it; fake_tensorrt.py says what that proves."""
+"""``nnorm-export engine`` as a user meets it; fake_tensorrt.py says what that shows."""
 
 from __future__ import annotations
 

@@ -165,20 +165,20 @@ def _check_equal(case: dict[str, Any]) -> tuple[str, str]:
     unseen = torch.randn(files_seeds.SHAPES[case["network"]], generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         x, y = unseen.numpy(), model.double()(unseen.double()).numpy()
-    ways: list[dict[str, Any]] = [{"kernels": None}, {"kernels": False}]
+    options_of_runs: list[dict[str, Any]] = [{"kernels": None}, {"kernels": False}]
     if "--runtime" in words:
-        ways = [{"runtime": words[words.index("--runtime") + 1]}]
-    for way in ways:
+        options_of_runs = [{"runtime": words[words.index("--runtime") + 1]}]
+    for options in options_of_runs:
         try:
-            runner = nnorm_export.load(words[1], **way)
+            runner = nnorm_export.load(words[1], **options)
             (result,) = runner(x.astype(runner.inputs[0].dtype))
         except NnormExportError as error:
-            if way.get("kernels") is False:
+            if options.get("kernels") is False:
                 continue  # a file without bodies, or optimized
-            return "wrong", f"{words}: equal, and yet {way}: {error}"
+            return "wrong", f"{words}: equal, and yet {options}: {error}"
         off = float(np.max(np.abs(result.astype(np.float64) - y), initial=0.0))
         if result.shape != y.shape or not off <= _FAR * max(1.0, float(np.abs(y).max())):
-            return "wrong", f"{words}: equal, and yet off by {off} with {way}"
+            return "wrong", f"{words}: equal, and yet off by {off} with {options}"
     return "right", "equal"
 
 

@@ -1,8 +1,8 @@
-"""Differential testing: random networks, run in every way that there is, held against float64.
+"""Differential testing: random networks, run by every backend, held against float64.
 
     python tests/fuzz/networks.py --count 3000 --seed 0 --jobs 2  # resumes where it was stopped
     python tests/fuzz/networks.py --show 17      # one network: its spec, its layers, its results
-    python tests/fuzz/networks.py --shrink 17    # its smallest network with a fault of the same way
+    python tests/fuzz/networks.py --shrink 17    # its smallest network with a fault of the same kind
     python tests/fuzz/networks.py --figures      # the figures so far, as results/fuzz.md has them
 
 Each network is one line of the results' file. The networks run in processes of their own, so that a crash or a hang of
@@ -28,9 +28,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from fuzz.networks_backends import run
 from fuzz.networks_build import build
 from fuzz.networks_spec import Spec, random_spec, smaller
-from fuzz.networks_ways import run
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 HANG = 300.0  # seconds without an answer
@@ -62,7 +62,7 @@ def main() -> int:
     print(figures(results))
     faulty = [result for result in results if result["faults"]]
     for result in faulty:
-        print(result["spec"], *(f"  {way}: {fault[:300]}" for way, fault in result["faults"].items()), sep="\n")
+        print(result["spec"], *(f"  {backend}: {fault[:300]}" for backend, fault in result["faults"].items()), sep="\n")
     return int(bool(faulty))
 
 
@@ -155,23 +155,23 @@ def show(seed: int) -> int:
     spec = random_spec(seed)
     outcome = run(spec, seldom=False)
     print(spec, build(spec)[0], outcome.skipped, f"greatest distances: {outcome.uses}", sep="\n")
-    for way, text in [*outcome.refused.items(), *outcome.faults.items()]:
-        print(f"{way}: {text}")
+    for backend, text in [*outcome.refused.items(), *outcome.faults.items()]:
+        print(f"{backend}: {text}")
     return int(bool(outcome.faults))
 
 
 def shrink(seed: int) -> int:
-    """Prints smaller and smaller networks that have a fault of the same way."""
+    """Prints smaller and smaller networks that have a fault of the same kind."""
     spec = random_spec(seed)
     faults = run(spec, seldom=False).faults
     if not faults:
         print(f"{spec}\nhas no fault")
         return 0
-    way, fault = next(iter(faults.items()))
+    backend, fault = next(iter(faults.items()))
     kind = fault.partition(":")[0]
 
     def has_it(candidate: Spec) -> bool:
-        return run(candidate, (way,), seldom=False).faults.get(way, "").startswith(kind)
+        return run(candidate, (backend,), seldom=False).faults.get(backend, "").startswith(kind)
 
     found = True
     while found:
@@ -181,7 +181,7 @@ def shrink(seed: int) -> int:
                 spec, found = candidate, True
                 print(spec, flush=True)
                 break
-    print(spec.to_json(), build(spec)[0], run(spec, (way,), seldom=False).faults, sep="\n")
+    print(spec.to_json(), build(spec)[0], run(spec, (backend,), seldom=False).faults, sep="\n")
     return 1
 
 
@@ -189,28 +189,30 @@ def figures(results: list[dict[str, Any]]) -> str:
     """The table of results/fuzz.md."""
     ran = [result for result in results if not result["skipped"]]
     skipped = Counter(result["skipped"] for result in results if result["skipped"])
-    ways = list(dict.fromkeys(way for result in ran for part in ("uses", "refused", "faults") for way in result[part]))
+    backends = list(
+        dict.fromkeys(backend for result in ran for part in ("uses", "refused", "faults") for backend in result[part])
+    )
     lines = [
         f"{len(ran)} networks with {sum(r['nodes'] for r in ran)} normalizations, {sum(map(runs, ran))} runs; "
         f"{sum(bool(r['faults']) for r in ran)} networks with faults."
         + "".join(f" {count} more were drawn and left out: {reason}." for reason, count in skipped.items()),
         "",
-        "| way | runs | right | greatest distance, in rounding errors | refused | wrong | crashed or unexpected |",
+        "| backend | runs | right | greatest distance, in rounding errors | refused | wrong | crashed or unexpected |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for way in ways:
-        uses = [r["uses"][way] for r in ran if way in r["uses"] and way not in r["faults"]]
-        faults = [r["faults"][way] for r in ran if way in r["faults"]]
+    for backend in backends:
+        uses = [r["uses"][backend] for r in ran if backend in r["uses"] and backend not in r["faults"]]
+        faults = [r["faults"][backend] for r in ran if backend in r["faults"]]
         wrong = sum(fault.startswith("wrong") for fault in faults)
-        refused = sum(way in r["refused"] for r in ran)
+        refused = sum(backend in r["refused"] for r in ran)
         lines.append(
-            f"| {way} | {len(uses) + len(faults) + refused} | {len(uses)} | {max(uses, default=0):.1f} | {refused} | "
+            f"| {backend} | {len(uses) + len(faults) + refused} | {len(uses)} | {max(uses, default=0):.1f} | {refused} | "
             f"{wrong} | {len(faults) - wrong} |"
         )
-    reasons = Counter((reason, way) for r in ran for way, reason in r["refused"].items())
+    reasons = Counter((reason, backend) for r in ran for backend, reason in r["refused"].items())
     by_reason: dict[str, list[str]] = {}
-    for (reason, way), count in sorted(reasons.items()):
-        by_reason.setdefault(reason, []).append(f"{way} {count}")
+    for (reason, backend), count in sorted(reasons.items()):
+        by_reason.setdefault(reason, []).append(f"{backend} {count}")
     lines += ["", "Refused:", *(f"- {reason}: {', '.join(counts)}" for reason, counts in by_reason.items())]
     return "\n".join(lines)
 

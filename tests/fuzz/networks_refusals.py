@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-# Refusals: (way, what the error says, reason). Every other exception is a failure.
+# Refusals: (backend, what the error says, reason). Every other exception is a failure.
 REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         "kernel|body|primitives|optimized",
@@ -71,13 +71,13 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
 
 
 class Unfit(Exception):
-    """A way that is known not to be able to run a file."""
+    """A backend that is known not to be able to run a file."""
 
 
-def refusal(way: str, text: str) -> str | None:
+def refusal(backend: str, text: str) -> str | None:
     """The reason of a known refusal, from the text of the error."""
-    for ways, pattern, reason in REFUSALS:
-        if re.fullmatch(ways, way) and re.search(pattern, text, re.DOTALL):
+    for backends, pattern, reason in REFUSALS:
+        if re.fullmatch(backends, backend) and re.search(pattern, text, re.DOTALL):
             return reason
     return None
 

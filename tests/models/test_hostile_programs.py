@@ -48,8 +48,8 @@ class Halves(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_program(Halves(), torch.randn(2, 4), tmp_path_factory.mktemp("honest") / "net.pt2").path
+def unaltered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_program(Halves(), torch.randn(2, 4), tmp_path_factory.mktemp("unaltered") / "net.pt2").path
 
 
 def _pickled(value: Any) -> bytes:
@@ -149,8 +149,8 @@ ATTACKS: dict[str, Callable[..., None]] = {
 }
 
 
-def _rewritten(honest: Path, target: Path, change: Callable[..., None], payload: Payload) -> Path:
-    with zipfile.ZipFile(honest) as archive:
+def _rewritten(unaltered: Path, target: Path, change: Callable[..., None], payload: Payload) -> Path:
+    with zipfile.ZipFile(unaltered) as archive:
         entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     change(entries, payload)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
@@ -160,9 +160,9 @@ def _rewritten(honest: Path, target: Path, change: Callable[..., None], payload:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_nothing_in_a_program_runs(attack: str, honest: Path, tmp_path: Path) -> None:
+def test_nothing_in_a_program_runs(attack: str, unaltered: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    path = _rewritten(honest, tmp_path / "net.pt2", ATTACKS[attack], Payload(marker))
+    path = _rewritten(unaltered, tmp_path / "net.pt2", ATTACKS[attack], Payload(marker))
     with pytest.raises(ModelFileError, match=r"would run code from it \(.*trust_pickle=True"):
         load(path)
     with pytest.raises(ModelFileError, match="would run code"):
@@ -171,17 +171,17 @@ def test_nothing_in_a_program_runs(attack: str, honest: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("attack", ["sample inputs", "a pickled weight", "an opaque object", "a symbolic size"])
-def test_the_attacks_are_real(attack: str, honest: Path, tmp_path: Path) -> None:
-    path = _rewritten(honest, tmp_path / "net.pt2", ATTACKS[attack], Payload(tmp_path / "marker"))
+def test_the_attacks_are_real(attack: str, unaltered: Path, tmp_path: Path) -> None:
+    path = _rewritten(unaltered, tmp_path / "net.pt2", ATTACKS[attack], Payload(tmp_path / "marker"))
     with pytest.raises(ModelFileError), warnings.catch_warnings():  # it runs, and yields something else than a tensor
         load(path, trust_pickle=True)
     assert (tmp_path / "marker").read_text() == "ran"
 
 
 @pytest.mark.parametrize("entry", ["example_inputs.pt", "state_dict.pt", "constants.pt", "state_dict.json"])
-def test_the_layout_of_torch_2_7(entry: str, honest: Path, tmp_path: Path) -> None:
+def test_the_layout_of_torch_2_7(entry: str, unaltered: Path, tmp_path: Path) -> None:
     marker, path = tmp_path / "marker", tmp_path / "old.pt2"
-    with zipfile.ZipFile(honest) as archive:
+    with zipfile.ZipFile(unaltered) as archive:
         program = archive.read(next(name for name in archive.namelist() if name.endswith("models/model.json")))
     parts = ("state_dict.pt", "constants.pt", "example_inputs.pt")
     entries = {f"serialized_{part}": _pickled({}) for part in parts}
@@ -196,27 +196,27 @@ def test_the_layout_of_torch_2_7(entry: str, honest: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("wrong", [3, "x", [], {}, None])
 @pytest.mark.parametrize("entry", ["models/model.json", "data/weights/model_weights_config.json"])
-def test_json_of_another_structure(entry: str, wrong: object, honest: Path, tmp_path: Path) -> None:
+def test_json_of_another_structure(entry: str, wrong: object, unaltered: Path, tmp_path: Path) -> None:
     def change(entries: Entries, payload: Payload) -> None:
         found = json.loads(entries[entry])
         found[next(iter(found))] = wrong
         entries[entry] = json.dumps(found).encode()
 
-    path = _rewritten(honest, tmp_path / "net.pt2", change, Payload(tmp_path))
+    path = _rewritten(unaltered, tmp_path / "net.pt2", change, Payload(tmp_path))
     with pytest.raises(ModelFileError, match=r"net\.pt2"):
         load_program(path)
     path = _rewritten(
-        honest, path, lambda entries, _: entries.update({entry: json.dumps(wrong).encode()}), Payload(tmp_path)
+        unaltered, path, lambda entries, _: entries.update({entry: json.dumps(wrong).encode()}), Payload(tmp_path)
     )
     with pytest.raises(ModelFileError, match=r"net\.pt2"):
         load_program(path)
 
 
-def test_machine_code_in_a_program(honest: Path, tmp_path: Path) -> None:
+def test_machine_code_in_a_program(unaltered: Path, tmp_path: Path) -> None:
     def change(entries: Entries, payload: Payload) -> None:
         entries["data/AOTInductor/model/code.so"] = b"\x7fELF"
 
-    path = _rewritten(honest, tmp_path / "net.pt2", change, Payload(tmp_path))
+    path = _rewritten(unaltered, tmp_path / "net.pt2", change, Payload(tmp_path))
     with pytest.raises(ModelFileError, match="machine code of AOTInductor"):
         load_program(path)
 
@@ -231,7 +231,7 @@ def test_machine_code_is_described_and_not_opened(tmp_path: Path, monkeypatch: p
     assert "it is machine code" in (described.runtime_problem or "")
 
 
-def test_trusted_objects_load(honest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_trusted_objects_load(unaltered: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An example input that holds an object of any class needs a pickle."""
 
     def change(entries: Entries, payload: Payload) -> None:
@@ -239,15 +239,15 @@ def test_trusted_objects_load(honest: Path, tmp_path: Path, caplog: pytest.LogCa
         tensor.origin = Path("x")  # saved with the tensor
         entries["data/sample_inputs/model.pt"] = _pickled(((tensor,), {}))
 
-    path = _rewritten(honest, tmp_path / "net.pt2", change, Payload(tmp_path))
+    path = _rewritten(unaltered, tmp_path / "net.pt2", change, Payload(tmp_path))
     with pytest.raises(ModelFileError, match=r"the pickle data/sample_inputs/model\.pt names pathlib"):
         load_program(path)
     caplog.set_level(logging.ERROR, "torch._export.serde.serialize")  # torch 2.13's warning lacks an argument
     assert load_program(path, trust_pickle=True).example_inputs is not None
 
 
-def test_an_honest_program_passes(honest: Path) -> None:
-    assert load(honest).inputs[0].name == "x"
+def test_an_honest_program_passes(unaltered: Path) -> None:
+    assert load(unaltered).inputs[0].name == "x"
 
 
 @pytest.mark.parametrize(
@@ -279,9 +279,9 @@ def test_guards_are_conditions() -> None:
         check_expression("L['x'].__class__.__base__ == 0", guard=True)
 
 
-def test_verify_refuses_too(honest: Path, tmp_path: Path) -> None:
+def test_verify_refuses_too(unaltered: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    path = _rewritten(honest, tmp_path / "net.pt2", _sample_inputs, Payload(marker))
+    path = _rewritten(unaltered, tmp_path / "net.pt2", _sample_inputs, Payload(marker))
     with pytest.raises(ModelFileError, match="would run code"):
         verify(path, Halves(), torch.randn(2, 4))
     assert not marker.exists()

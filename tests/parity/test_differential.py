@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 from backends import BACKENDS, needs_kernels
-from fuzz import networks, networks_ways
+from fuzz import networks, networks_backends
 from fuzz.networks_build import build
 from fuzz.networks_float64 import ALLOWED, Float64Results
 from fuzz.networks_spec import Spec, Step, random_spec, smaller
@@ -28,7 +28,7 @@ SMALL = Spec(1, (2, 4, 5, 7), (Step("conv", 12), Step("batch+act", 1), Step("gro
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, NETWORKS, TOGETHER))
 def test_random_networks_compute_the_same_in_every_way(first: int) -> None:
-    outcomes = [networks_ways.run(random_spec(seed)) for seed in range(first, first + TOGETHER)]
+    outcomes = [networks_backends.run(random_spec(seed)) for seed in range(first, first + TOGETHER)]
     assert not [(outcome.spec, outcome.faults) for outcome in outcomes if outcome.faults]
     ran = [outcome for outcome in outcomes if not outcome.skipped]
     assert len(ran) >= TOGETHER - 3
@@ -47,11 +47,11 @@ def test_torchscript_keeps_float64_constants_that_are_equal_in_float32(tmp_path:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> networks_ways._Run:
-    return networks_ways._Run(SMALL, tmp_path_factory.mktemp("small"))
+def small(tmp_path_factory: pytest.TempPathFactory) -> networks_backends._Run:
+    return networks_backends._Run(SMALL, tmp_path_factory.mktemp("small"))
 
 
-def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
+def test_an_error_in_one_element_is_wrong(small: networks_backends._Run) -> None:
     """1e-3 of any element that is not near 0 is seen, although the roundings of four layers lie before it."""
     results, reference = small.eager()[0], small.references[0]
     assert reference.use(results) < ALLOWED / 4
@@ -66,7 +66,7 @@ def test_an_error_in_one_element_is_wrong(small: networks_ways._Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_planted_error_in_a_file_is_found(small: networks_ways._Run, backend: str) -> None:
+def test_a_planted_error_in_a_file_is_found(small: networks_backends._Run, backend: str) -> None:
     """ε off by a tenth, exponents off by 1e-4, and a convolution's weight off by 1e-4."""
     with small.sharing():
         assert small.references[0].use(getattr(small, backend)()[0]) < ALLOWED
@@ -104,20 +104,22 @@ def _scale(model: onnx.ModelProto, name: str, factor: float) -> None:
 
 @needs_kernels
 def test_a_way_that_ran_nothing_or_something_else_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks_ways._Run, "kernel", lambda self: self._load(self._onnx("portable"), "body"))
-    monkeypatch.setattr(networks_ways._Run, "body", lambda self: [])
-    monkeypatch.setattr(networks_ways._Run, "reference", lambda self: 1 / 0)
-    faults = networks_ways.run(SMALL, ("kernel", "body", "reference")).faults
+    monkeypatch.setattr(networks_backends._Run, "kernel", lambda self: self._load(self._onnx("portable"), "body"))
+    monkeypatch.setattr(networks_backends._Run, "body", lambda self: [])
+    monkeypatch.setattr(networks_backends._Run, "reference", lambda self: 1 / 0)
+    faults = networks_backends.run(SMALL, ("kernel", "body", "reference")).faults
     assert "were to be run by body" in faults["kernel"]
     assert "nothing ran" in faults["body"]
     assert faults["reference"].startswith("ZeroDivisionError")
 
 
 def test_refusals_are_a_closed_list() -> None:
-    assert networks_ways.refusal("kernel", "RuntimeError: anything [x:1]") is None
+    assert networks_backends.refusal("kernel", "RuntimeError: anything [x:1]") is None
     known = "Unfit: pooling with ceil_mode [x:1]"
-    assert networks_ways.refusal("reference", known) == "onnx's evaluator gives a pooling with ceil_mode another shape"
-    assert networks_ways.refusal("kernel", known) is None
+    assert (
+        networks_backends.refusal("reference", known) == "onnx's evaluator gives a pooling with ceil_mode another shape"
+    )
+    assert networks_backends.refusal("kernel", known) is None
 
 
 def test_a_seed_is_a_network_and_its_text_another_copy_of_it() -> None:
@@ -132,13 +134,13 @@ def test_a_seed_is_a_network_and_its_text_another_copy_of_it() -> None:
 
 
 def test_shrink_keeps_what_a_fault_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def frozen(run: networks_ways._Run) -> Any:
+    def frozen(run: networks_backends._Run) -> Any:
         if any(isinstance(layer, GroupNormalNorm) for layer in run.model.modules()):
             raise ValueError("planted")
 
-    monkeypatch.setattr(networks_ways._Run, "frozen", frozen)
+    monkeypatch.setattr(networks_backends._Run, "frozen", frozen)
     monkeypatch.setattr(networks, "random_spec", lambda seed: SMALL)
-    monkeypatch.setattr(networks, "run", lambda spec, ways=(), seldom=True: networks_ways.run(spec, ("frozen",)))
+    monkeypatch.setattr(networks, "run", lambda spec, ways=(), seldom=True: networks_backends.run(spec, ("frozen",)))
     assert networks.shrink(1) == 1
     assert '"shape": [1, 1, 1, 1], "steps": [{"kind": "group", "seed": 2, "parts": []}]' in capsys.readouterr().out
 

@@ -83,7 +83,7 @@ def test_a_diverged_checkpoint_and_a_head_of_zeros_are_not_written(tmp_path: Pat
         for x in (torch.randn(5, 4), torch.randn(1, 4), torch.zeros(1, 4)):
             with pytest.raises(ParityError, match=rf"(?s)m.onnx was not written: nothing was compared.*{reason}"):
                 export(model, x, tmp_path / "m.onnx")
-            written = export(model, x, tmp_path / "unproved.onnx", verify=False).path
+            written = export(model, x, tmp_path / "unverified.onnx", verify=False).path
             assert reason in verify(written, model, x, certificate=tmp_path / "c").outputs[0].note
             assert "nothing was compared" in bisect(written, model, x).verdict
     assert not (tmp_path / "c").exists()

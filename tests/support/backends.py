@@ -41,7 +41,7 @@ def newest_opset() -> int:
 
 
 def open_with(path: str | Path, backend: str) -> Runner:
-    """Opens a file and proves that every normalization which is a node of it is run by this backend."""
+    """Opens a file and asserts that every normalization which is a node of it is run by this backend."""
     runner = load(path, **_OPTIONS[backend])
     assert set(runner.implementations.values()) <= {"kernel" if backend == "kernel" else "body"}
     return runner

@@ -1,8 +1,8 @@
-"""TensorRT's place taken by ONNX Runtime, for machines without a GPU: what it proves and what not.
+"""TensorRT's place taken by ONNX Runtime, for machines without a GPU: what it shows and what not.
 
 Polygraphy's own classes are constructed, so their arguments are real; only what would call TensorRT is replaced. The
 "engine" is the file that the parser would have got, and it is run by ONNX Runtime's kernels in the place of plugins. So
-the tests prove what nnorm_export hands to Polygraphy and makes of its answers. They prove nothing of TensorRT: that its
+the tests show what nnorm_export hands to Polygraphy and makes of its answers. They show nothing of TensorRT: that its
 parser takes the file, that it finds the plugins, and that its inspector speaks as ``_Inspector`` does, which follows
 the source of the ONNX parser (``processMetadata``). tests/gpu/test_tensorrt.py does, where TensorRT is.
 """

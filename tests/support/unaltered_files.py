@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 import torch
 from backends import open_with
+from fuzz.networks_backends import _read_once as read_once
 from fuzz.networks_refusals import refusal, refuse_openvino
-from fuzz.networks_ways import _read_once as read_once
 from golden_data import GOLDEN
 from golden_networks import CHECKPOINTS, OURS, trained_network
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
 """TensorRT engines without TensorRT: shapes, files for its parser, and what is made of its answers.
 
-What the fake for TensorRT proves, and what only a GPU can, is said in fake_tensorrt.py.
+What the fake for TensorRT shows, and what only a GPU can, is said in fake_tensorrt.py.
 """
 
 from __future__ import annotations

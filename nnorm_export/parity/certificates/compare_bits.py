@@ -106,10 +106,10 @@ def compare_bits(
     if here.nodes and other.nodes:  # one of the runtimes may show none
         if [(node.node, node.op_type) for node in here.nodes] != [(node.node, node.op_type) for node in other.nodes]:
             raise InputError(f"{against}: it names other normalizations than {path} has; record it again")
-        ways = runner.implementations
+        implementations = runner.implementations
         for a, b in zip(here.nodes, other.nodes, strict=True):
             agree = a.inputs == b.inputs, a.output == b.output
-            nodes.append(NodeComparison(a.node, a.op_type, ways.get(a.node, ""), *agree))
+            nodes.append(NodeComparison(a.node, a.op_type, implementations.get(a.node, ""), *agree))
     outputs = {name: other.outputs.get(name) == digest for name, digest in here.outputs.items()}
     title = f"certificate {against}" if is_certificate else str(against)
     return BitsReport((runner.runtime, title), nodes, outputs)

@@ -1,4 +1,4 @@
-"""One random network, run in every way that there is, each result held against float64."""
+"""One random network, run by every backend, each result held against float64."""
 
 from __future__ import annotations
 
@@ -39,8 +39,19 @@ except ImportError:  # the tests say that it is missing
 Array = np.ndarray[Any, Any]
 Feeds = list[list[Array]]
 
-WAYS = ("eager", "frozen", "kernel", "body", "primitives", "optimized", "reference", "openvino", "torchscript", "pt2")
-SELDOM = {"pt2": 10}  # way -> it runs for every n-th seed: a pt2 file costs as much as all others together
+BACKENDS = (
+    "eager",
+    "frozen",
+    "kernel",
+    "body",
+    "primitives",
+    "optimized",
+    "reference",
+    "openvino",
+    "torchscript",
+    "pt2",
+)
+SELDOM = {"pt2": 10}  # backend -> it runs for every n-th seed: a pt2 file costs as much as all others together
 PLAINLY_EVERY = 25  # seeds whose files are each written by an export of its own, which compares the file as users do
 
 
@@ -49,9 +60,9 @@ class Outcome:
     """What became of one network.
 
     Attributes:
-        uses: way -> the greatest distance from float64, in rounding errors.
-        refused: way -> reason.
-        faults: way -> what went wrong.
+        uses: backend -> the greatest distance from float64, in rounding errors.
+        refused: backend -> reason.
+        faults: backend -> what went wrong.
     """
 
     seed: int
@@ -64,8 +75,8 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run(spec: Spec, ways: tuple[str, ...] = WAYS, seldom: bool = True) -> Outcome:
-    """Runs the network of ``spec`` in ``ways``; those in ``SELDOM`` only for their seeds if ``seldom``."""
+def run(spec: Spec, backends: tuple[str, ...] = BACKENDS, seldom: bool = True) -> Outcome:
+    """Runs the network of ``spec`` in ``backends``; those in ``SELDOM`` only for their seeds if ``seldom``."""
     outcome, start = Outcome(spec.seed, str(spec)), time.perf_counter()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=_memory()) as folder:
         warnings.simplefilter("ignore")
@@ -79,10 +90,10 @@ def run(spec: Spec, ways: tuple[str, ...] = WAYS, seldom: bool = True) -> Outcom
         elif any(reference.unstable for reference in network.references):
             outcome.skipped = "roundings decide the result"
         else:
-            chosen = [way for way in ways if not seldom or spec.seed % SELDOM.get(way, 1) == 0]
+            chosen = [backend for backend in backends if not seldom or spec.seed % SELDOM.get(backend, 1) == 0]
             with network.sharing():
-                for way in chosen:
-                    _try(network, way, outcome)
+                for backend in chosen:
+                    _try(network, backend, outcome)
             outcome.nodes = network.calls
     outcome.seconds = time.perf_counter() - start
     return outcome
@@ -92,24 +103,24 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def _try(network: _Run, way: str, outcome: Outcome) -> None:
+def _try(network: _Run, backend: str, outcome: Outcome) -> None:
     try:
-        results = getattr(network, way)()
+        results = getattr(network, backend)()
         if results is None:
             return
         if not results:
             raise AssertionError("nothing ran")
         use = max(reference.use(result) for reference, result in zip(network.references, results, strict=False))
-        outcome.uses[way] = round(use, 3)
+        outcome.uses[backend] = round(use, 3)
         if not use <= ALLOWED:
-            outcome.faults[way] = f"wrong: {use:.3g} rounding errors from float64"
+            outcome.faults[backend] = f"wrong: {use:.3g} rounding errors from float64"
     except Exception as error:  # whatever a runtime or an exporter raises is the finding
         text = _text(error)
-        reason = refusal(way, text)
+        reason = refusal(backend, text)
         if reason is None:
-            outcome.faults[way] = text[:1500]
+            outcome.faults[backend] = text[:1500]
         else:
-            outcome.refused[way] = reason
+            outcome.refused[backend] = reason
 
 
 def _text(error: Exception) -> str:
@@ -158,7 +169,7 @@ class _Run:
     def arrays(self) -> Feeds:
         return [[value.numpy() for value in feed] for feed in self.feeds]
 
-    # Each way returns the results for each feed, or None where there is nothing to run.
+    # Each backend returns the results for each feed, or None where there is nothing to run.
 
     def eager(self) -> Feeds:
         return [_outputs(self.model, feed) for feed in self.feeds]
