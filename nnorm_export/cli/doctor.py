@@ -81,4 +81,5 @@ def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
     text = f"cannot run: {one_line(found.problem)}" if found.problem else found.note or "runs it"
     if not found.implementations:
         return text
-    return f"{text}; {'its engine: ' if found.problem or found.note else 'normalizations: '}{implementations_text(found.implementations)}"
+    what = "its engine" if found.problem or found.note else "normalizations"
+    return f"{text}; {what}: {implementations_text(found.implementations)}"

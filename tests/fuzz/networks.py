@@ -206,8 +206,8 @@ def figures(results: list[dict[str, Any]]) -> str:
         wrong = sum(fault.startswith("wrong") for fault in faults)
         refused = sum(backend in r["refused"] for r in ran)
         lines.append(
-            f"| {backend} | {len(uses) + len(faults) + refused} | {len(uses)} | {max(uses, default=0):.1f} | {refused} | "
-            f"{wrong} | {len(faults) - wrong} |"
+            f"| {backend} | {len(uses) + len(faults) + refused} | {len(uses)} | {max(uses, default=0):.1f} | "
+            f"{refused} | {wrong} | {len(faults) - wrong} |"
         )
     reasons = Counter((reason, backend) for r in ran for backend, reason in r["refused"].items())
     by_reason: dict[str, list[str]] = {}
