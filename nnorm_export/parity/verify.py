@@ -18,7 +18,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.certificates.write import NewCertificate
-from nnorm_export.parity.reference.changed_inputs import change_of_input
+from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
@@ -143,8 +143,8 @@ def _compare(
 ) -> tuple[ParityReport, Comparison, list[Case]]:
     """Compares on ``examples``, at least one, and on inputs made from the first; returns what was compared too.
 
-    A file may hold what PyTorch returns for the given inputs, or a number that the model computes from them; or it may
-    treat rows of a mask otherwise than PyTorch, which the given masks do not have.
+    A file may hold what PyTorch returns for the given inputs, or a number that the model computes from them, or compute
+    something else for masks that were not given.
     """
     names = [info.name for info in runner.outputs]
     comparison = Comparison(file, type(model).__name__, names, criteria.for_outputs(names))
@@ -152,24 +152,24 @@ def _compare(
     # Before PyTorch copies the model: they need a session of its own, and room for its weights.
     implementations = runner.implementations
     pytorch = PyTorchModel(model, dtype_of(runner, model), passthrough, names)
-    examples = [as_taken(runner, example) for example in examples]
     # PyTorch runs before the file: if inputs do not fit, its error says so in the model's own words.
-    expected = [pytorch.run(example) for example in counted("PyTorch", examples)]
-    cases = [_case(runner, *each) for each in counted("the file", list(zip(examples, expected, strict=True)))]
-    nondeterminism = pytorch.nondeterminism(examples[0], expected[0])
-    change = change_of_input(pytorch, examples[0], expected[0])
-    changes = [*([] if change is None else [change]), *other_masks(pytorch, examples[0], expected[0])]
+    taken = [as_taken(runner, example) for example in examples]
+    runs: list[Run] = [(example, pytorch.run(example)) for example in counted("PyTorch", taken)]
+    cases = [_case(runner, *run) for run in counted("the file", runs)]
+    nondeterminism = pytorch.nondeterminism(*runs[0])
+    change = change_of_input(pytorch, *runs[0])
+    changes = [*([] if change is None else [change]), *other_masks(pytorch, *runs[0])]
     with errors_on_changed_inputs():
         cases += [replace(_case(runner, *run), is_changed=True) for run in changes]
-    cases = with_pytorchs_runs(pytorch, [*examples, *(inputs for inputs, _ in changes)], cases)
-    # The change of all inputs counts even if PyTorch is unstable on it, where the given ones alone would show nothing.
-    needed = len(examples) + (change is not None and constant_over_rows(expected[0]))
+    cases = with_pytorchs_runs(pytorch, [example for example, _ in (*runs, *changes)], cases)
+    # Changed cases on which PyTorch is unstable are left out, but not the only one that could show a dependence.
+    needed = len(runs) + (change is not None and constant_over_rows(cases[0].expected))
     others = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
     cases = [case.with_allowed_error() for case in (*cases[:needed], *others)]
     comparison = replace(comparison, computed_in=pytorch.computed_in)
-    outputs = comparison.worst_of(cases)
-    outputs = require_dependence(outputs, dependence(expected[0], None if change is None else change[1]))
-    if defect := nondeterminism or pytorch.defect_of_freezing(examples[0], cases[0].float64):
+    depends = dependence(cases[0].expected, None if change is None else change[1])
+    outputs = require_dependence(comparison.worst_of(cases), depends)
+    if defect := nondeterminism or pytorch.defect_of_freezing(taken[0], cases[0].float64):
         outputs = [output.failed(defect) for output in outputs]
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)

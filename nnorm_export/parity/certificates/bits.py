@@ -73,8 +73,8 @@ def _nodes(path: Path, runner: Runner, feed: Mapping[str, Array]) -> list[NodeBi
     if RUNTIMES[runner.runtime].before_onnx:  # it would build another engine
         return []
     try:
-        files = (path, *onnx_file.companions(path))
-        proto = onnx_file.read_with_weights(path) if sum(map(_size, files)) <= _GREATEST else onnx.ModelProto()
+        size = sum(file.stat().st_size for file in (path, *onnx_file.companions(path)))
+        proto = onnx_file.read_with_weights(path) if size <= _GREATEST else onnx.ModelProto()
     except ModelFileError:  # the runner has opened it: it is of another format
         return []
     parts = norms_of(proto)
@@ -88,10 +88,6 @@ def _nodes(path: Path, runner: Runner, feed: Mapping[str, Array]) -> list[NodeBi
         read = [values[name] for name in _data(part) if name in values]  # a constant has the same bits everywhere
         found.append(NodeBits(part.name, part.op_type, digest_of(read), digest_of([values[part.y]])))
     return found
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _data(part: Part) -> tuple[str, ...]:

@@ -15,24 +15,14 @@ from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.staging import parents_made, staged_folder
-from nnorm_export.parity.certificates import signatures
+from nnorm_export.parity.certificates import files, signatures
 from nnorm_export.parity.certificates.bits import bits_of
-from nnorm_export.parity.certificates.files import (
-    ALLOWED_ERROR,
-    CERTIFICATE,
-    DATA,
-    FLOAT64,
-    FORMAT,
-    SETS,
-    file_sha256,
-    read_json,
-)
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version
 
-_FOLDERS = {name.format(index) for name in (DATA, FLOAT64, ALLOWED_ERROR) for index in range(SETS)}
+_FOLDERS = (files.DATA, files.FLOAT64, files.ALLOWED_ERROR)
 
 
 def check_folder(folder: Path) -> None:
@@ -73,7 +63,7 @@ class NewCertificate:
         key = None if private_key is None else Path(private_key)
         if key is not None:
             signatures.check_private_key(key)
-        return cls(Path(path), Path(folder), key, file_sha256(Path(path)))
+        return cls(Path(path), Path(folder), key, files.file_sha256(Path(path)))
 
     def write(self, runner: Runner, comparison: Comparison, cases: Sequence[Case], report: ParityReport) -> None:
         """Writes the certificate, whole or not at all; an older certificate in the folder is replaced.
@@ -85,7 +75,7 @@ class NewCertificate:
         """
         check_folder(self.folder)
         certificate = {
-            "format": FORMAT,
+            "format": files.FORMAT,
             "file": self.path.name,
             "sha256": self.sha256,
             "runtime": report.runtime,
@@ -100,19 +90,17 @@ class NewCertificate:
         }
         try:
             with parents_made(self.folder), staged_folder(self.folder) as staged:
-                (staged / CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+                (staged / files.CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
                 names = [info.name for info in runner.inputs]
                 for index, case in enumerate(cases):
-                    _write_tensors(staged / DATA.format(index), "input", names, case.inputs)
-                    _write_tensors(staged / DATA.format(index), "output", comparison.outputs, case.expected)
-                    if case.float64 is not None:
-                        _write_tensors(staged / FLOAT64.format(index), "output", comparison.outputs, case.float64)
-                    if case.allowed_error is not None:
-                        folder = staged / ALLOWED_ERROR.format(index)
-                        _write_tensors(folder, "output", comparison.outputs, case.allowed_error)
+                    _write_tensors(staged / files.DATA.format(index), "input", names, case.inputs)
+                    results = case.expected, case.float64, case.allowed_error
+                    for folder, arrays in zip(_FOLDERS, results, strict=True):
+                        if arrays is not None:
+                            _write_tensors(staged / folder.format(index), "output", comparison.outputs, arrays)
                 if self.private_key is not None:
                     signatures.sign(self.path, self.folder, staged, self.private_key)
-                if file_sha256(self.path) != self.sha256:
+                if files.file_sha256(self.path) != self.sha256:
                     raise ModelFileError(f"{self.path}: it was replaced while it was compared; verify it again")
         except (OSError, ExportError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
@@ -135,10 +123,11 @@ def _is_replaceable(folder: Path) -> bool:
     if not names:
         return True
     try:
-        read_json(folder)
+        files.read_json(folder)
     except InputError:
         return False
-    return names <= {CERTIFICATE, signatures.SIGNATURE, *_FOLDERS}
+    folders = {name.format(index) for name in _FOLDERS for index in range(files.SETS)}
+    return names <= {files.CERTIFICATE, signatures.SIGNATURE, *folders}
 
 
 def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array | None]) -> None:

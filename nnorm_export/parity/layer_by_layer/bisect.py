@@ -315,12 +315,7 @@ def _with_rank(array: Array, rank: int | None) -> Array:
 
 
 def _compare_tensor(
-    part: Part,
-    actual: Array,
-    expected: Array,
-    float64: Array | None,
-    perturbed: Sequence[Array],
-    computed_in: str,
+    part: Part, actual: Array, expected: Array, float64: Array | None, perturbed: Sequence[Array], computed_in: str
 ) -> OutputParity:
     """Compares the input or output of ``part`` with PyTorch's."""
     runs = [[run] for run in perturbed]
@@ -330,10 +325,7 @@ def _compare_tensor(
 
 
 def _own(
-    proto: onnx.ModelProto,
-    parts: Sequence[tuple[Part, LayerCall]],
-    reference: PyTorchModel,
-    runtime: str | None,
+    proto: onnx.ModelProto, parts: Sequence[tuple[Part, LayerCall]], reference: PyTorchModel, runtime: str | None
 ) -> tuple[dict[str, OutputParity], dict[str, str]]:
     """Runs each part alone on PyTorch's input. Returns name -> comparison, and name -> implementation."""
     if not parts:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nnorm_export.errors import InputError
 
+_ATEN = torch.ops.aten
 _T = TypeVar("_T")
 
 _CHUNK = 1 << 20  # elements at a time: random numbers for a whole weight would take as much memory as the weight
@@ -123,43 +124,13 @@ def with_absolute_sigmoids(seed: int, run: Callable[..., _T], *args: Any) -> tup
 _LARGEST_SHARE = 0.875  # of the result: a probability stays above 0, so that its logarithm is finite
 
 
-def _one(*_args: Any, **_kwargs: Any) -> float:
-    return 1.0
-
-
-def _argument(x: Tensor) -> Tensor:
-    return x.abs()
-
-
-def _expm1(x: Tensor) -> Tensor:
-    return 2 * x.expm1().abs()
-
-
-def _half_argument(x: Tensor, **_kwargs: Any) -> Tensor:
-    return x.abs() / 2
-
-
-def _tanh(x: Tensor) -> Tensor:
-    return x.tanh().abs()
-
-
-def _first_half(x: Tensor, dim: int = -1) -> Tensor:
-    return x.chunk(2, dim)[0].abs()
-
-
 # What a function multiplies its sigmoid by.
 _SCALES: dict[Any, Callable[..., Tensor | float]] = {
-    torch.ops.aten.sigmoid: _one,
-    torch.ops.aten.sigmoid_: _one,
-    torch.ops.aten.elu: _one,
-    torch.ops.aten.elu_: _one,
-    torch.ops.aten.log_sigmoid_forward: _one,
-    torch.ops.aten.silu: _argument,
-    torch.ops.aten.silu_: _argument,
-    torch.ops.aten.glu: _first_half,
-    torch.ops.aten.gelu: _half_argument,
-    torch.ops.aten.expm1: _expm1,
-    torch.ops.aten.expm1_: _expm1,
-    torch.ops.aten.tanh: _tanh,
-    torch.ops.aten.tanh_: _tanh,
+    **dict.fromkeys((_ATEN.sigmoid, _ATEN.sigmoid_, _ATEN.log_sigmoid_forward), lambda _: 1.0),
+    **dict.fromkeys((_ATEN.elu, _ATEN.elu_), lambda *_, **__: 1.0),
+    **dict.fromkeys((_ATEN.silu, _ATEN.silu_), lambda x: x.abs()),
+    **dict.fromkeys((_ATEN.expm1, _ATEN.expm1_), lambda x: 2 * x.expm1().abs()),
+    **dict.fromkeys((_ATEN.tanh, _ATEN.tanh_), lambda x: x.tanh().abs()),
+    _ATEN.gelu: lambda x, **_: x.abs() / 2,
+    _ATEN.glu: lambda x, dim=-1: x.chunk(2, dim)[0].abs(),
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
-from typing import Any, NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ _MANY_ROWS = 4
 _ELEMENTS_FOR_ANOTHER_RUN = 2**15  # among so many, three runs are all near float64 in some by chance
 HALVES = (torch.float16, torch.bfloat16)
 Passthrough = Iterable[str | type[nn.Module]]
+_T = TypeVar("_T")
 
 
 def bound(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any] | Tensor) -> dict[str, Any]:
@@ -215,13 +216,10 @@ class PyTorchModel:
         shapes = [array.shape for array in result]
         found = []
         for seed in counted("PyTorch with random last bits", seeds_for(result)):
-            moved = _copied(example)
-            flip_last_bits(tensors_in(moved), seed)
-            with random_last_bits(self._in_dtype, seed):
-                try:
-                    (outputs, calls), dtypes = with_absolute_sigmoids(seed, self.run_with_hooks, moved, paths)
-                except InputError:  # the model refuses such inputs, above 1 for example
-                    continue
+            try:
+                (outputs, calls), dtypes = _perturbed(self._in_dtype, seed, self.run_with_hooks, example, paths)
+            except InputError:  # the model refuses such inputs, above 1 for example
+                continue
             self.computed_in = reduce(narrower, dtypes, self.computed_in or "float64")
             if [array.shape for array in outputs] == shapes:
                 found.append((outputs, calls))
@@ -257,7 +255,8 @@ class PyTorchModel:
         del frozen_model  # before the next copy is made
         model = self._original.float()
         original = self._run(model, single)
-        perturbed = [self._perturbed_run(model, single, seed) for seed in seeds_for(original)]
+        run = partial(self._run, model)
+        perturbed = [_perturbed(model, seed, run, single)[0] for seed in seeds_for(original)]
         case = Case([], original, frozen).with_runs(float64, perturbed).with_allowed_error()
         names = [str(number) for number in range(len(frozen))]
         comparison = Comparison("the frozen model", "PyTorch", names, [Criterion()] * len(names))
@@ -265,13 +264,6 @@ class PyTorchModel:
             if not parity.passed:
                 return f"in float32 the frozen model does not compute what the model computes: output {parity}"
         return ""
-
-    def _perturbed_run(self, model: nn.Module, example: Mapping[str, Any], seed: int) -> list[Array]:
-        """Returns the outputs for inputs and weights with random last bits."""
-        moved = _copied(example)
-        flip_last_bits(tensors_in(moved), seed)
-        with random_last_bits(model, seed):
-            return with_absolute_sigmoids(seed, self._run, model, moved)[0]
 
     def _run(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
         """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them."""
@@ -289,6 +281,16 @@ def _copied(example: Mapping[str, Any]) -> dict[str, Any]:
         lambda value: value.clone() if isinstance(value, Tensor) else value, dict(example)
     )
     return copies
+
+
+def _perturbed(
+    model: nn.Module, seed: int, run: Callable[..., _T], example: Mapping[str, Any], *args: Any
+) -> tuple[_T, set[str]]:
+    """What ``run`` returns with random last bits in inputs and weights, and the dtypes that it computes in."""
+    moved = _copied(example)
+    flip_last_bits(tensors_in(moved), seed)
+    with random_last_bits(model, seed):
+        return with_absolute_sigmoids(seed, run, moved, *args)
 
 
 @contextmanager

@@ -154,11 +154,9 @@ def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[Half
 def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport | None) -> str:
     """Returns one sentence: the reason for the verdict."""
     if not report:
-        return (
-            layers.verdict
-            if layers is not None and not layers
-            else "; ".join(map(str, (*report.outputs, *(report.by_bodies or ()))))
-        )
+        if layers is not None and not layers:
+            return layers.verdict
+        return "; ".join(map(str, (*report.outputs, *(report.by_bodies or ()))))
     if probes is not None and not probes:
         different = ", ".join(layer.name for layer in probes.layers if not layer.parity.passed)
         return f"On these inputs it is equal, but on probes of its branches {different} differs from its formula"
