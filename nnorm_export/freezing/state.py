@@ -14,7 +14,7 @@ from nnorm_export.layers.frozen_module import arithmetic_of
 def vector(layer: nn.Module, path: str, name: str, shape: tuple[int, ...], *, absent: float | None = None) -> Tensor:
     """The float64 value of the buffer or parameter ``name``, which must have ``shape`` and be finite.
 
-    ``absent`` replaces a value that is None (a layer without affine has no weight).
+    ``absent`` is the value of each element if the layer has None (a layer without affine has no weight).
     """
     value: Tensor | None = getattr(layer, name)
     if value is None:
@@ -62,7 +62,7 @@ def epsilon(layer: nn.Module, path: str) -> float:
 
 
 def exponent_shift(layer: nn.Module, path: str) -> tuple[str, float]:
-    """(form, δ): this package's layers have a ``form``; the authors' layers have the reference form, δ = √ε."""
+    """(form, δ): the layer's ``form``, or for the authors' layers, which have none, the reference form, δ = √ε."""
     form = str(getattr(layer, "form", "reference"))
     if form not in ("reference", "paper"):
         raise refuse(path, layer, f"form is {form!r}", "set it to 'reference' or 'paper'")
@@ -70,5 +70,5 @@ def exponent_shift(layer: nn.Module, path: str) -> tuple[str, float]:
 
 
 def in_arithmetic_of(layer: nn.Module, value: Tensor) -> Tensor:
-    """``value`` in the arithmetic of an exported layer: float64 for a float64 layer, else float32."""
+    """``value`` in the dtype in which an exported layer computes: float64 for a float64 layer, else float32."""
     return value.to(arithmetic_of((*layer.parameters(), *layer.buffers())))
