@@ -48,7 +48,7 @@ class NormalNorm(Normalization):
 
     @property
     def delta(self) -> float:
-        """δ, the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's."""
+        """δ, the exponent shift and Newton damping: √ε in the reference form, 0 in the paper's form."""
         return math.sqrt(self.eps) if self.form == "reference" else 0.0
 
     def _transform(self, h: Tensor, lmbda: Tensor) -> Tensor:
