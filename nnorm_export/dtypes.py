@@ -84,12 +84,12 @@ _BY_ONNX_TYPE = {dtype.onnx_type: dtype for dtype in DTYPES.values()}
 
 
 def numpy_of_onnx(onnx_type: int) -> np.dtype[Any]:
-    """The NumPy dtype of a dtype of ``onnx.TensorProto``; ``object`` for strings, other types and no tensor."""
+    """The NumPy dtype of a dtype of ``onnx.TensorProto``; ``object`` for strings, unknown types and 0 (no tensor)."""
     if onnx_type in _BY_ONNX_TYPE:
         return _BY_ONNX_TYPE[onnx_type].numpy
     try:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
-    except KeyError:  # 0 for no tensor, or a number that this version of onnx does not know
+    except KeyError:  # 0 (no tensor), or a number that this version of onnx does not have
         return np.dtype(object)
 
 
@@ -98,14 +98,14 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def bits(array: Array) -> Array:
-    """``array``, contiguous, bfloat16 as uint16: for interfaces that have no bfloat16. ``view`` is the way back."""
+    """``array``, contiguous, with bfloat16 as uint16, for interfaces without bfloat16. ``view`` is the inverse."""
     plain = np.asarray(array, order="C")
     return plain.view(np.uint16) if plain.dtype == ml_dtypes.bfloat16 else plain
 
 
 def to_numpy(tensor: Tensor) -> Array:
-    """``tensor`` as a NumPy array; bfloat16 is ``ml_dtypes.bfloat16`` there."""
-    torch = sys.modules["torch"]  # somebody has imported it, and made a tensor
+    """``tensor`` as a NumPy array, with bfloat16 as ``ml_dtypes.bfloat16``."""
+    torch = sys.modules["torch"]  # imported, because there is a tensor
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(DTYPES["bfloat16"].numpy)
@@ -113,5 +113,5 @@ def to_numpy(tensor: Tensor) -> Array:
 
 
 def as_array(value: Any) -> Array:
-    """``value``, a tensor or what NumPy makes an array of, as an array."""
+    """``value``, a tensor or anything that NumPy converts, as an array."""
     return to_numpy(value) if is_tensor(value) else np.asarray(value)

@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose. Each message names the layer or file, the cause and the remedy."""
+"""The errors of this package. Each message names the layer or file, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class NnormExportError(Exception):
-    """Base of all of them; the command line turns it into one line on stderr and :attr:`exit_code`."""
+    """The base of all errors. The command line prints one line on stderr and exits with :attr:`exit_code`."""
 
     exit_code = 2  # usage or bad input
 
@@ -26,7 +26,7 @@ class CheckpointError(NnormExportError):
 
 
 class ModelFileError(NnormExportError):
-    """A file is not a model that can be read."""
+    """A file cannot be read as a model."""
 
 
 class InputError(NnormExportError, ValueError):
@@ -34,7 +34,7 @@ class InputError(NnormExportError, ValueError):
 
 
 class ParityError(NnormExportError):
-    """A written model does not compute what PyTorch computes; ``advice`` says what to do next, if anything helps."""
+    """A written model computes other values than PyTorch; ``advice`` says what to do next, or is empty."""
 
     exit_code = 1
 
@@ -45,16 +45,16 @@ class ParityError(NnormExportError):
 
 
 class RuntimeMissingError(NnormExportError):
-    """A runtime, provider or plugin that was asked for is not installed."""
+    """A requested runtime, provider or plugin is not installed."""
 
     exit_code = 3
 
 
 class PyTorchMissingError(RuntimeMissingError, ModuleNotFoundError):
-    """PyTorch is not installed or too old, and what was asked for needs it.
+    """The request needs PyTorch, which is not installed or too old.
 
-    It is an ImportError too, because ``from nnorm_export.layers import …`` raises it: programs that do without the
-    layers expect one.
+    It is an ImportError too, because ``from nnorm_export.layers import …`` raises it, and programs for which the layers
+    are optional catch ImportError.
     """
 
 
@@ -82,21 +82,21 @@ def reported_as(
 
 
 def root_cause(error: BaseException) -> str:
-    """The class and the first line of the error that ``error`` came from in the end."""
+    """The class and the first line of the first error in the chain of causes of ``error``."""
     while error.__cause__ is not None:
         error = error.__cause__
     return class_and_first_line(error)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of another library, whose messages may have dozens; its class if it has no message.
+    """The first line of the message of another library's error; the error's class if it has no message.
 
-    A line may quote a whole file: only its beginning is returned. torch colors the messages of its exporter: the
-    colors are left out.
+    Only the beginning of a very long line is returned, because a line may quote a whole file. The colors that torch
+    adds to the messages of its exporter are removed.
     """
     line = (_COLOR.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}…"
 
 
-_LONGEST_LINE = 1000  # characters
+_MOST_CHARACTERS = 1000  # of a line
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,9 +1,9 @@
-"""The libraries of kernels: where they are, and how a session of ONNX Runtime uses them.
+"""The libraries of kernels: their paths, and how a session of ONNX Runtime uses them.
 
 :func:`find_library` looks in the environment variable ``NNORM_EXPORT_LIBRARY``, in the imported package, and in the
 installed distribution, in this order. The variable names a build of custom_ops/ that is not installed, or ``none`` to
-run without kernels. The distribution is another folder than the package where Python runs inside a clone: the clone's
-nnorm_export/ is imported and has no kernels. The libraries for GPUs are in the same folder as the one for processors.
+run without kernels. If Python runs inside a clone, the imported package is the clone's nnorm_export/, which has no
+kernels, and the distribution is another folder. The libraries for GPUs are beside the library for processors.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 OVERRIDE = "NNORM_EXPORT_LIBRARY"
 WITHOUT = "none"
-# How GPUs compute tensors of 16 bits: what the kernels take it for is in custom_ops/include/nnorm/same_bits.h.
+# How GPUs compute tensors of 16 bits; custom_ops/include/nnorm/same_bits.h has the meaning of the values.
 SAME_BITS = "NNORM_EXPORT_SAME_BITS"
 
-# What custom_ops/cmake/ installs, all in one folder.
+# The files that custom_ops/cmake/ installs in one folder.
 FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"
 CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
 PLUGIN_FILE_NAME = "libnnorm_trt.so"
-REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_[0-9]*.so"  # the major version of TensorRT
+REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_[0-9]*.so"  # the number is the major version of TensorRT
 REGISTERING_RTX_PLUGIN_FILE_NAME = "libnnorm_trt_register_rtx.so"
 
-# The session options that have the library. The references are weak, so that the options can be freed.
+# The session options to which the library was added. The references are weak, so that the options can be freed.
 _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
 
 
@@ -62,7 +62,7 @@ def get_library_path() -> str:
 
 
 def find_library() -> str | None:
-    """Return what :func:`get_library_path` returns, or None where no library is installed or it is switched off.
+    """Return the path of :func:`get_library_path`, or None if no library is installed or kernels are switched off.
 
     Raises:
         RuntimeMissingError: ``NNORM_EXPORT_LIBRARY`` does not name a file.
@@ -71,13 +71,13 @@ def find_library() -> str | None:
     if override == WITHOUT:
         return None
     if override:
-        path = Path(override).absolute()  # dlopen would look for a bare file name in the system's folders
+        path = Path(override).absolute()  # dlopen would search the system's folders for a bare file name
         if not path.is_file():
             raise RuntimeMissingError(
                 f"{OVERRIDE} is {override!r}, which is not a file; unset it, or say {WITHOUT} to run without kernels"
             )
         return str(path)
-    # An editable installation spreads the package over two folders: the sources, and what was built.
+    # An editable installation has two folders: the sources, and the built libraries.
     for folder in nnorm_export.__path__:
         path = Path(folder).absolute() / "lib" / FILE_NAME
         if path.is_file():
@@ -87,12 +87,12 @@ def find_library() -> str | None:
 
 
 def warn_of_unused_kernels() -> None:
-    """Warn where kernels are installed but cannot be used, because they are of another version than this package."""
+    """Warn of installed kernels that cannot be used, because their version is not the version of this package."""
     if os.environ.get(OVERRIDE) or find_library() is not None:
         return
     reason = _why_unused()
     if reason is not None:
-        # The same place each time: Python shows a warning once for each place.
+        # One fixed place, because Python shows a warning once for each place.
         warnings.warn(f"ONNX Runtime runs the bodies of the normalizations, which are slower: {reason}", stacklevel=1)
 
 
@@ -131,9 +131,9 @@ def get_plugin_path(*, registering: bool = False, rtx: bool = False) -> str:
 
     Args:
         registering: return the companion library, which registers the plugins when it is loaded, for hosts that only
-            load it: Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's
-            ``trt_extra_plugin_lib_paths``, Triton. Its name states the major version of TensorRT that it is for.
-        rtx: with ``registering``, return the one for TensorRT-RTX 1.7 and newer. The plugins themselves are the same.
+            load libraries: Polygraphy's ``--plugins``, ``trtexec --staticPlugins``, ONNX Runtime's
+            ``trt_extra_plugin_lib_paths``, Triton. Its name has the major version of TensorRT.
+        rtx: with ``registering``, return the library for TensorRT-RTX 1.7 and newer. The plugins are the same.
 
     Raises:
         RuntimeMissingError: this installation has no plugins.
@@ -150,7 +150,7 @@ def get_plugin_path(*, registering: bool = False, rtx: bool = False) -> str:
 
 
 def _beside(pattern: str) -> str | None:
-    """Return a library that is installed in the same folder as the kernels for processors."""
+    """Return a library in the folder of the kernels for processors; None if there is none."""
     library = find_library()
     found = sorted(Path(library).parent.glob(pattern)) if library is not None else []
     return str(found[-1]) if found else None
@@ -183,12 +183,12 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
 
 
 def register_file(session_options: onnxruntime.SessionOptions, path: str, remedy: str) -> None:
-    """Register the library of kernels ``path``, which may be another than that of this package.
+    """Register the library of kernels ``path``, which need not be the library of this package.
 
     Raises:
         RuntimeMissingError: ONNX Runtime cannot load it; the message ends with ``remedy``.
     """
     try:
         session_options.register_custom_ops_library(path)
-    except Exception as error:  # The loader and each version of ONNX Runtime raise classes of their own.
+    except Exception as error:  # The loader and each version of ONNX Runtime raise different classes.
         raise RuntimeMissingError(f"ONNX Runtime cannot load the kernels in {path}: {error}. {remedy}") from error

@@ -1,4 +1,4 @@
-"""Names that writers and readers of a file share; importing this needs nothing else of the package."""
+"""Names that writers and readers of a file share. This module imports only the errors of the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METADATA_PREFIX = "nnorm_export."
 # Metadata of a node: the path of the layer that it came from.
 LAYER_PATH = METADATA_PREFIX + "layer"
 
-# Metadata of a node that torch writes: the modules, outermost first, in whose forward it was made.
+# Metadata of a node that torch writes: the modules, outermost first, whose forward made the node.
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 # The entry of a PyTorch file (TorchScript, exported program, AOTInductor package) that describes it.
@@ -32,7 +32,7 @@ NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"
 
 
 def listed(names: Any, option: str, error: type[NnormExportError] = NnormExportError) -> list[Any]:
-    """``names`` as a list; a single name, which Python would take for the list of its letters, is refused."""
+    """``names`` as a list. Raises ``error`` for a single string, which would be a list of its letters."""
     if isinstance(names, (str, type)):
         what = "one string" if isinstance(names, str) else "one class"
         name = names if isinstance(names, str) else names.__name__
@@ -46,7 +46,7 @@ def layer_name(path: str) -> str:
 
 
 def without_user(text: str) -> str:
-    """``text`` without the user and password of a URL in it: https://…@host, for what is passed on."""
+    """``text`` with the user and password of a URL replaced: https://…@host, for text that others may read."""
     return re.sub(r"://[^/?#\s]*@", "://…@", text)
 
 
@@ -64,7 +64,7 @@ def node_names(calls: Iterable[tuple[str, str]]) -> list[str]:
 def length_by_names(length: str, names: Mapping[str, str]) -> str | None:
     """A length with the names of axes in place of torch's symbols: ``4*s77`` -> ``4*batch``.
 
-    None if a symbol in it has no name: a reader could not tell to which axis it belongs.
+    None if a symbol has no name, because a reader would not know the axis of the symbol.
     """
     symbols = r"[A-Za-z_]\w*"
     if any(symbol not in names for symbol in re.findall(symbols, length)):

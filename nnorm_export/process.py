@@ -1,6 +1,6 @@
-"""What is changed in the whole process, under one lock, and restored: standard streams, loggers, filters of warnings.
+"""Temporary changes of the whole process, under one lock: standard streams, loggers, filters of warnings.
 
-Threads share all of them. Two blocks that change one of them and overlap would each restore what the other had set.
+Threads share streams, loggers and filters. Without the lock, overlapping blocks would restore each other's changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 LOCK = threading.RLock()
 
-_PASSING_ON = ("logging", "traceback", "warnings")  # they print what another module says
+_MODULES_THAT_PRINT_FOR_OTHERS = ("logging", "traceback", "warnings")
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def without_warnings(*categories: type[Warning], message: str = "") -> Iterator[
 
 @contextmanager
 def silent_loggers(names: Iterable[str]) -> Iterator[None]:
-    """Lets the loggers ``names`` pass nothing on but critical messages."""
+    """Sets the level of the loggers ``names`` to CRITICAL."""
     with LOCK:
         loggers = [logging.getLogger(name) for name in names]
         levels = [logger.level for logger in loggers]
@@ -48,27 +48,27 @@ def silent_loggers(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def redirected(write: Callable[[str, str], object], *names: str) -> Iterator[None]:
-    """Redirects what this thread prints to the streams ``names``; other threads print as before.
+    """Redirects the text that this thread prints to the streams ``names``; other threads print as before.
 
     Args:
-        write: gets each text, and the name of the module that prints it.
+        write: called with each text and the name of the module that prints the text.
         names: ``stdout``, ``stderr``.
     """
     with LOCK:
-        streams = {name: _RedirectedStream(getattr(sys, name), write) for name in names}
-        for name, stream in streams.items():
-            setattr(sys, name, stream)
+        redirects = {name: _RedirectedStream(getattr(sys, name), write) for name in names}
+        for name, redirect in redirects.items():
+            setattr(sys, name, redirect)
         try:
             yield
         finally:
-            for name, stream in streams.items():
-                stream.thread = None  # code that keeps the stream, a handler of logging for example, prints as before
-                if getattr(sys, name) is stream:
-                    setattr(sys, name, stream.stream)
+            for name, redirect in redirects.items():
+                redirect.thread = None  # code that keeps the stream, a handler of logging for example, prints as before
+                if getattr(sys, name) is redirect:
+                    setattr(sys, name, redirect.stream)
 
 
 class _RedirectedStream:
-    """A stream in the place of ``stream``, which takes what one thread writes."""
+    """A proxy of ``stream`` that passes the text of one thread to ``write``, and the text of others to ``stream``."""
 
     def __init__(self, stream: Any, write: Callable[[str, str], object]) -> None:
         self.stream = stream
@@ -91,20 +91,20 @@ class _RedirectedStream:
 
 
 def _module(frame: FrameType | None) -> str:
-    """The name of the module that prints in ``frame``, or that has a module of the standard library print for it."""
+    """The module that prints in ``frame``; the caller of logging, traceback or warnings if one of these prints."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
-        if name.partition(".")[0] not in _PASSING_ON:
+        if name.partition(".")[0] not in _MODULES_THAT_PRINT_FOR_OTHERS:
             return name
         frame = frame.f_back
     return ""
 
 
 def release_memory(*, collect: bool = True) -> None:
-    """Returns to the system what nothing refers to: glibc keeps freed blocks of up to 32 MB for later ones.
+    """Returns freed memory to the system: glibc keeps freed blocks of up to 32 MB for later use.
 
     Args:
-        collect: whether objects that refer to each other may hold memory; looking for them takes 0.3 seconds.
+        collect: whether to free objects in reference cycles first, which takes 0.3 seconds.
     """
     if collect:
         gc.collect()

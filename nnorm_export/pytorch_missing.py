@@ -1,7 +1,7 @@
-"""Where PyTorch is missing, as on machines that serve, or is too old: what needs it says so, and says what to install.
+"""The error if PyTorch is missing, as on machines that serve, or too old. The error says what needs PyTorch.
 
-PyTorch is the extra ``torch``. Modules import it as usual; the error is made here, for the places where users enter the
-package: its public names, its layers, its commands and its runtimes.
+PyTorch is the extra ``torch``. Modules import PyTorch as usual. The entry points of the package turn the error of the
+import into the error of this module: the public names, the layers, the commands and the runtimes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REMEDY = "pip install 'nnorm_export[torch]'"
-_OLDEST = (2, 6)  # that of the extra; pip does not check it where PyTorch is installed without the extra
+_OLDEST_PYTORCH = (2, 6)  # pip checks this version only if the extra is installed
 
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Turns a failed import of a PyTorch that is not installed into the error that ``what`` needs it.
+    """Turns the ImportError of a missing PyTorch into the error that ``what`` needs PyTorch.
 
-    A PyTorch that is installed and broken (a shared library is missing, or a part of it) keeps its own error.
+    An installed PyTorch that is broken (a shared library or a part of it is missing) keeps its own error.
     """
     try:
         yield
-    except PyTorchMissingError:  # it names something nearer to the cause than ``what``
+    except PyTorchMissingError:  # the inner error names the cause more exactly than ``what``
         raise
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -41,16 +41,16 @@ def needed_by(what: str) -> Iterator[None]:
 
 def fault_of(version: str) -> str:
     """What to do about an installed PyTorch of this version; empty if it is new enough."""
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= _OLDEST:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= _OLDEST_PYTORCH:
         return ""
-    return f"nnorm_export needs PyTorch {'.'.join(map(str, _OLDEST))} or newer: {REMEDY}"
+    return f"nnorm_export needs PyTorch {'.'.join(map(str, _OLDEST_PYTORCH))} or newer: {REMEDY}"
 
 
 def check_pytorch() -> None:
     """Imports PyTorch.
 
     Raises:
-        PyTorchMissingError: it is too old. It would fail later, with errors that blame the model.
+        PyTorchMissingError: PyTorch is too old, and would fail later with errors that blame the model.
     """
     import torch  # noqa: PLC0415 - servers have no PyTorch: at the top, commands that need none would fail there
 
@@ -70,6 +70,6 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Whether ``value`` is a tensor; where nothing has imported PyTorch there are none."""
+    """Whether ``value`` is a tensor. False if PyTorch is not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)

@@ -1,7 +1,7 @@
 """Reading files that may come from anyone: regular files only, and no more bytes than a stated limit.
 
-A device such as ``/dev/zero`` or a pipe may never end, and a small archive may unpack to terabytes. Everything here is
-checked before a byte of the content is read. Each function raises the error class that the caller gives.
+A device such as ``/dev/zero`` or a pipe may never end, and a small archive may unpack to terabytes. The functions check
+the limits before they read the content, and raise the error class that the caller gives.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 from nnorm_export.errors import NnormExportError
 
-JSON_BYTES = 64 * 2**20  # of metadata; a network of 10,000 layers has 5 MB
+JSON_BYTES = 64 * 2**20  # the metadata of a network of 10,000 layers has 5 MB
 PROTOBUF_BYTES = 2**31 - 1  # protobuf's own limit for one message
-UNPACKED_BYTES = 2**30  # what an archive may always unpack to
-RATIO = 100  # what a larger one may unpack to, in sizes of the archive; PyTorch does not compress weights
-ENTRIES = 100_000  # of an archive
+_MOST_UNPACKED = 2**30  # bytes of an archive
+_MOST_UNPACKED_RATIO = 100  # of an archive that unpacks to more bytes; PyTorch does not compress weights
+_MOST_ENTRIES = 100_000  # of an archive
 
 _KINDS = (
     (stat.S_ISDIR, "a folder, not a file"),
@@ -35,12 +35,12 @@ _KINDS = (
 
 
 def size_of(path: str | Path, error: type[NnormExportError], remedy: str = "") -> int:
-    """The size of the regular file ``path`` in bytes; raises ``error`` for anything else, and if it is missing."""
+    """The size of the regular file ``path`` in bytes. Raises ``error`` if it is missing or not a regular file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
         raise error(f"{path}: no such file{remedy}") from None
-    except (OSError, ValueError) as reason:  # ValueError: a null character in the name
+    except (OSError, ValueError) as reason:  # ValueError: the name contains a null character
         raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or reason}){remedy}") from None
     for is_kind, kind in _KINDS:
         if is_kind(found.st_mode):
@@ -63,8 +63,8 @@ def read_bytes(path: str | Path, limit: int, error: type[NnormExportError]) -> b
         raise error(f"{path}: {size} bytes, more than the {limit} that such a file may have")
     try:
         with open(path, "rb") as file:
-            content = file.read(size + 1)  # not limit + 1: that takes memory for as many bytes
-            if len(content) > size:  # it has grown
+            content = file.read(size + 1)  # not limit + 1, which would allocate as many bytes
+            if len(content) > size:  # the file has grown
                 content += file.read(limit + 1 - len(content))
     except (OSError, MemoryError) as reason:
         raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or 'out of memory'})") from None
@@ -74,7 +74,7 @@ def read_bytes(path: str | Path, limit: int, error: type[NnormExportError]) -> b
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns what ``text`` says. Raises ValueError for anything but JSON, nesting that is too deep included."""
+    """Returns the value of the JSON ``text``. Raises ValueError if ``text`` is not JSON or is nested too deeply."""
     if len(text) > JSON_BYTES:
         raise ValueError(f"{len(text)} bytes of JSON, more than {JSON_BYTES}")
     try:
@@ -90,17 +90,17 @@ def check_entries(path: str | Path, entries: Iterable[zipfile.ZipInfo], error: t
     for entry in entries:
         count += 1
         unpacked += entry.file_size
-    if count > ENTRIES:
-        raise error(f"{path}: an archive of {count} entries; at most {ENTRIES} are read")
-    if unpacked > max(UNPACKED_BYTES, RATIO * packed):
+    if count > _MOST_ENTRIES:
+        raise error(f"{path}: an archive of {count} entries; at most {_MOST_ENTRIES} are read")
+    if unpacked > max(_MOST_UNPACKED, _MOST_UNPACKED_RATIO * packed):
         raise error(
-            f"{path}: an archive of {packed} bytes that would unpack to {unpacked}; at most {UNPACKED_BYTES} bytes or "
-            f"{RATIO} times its own size are read"
+            f"{path}: an archive of {packed} bytes that would unpack to {unpacked}; at most {_MOST_UNPACKED} bytes or "
+            f"{_MOST_UNPACKED_RATIO} times its own size are read"
         )
 
 
 def check_arrays(path: str | Path, error: type[NnormExportError]) -> None:
-    """Raises ``error`` or ValueError if the NumPy file ``path`` would take more memory than it holds data."""
+    """Raises ``error`` or ValueError if the arrays of the NumPy file ``path`` would need more memory than its data."""
     size = size_of(path, error)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -114,8 +114,8 @@ def check_arrays(path: str | Path, error: type[NnormExportError]) -> None:
 
 
 def _check_array(stream: IO[bytes], size: int) -> None:
-    """Compares the shape that the header of a ``.npy`` file promises with the ``size`` of the file."""
-    # NumPy declares types for these functions from 2.4 on.
+    """Compares the shape in the header of a ``.npy`` file with the ``size`` of the file."""
+    # NumPy declares the types of these functions from 2.4 on.
     read_magic: Callable[[IO[bytes]], tuple[int, int]] = np.lib.format.read_magic
     read_header: Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]] = (
         np.lib.format.read_array_header_1_0 if read_magic(stream) == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,7 +1,7 @@
-"""step(): what a long work does at present, told to whoever watches it.
+"""step(): reports the current step of long work to a watcher.
 
-The code that does the work names its steps, and need not know whether a command shows them. A watcher sees the steps of
-its own thread.
+The code that does the work names its steps, and need not know whether a command shows the steps. A watcher receives the
+steps of its own thread.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _T = TypeVar("_T")
 
 
 class Watcher(Protocol):
-    """What is told."""
+    """Receives the steps."""
 
     def step(self, name: str) -> None:
-        """A step begins, and the one before it has ended."""
+        """A step begins, and the previous step has ended."""
 
     def detail(self, text: str) -> None:
-        """What the present step does: ``the file, run 2 of 3``."""
+        """A detail of the current step: ``the file, run 2 of 3``."""
 
 
 _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
@@ -29,7 +29,7 @@ _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Tells ``watcher`` the steps of what runs in the block."""
+    """Reports the steps of the block to ``watcher``."""
     token = _WATCHER.set(watcher)
     try:
         yield
@@ -48,7 +48,7 @@ def detail(text: str) -> None:
 
 
 def counted(what: str, runs: Sequence[_T]) -> Iterator[_T]:
-    """Yields ``runs``, and tells which of them is the present one: ``the file, run 2 of 3``."""
+    """Yields ``runs``, and reports the number of the current run: ``the file, run 2 of 3``."""
     for number, run in enumerate(runs, start=1):
         detail(f"{what}, run {number} of {len(runs)}")
         yield run

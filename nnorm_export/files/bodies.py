@@ -1,8 +1,8 @@
-"""Whether the nodes of the domain ``nnorm`` in a file mean what the kernels compute.
+"""The check that kernels compute what the nodes of the domain ``nnorm`` in a file mean.
 
-A file says what a node means in a model-local function, its body. A kernel or plugin runs in place of the body and
-never reads it, so a file with another body would be run as something else than it says. A node may be invalid too: of
-a version of the domain that does not exist, or with attributes of another type.
+A model-local function, the body, defines the meaning of a node. A kernel or plugin replaces the body and never reads
+it. If a file has another body, the kernel computes other values than the body. A node may also be invalid: its version
+of the domain does not exist, or an attribute has the wrong type.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ARITHMETIC: dict[int, str] = {onnx.TensorProto.FLOAT: "float", onnx.TensorProto
 _KINDS = {"int": onnx.AttributeProto.INT, "float": onnx.AttributeProto.FLOAT, "string": onnx.AttributeProto.STRING}
 # Attributes by which TensorRT chooses a plugin, and the size of the blocks of an optimized file.
 _OTHER_ATTRIBUTES = {"plugin_namespace": "string", "plugin_version": "string", "block": "int"}
-_LEAST = {"num_groups": 1, "block": 1, "epsilon": 0.0, "delta": 0.0}
+_LEAST_VALUES = {"num_groups": 1, "block": 1, "epsilon": 0.0, "delta": 0.0}
 
 
 def refuse_invalid(file: ModelFile) -> None:
-    """Raises ModelFileError if a node of the domain ``nnorm`` is invalid: no implementation may run it."""
+    """Raises ModelFileError if a node of the domain ``nnorm`` is invalid. No implementation may run such a node."""
     if problem := next(invalid_nodes(file), ""):
         raise ModelFileError(f"{file.path}: {problem}")
 
@@ -46,13 +46,13 @@ def refuse_unknown_bodies(file: ModelFile, op_types: Collection[str] = tuple(_WI
 
 
 def problems_of(file: ModelFile) -> list[str]:
-    """Why nodes of the domain ``nnorm`` are invalid, and which bodies are unknown."""
+    """The reasons why nodes of the domain ``nnorm`` are invalid, and a text about unknown bodies."""
     unknown = unknown_bodies(file)
     return [*invalid_nodes(file), *([_unknown_text(file, unknown)] if unknown else [])]
 
 
 def _unknown_text(file: ModelFile, unknown: dict[str, str]) -> str:
-    """Which bodies are unknown, why, and what to do."""
+    """The text about unknown bodies: their operators, the reasons, and the remedy."""
     writer = file.metadata.get("version", "")
     found = "; ".join(f"unknown body of {op_type}: {why}" for op_type, why in unknown.items())
     if _numbers(writer) > _numbers(__version__):
@@ -66,7 +66,7 @@ def _unknown_text(file: ModelFile, unknown: dict[str, str]) -> str:
 
 
 def unknown_bodies(file: ModelFile) -> dict[str, str]:
-    """Operator -> why its body is not one that this package writes. Those without a kernel or a body are left out."""
+    """Operator -> why this package did not write its body. Operators without a kernel or a body are left out."""
     unknown = {}
     arithmetic: dict[tuple[str, str, str], str] = {}
     redefined = {function.name for function in file.proto.functions if function.domain in _STANDARD}
@@ -90,7 +90,7 @@ def unknown_bodies(file: ModelFile) -> dict[str, str]:
 
 
 def invalid_nodes(file: ModelFile) -> Iterator[str]:
-    """What makes nodes of the domain ``nnorm`` invalid, each with the node and what to do."""
+    """Yields each reason why a node of the domain ``nnorm`` is invalid, with the node and the remedy."""
     if wrong := _wrong_version(file):
         yield wrong
         return
@@ -100,10 +100,10 @@ def invalid_nodes(file: ModelFile) -> Iterator[str]:
 
 
 def _wrong_version(file: ModelFile) -> str:
-    """Why the version of the domain that the file declares does not exist; empty if it does."""
+    """The message that the version of the domain in the file does not exist; empty if it exists."""
     functions = file.proto.functions
     called = [node.domain for node in all_nodes(file.proto)] + [function.domain for function in functions]
-    if DOMAIN not in called:  # ONNX Runtime's optimizer writes imports of all the domains that it knows
+    if DOMAIN not in called:  # ONNX Runtime's optimizer writes imports of all domains that it knows
         return ""
     imports = [file.proto.opset_import, *(function.opset_import for function in functions)]
     versions = {entry.version for entries in imports for entry in entries if entry.domain == DOMAIN}
@@ -117,7 +117,7 @@ def _wrong_version(file: ModelFile) -> str:
 
 @dataclass(frozen=True)
 class _Use:
-    """A node with a kernel; ``weights`` are those of its inputs that are weights of the file."""
+    """A node with a kernel; ``weights`` are the inputs of the node that are weights of the file."""
 
     node: onnx.NodeProto
     operator: Operator
@@ -133,9 +133,9 @@ class _Use:
 
 
 def _uses(file: ModelFile) -> Iterator[_Use]:
-    """The nodes with a kernel, wherever they are in the file."""
+    """The nodes with a kernel, also those in branches, loops and functions."""
     weights = {tensor.name: tensor for tensor in file.proto.graph.initializer}
-    # The names inside a function are its own: they are not those of the file's weights.
+    # A function has its own names: an input in a function is not the weight with the same name.
     scopes = [(file.proto.graph.node, weights), *((function.node, {}) for function in file.proto.functions)]
     for nodes, known in scopes:
         for node in with_nested(nodes):
@@ -159,8 +159,8 @@ def _wrong_attributes(use: _Use) -> Iterator[str]:
         elif attribute.type != _KINDS[kind]:
             given = onnx.AttributeProto.AttributeType.Name(attribute.type).lower()
             yield f"the attribute {attribute.name} is of type {given}, it must be of type {kind}"
-        elif attribute.name in _LEAST and not attribute.ref_attr_name:
-            value, least = attribute.i if kind == "int" else attribute.f, _LEAST[attribute.name]
+        elif attribute.name in _LEAST_VALUES and not attribute.ref_attr_name:
+            value, least = attribute.i if kind == "int" else attribute.f, _LEAST_VALUES[attribute.name]
             if not least <= value < np.inf:  # NaN is refused
                 yield f"the attribute {attribute.name} is {value}, it must be at least {least} and finite"
 
@@ -187,7 +187,7 @@ def _wrong_inputs(use: _Use) -> Iterator[str]:
 
 
 def _wrong_quantization(use: _Use) -> Iterator[str]:
-    """What is wrong with the axis, the scales and the zero points of a node between quantized tensors."""
+    """Yields the errors in the axis, the scales and the zero points of a node between quantized tensors."""
     operator = use.operator
     if not isinstance(operator, QuantizedOperator):
         return

@@ -1,7 +1,7 @@
-"""What other programs changed in a file after export() wrote it, and what to do about it.
+"""Changes that other programs made to a file after export() wrote it, and the remedies.
 
-A file is valid after these changes, or at least looks so, but kernels or whole runtimes are lost to it. The tools are
-named by what they are known to do; others may do the same.
+After these changes a file is valid, or looks valid, but kernels or whole runtimes cannot run it. The messages name the
+tools that are known for a change. Other tools may make the same change.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from nnorm_export.names import DOMAIN
 _HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 _STANDARD = ("", "ai.onnx")
-_LONGEST_FIRST = sorted([*ALL_OPERATORS, *BLOCKED_TWINS], key=len, reverse=True)  # one name may end like another
+_LONGEST_FIRST = sorted([*ALL_OPERATORS, *BLOCKED_TWINS], key=len, reverse=True)  # a name may be the end of another
 _RESTORE = "nnorm-export convert FILE --form portable"
 
 
 def changes_of(file: ModelFile) -> list[str]:
-    """One sentence or more for each change: what happened, what comes of it, and what to do."""
-    return [text for find in _FOUND if (text := find(file))]
+    """A text for each change: the change, its effect and the remedy."""
+    return [text for find in _CHECKS if (text := find(file))]
 
 
 def unused_by_kernels(file: ModelFile) -> str:
-    """Whether kernels run no normalization of a file whose form is for them; empty if they do."""
+    """The reason why kernels run no normalization, though the file's form is for kernels; empty if they do."""
     return renamed(file) or _inlined(file)
 
 
 def renamed(file: ModelFile) -> str:
-    """Whether operators of the domain ``nnorm`` have other names than kernels know them by; empty if they have not."""
+    """The text about operators of the domain ``nnorm`` whose names kernels do not know; empty if there are none."""
     names = {node.op_type: original for node in _nodes(file) if (original := original_name(node.op_type))}
     if not names:
         return ""
@@ -53,13 +53,13 @@ def renamed(file: ModelFile) -> str:
 
 
 def original_name(op_type: str) -> str:
-    """The operator that a tool has put a prefix to, which made ``op_type``; empty for any other name."""
+    """The operator that became ``op_type`` when a tool added a prefix; empty if ``op_type`` is not such a name."""
     name = next((name for name in _LONGEST_FIRST if op_type.endswith(name)), "")
     return "" if name == op_type else name
 
 
 def _without_bodies(file: ModelFile) -> str:
-    if file.form in ("custom", OPTIMIZED):  # written so
+    if file.form in ("custom", OPTIMIZED):  # export() and optimize() write these forms without bodies
         return ""
     bodies = {identifier(function) for function in file.proto.functions}
     lost = [node for node in _nodes(file) if node.op_type in ALL_OPERATORS and identifier(node) not in bodies]
@@ -86,7 +86,7 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
             name: _array(weights.get(given)) for name, given in zip(operator.inputs, node.input, strict=False)
         }
         if any(parameters.get(name) is None for name in operator.parameters):
-            continue  # its weights lie in another file, or are computed
+            continue  # the weights are in another file, or are computed
         attributes = {attribute.name: np.array(attribute.i, np.int64) for attribute in node.attribute}
         if variant := operator.variant({**parameters, **attributes}):
             wanted = digest(operator.function(OLDEST_OPSET, arithmetic, variant))
@@ -102,17 +102,17 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
 
 
 def _array(tensor: onnx.TensorProto | None) -> Any:
-    """The numbers of a weight; None if they are not in the file, or are not float32 or float64."""
+    """The elements of a weight; None if they are not in the file, or are not float32 or float64."""
     if tensor is None or tensor.data_type not in _WIDE or uses_external_data(tensor):
         return None
     try:
         return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError):  # damaged, or taken out of memory
+    except (ValueError, TypeError, KeyError):  # the weight is damaged, or its elements are not in the file
         return None
 
 
 def half_parameters(file: ModelFile) -> str:
-    """Whether parameters of normalizations are float16; empty if they are not. No runtime takes such a file."""
+    """The text about normalizations with float16 parameters, which no runtime runs; empty if there are none."""
     weights = {tensor.name: tensor.data_type for tensor in file.proto.graph.initializer}
     turned = [
         node
@@ -131,7 +131,7 @@ def _with_half_arithmetic(file: ModelFile) -> str:
     if file.form != "primitives" or not file.layers or not file.has_float16:
         return ""
     types = Counter(_types_of_logarithms(file.proto))
-    # Every body has a logarithm. Others in float16 are the model's own.
+    # Every body has a logarithm. Further logarithms in float16 belong to the model itself.
     if sum(types[kind] for kind in _WIDE) >= len(file.layers) or not any(types[kind] for kind in _HALF):
         return ""
     count = f"the arithmetic of its {len(file.layers)} normalizations"
@@ -148,9 +148,9 @@ def _half_text(what: str, effect: str) -> str:
 
 
 def _types_of_logarithms(proto: onnx.ModelProto) -> Iterator[int]:
-    """The type of each tensor whose logarithm is taken.
+    """The type of the input of each Log.
 
-    A node's output has the type of its first input of a known floating type, which holds for all arithmetic.
+    The output of a node is assumed to have the type of its first input of a known floating type, as in arithmetic.
     """
     types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
     types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
@@ -166,7 +166,7 @@ def _types_of_logarithms(proto: onnx.ModelProto) -> Iterator[int]:
 
 
 def _declared_type(node: onnx.NodeProto) -> int:
-    """The type that a Cast or a Constant makes; 0 of other nodes."""
+    """The output type of a Cast or a Constant; 0 for other nodes."""
     for attribute in node.attribute:
         if node.op_type == "Cast" and attribute.name == "to":
             return int(attribute.i)
@@ -194,6 +194,6 @@ def _counted(nodes: Iterable[onnx.NodeProto]) -> str:
     return ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
 
 
-_FOUND: tuple[Callable[[ModelFile], str], ...] = (
+_CHECKS: tuple[Callable[[ModelFile], str], ...] = (
     _without_bodies, renamed, _with_bodies_for_other_exponents, half_parameters, _with_half_arithmetic, _inlined,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What export() notes about each normalization, in the metadata of a file; others may have changed it."""
+"""The entries about normalizations that export() writes into a file's metadata, and that others may have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that lie in other files than the model: which file a location may name. Every reader asks here."""
+"""External data: the files that the location of a weight may name. Every reader uses this check."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nnorm_export.reading import size_of
 
 
 def locate(model: Path, location: str) -> Path:
-    """Returns the file that ``location``, in the file ``model``, names. It need not exist.
+    """Returns the file that ``location`` in the file ``model`` names. The file need not exist.
 
-    It is a regular file in the folder of ``model`` or below, after links are followed. If ``model`` is a link itself,
-    as in the cache of Hugging Face, it may also lie beside the file that ``model`` leads to.
+    After links are followed, the file is a regular file in the folder of ``model`` or below. If ``model`` itself is a
+    link, as in the cache of Hugging Face, the weights may also be beside the file to which the link leads.
 
     Raises:
         ModelFileError: the location is empty, absolute, has ``..``, or leaves the folder by a link; or it names
-            something other than a regular file, or the model itself.
+            the model itself, or something other than a regular file.
     """
     paths = PurePosixPath(location), PureWindowsPath(location)
     leaves = any(path.is_absolute() or path.drive or path.root or ".." in path.parts for path in paths)
@@ -28,16 +28,16 @@ def locate(model: Path, location: str) -> Path:
         raise ModelFileError(f"{model}: a weight names the file {location!r} for its data, which is not a name")
     file = model.parent / location
     try:
-        real, folder, target = file.resolve(), model.parent.resolve(), model.resolve()
+        real, folder, real_model = file.resolve(), model.parent.resolve(), model.resolve()
         exists = _exists(real)
-    except (OSError, RuntimeError) as error:  # links in a circle; a name that is too long
+    except (OSError, RuntimeError) as error:  # a cycle of links, or a name that is too long
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which cannot be found ({error})") from None
-    if leaves or not (real.is_relative_to(folder) or (file.is_symlink() and real.parent == target.parent)):
+    if leaves or not (real.is_relative_to(folder) or (file.is_symlink() and real.parent == real_model.parent)):
         raise ModelFileError(
             f"{model}: its weights lie in {location!r}, outside of its folder; save the model again with the weights "
             "beside it"
         )
-    if real == target:
+    if real == real_model:
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which is the model itself; save it again")
     if exists:
         size_of(real, ModelFileError, f", and {model} has weights there")
@@ -45,10 +45,10 @@ def locate(model: Path, location: str) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something at ``path``.
+    """Whether ``path`` exists.
 
     Raises:
-        OSError: the system cannot tell; Path.exists() says no then, since Python 3.14.
+        OSError: the system reports an error, for which Path.exists() returns False since Python 3.14.
     """
     try:
         path.stat()
@@ -58,17 +58,17 @@ def _exists(path: Path) -> bool:
 
 
 def locations(proto: onnx.ModelProto) -> list[str]:
-    """What the tensors of ``proto`` name, in graphs, constants and functions, each once."""
+    """The locations of all tensors of ``proto``, in graphs, constants and functions, each once."""
     return sorted({_location(tensor) for tensor in external_tensors(proto)})
 
 
 def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors of ``proto`` whose data lie in other files, in graphs, constants and functions."""
+    """The tensors of ``proto`` with external data, in graphs, constants and functions."""
     return filter(uses_external_data, _tensors(proto))
 
 
 def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
-    """The number of bytes behind the last weight, of each file beside ``model`` that has any."""
+    """File of weights -> the number of its bytes behind the last weight, for files with such bytes."""
     ends: dict[str, int] = {}
     for tensor in external_tensors(proto):
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -76,7 +76,7 @@ def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
         try:
             length = int(entries["length"]) if "length" in entries else file.stat().st_size
             end = int(entries.get("offset", 0)) + length
-        except (OSError, ValueError):  # a runtime says what is wrong with it
+        except (OSError, ValueError):  # the runtime reports the error of this file
             continue
         ends[_location(tensor)] = max(end, ends.get(_location(tensor), 0))
     sizes = {location: locate(model, location).stat().st_size for location in ends if locate(model, location).exists()}
@@ -106,7 +106,7 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph of ``proto``, and the graphs in its nodes and in those of its functions."""
+    """The graph of ``proto``, and the graphs in its nodes and in the nodes of its functions."""
     nodes = [node for function in proto.functions for node in function.node]
     graphs = [proto.graph, *(training.initialization for training in proto.training_info)]
     graphs += [training.algorithm for training in proto.training_info]

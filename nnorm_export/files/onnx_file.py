@@ -32,18 +32,18 @@ class ModelFile:
 
     @property
     def form(self) -> str:
-        """``portable``, ``primitives``, ``custom``, ``optimized``; ``unknown`` for a file of another writer."""
+        """``portable``, ``primitives``, ``custom``, ``optimized``; ``unknown`` for a file that others wrote."""
         return self.metadata.get("form", "unknown")
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """What export() noted about each normalization, as :func:`.check_layers` accepts it."""
+        """The entries that export() wrote about each normalization, checked by :func:`.check_layers`."""
         layers: list[dict[str, Any]] = json.loads(self.metadata.get("layers", "[]"))
         return layers
 
     @property
     def normalizations(self) -> list[onnx.NodeProto]:
-        """The nodes of the domain ``nnorm``, those of branches and loops included."""
+        """The nodes of the domain ``nnorm``, also those in branches and loops."""
         return [node for node in with_nested(self.proto.graph.node) if node.domain == DOMAIN]
 
     @property
@@ -61,14 +61,14 @@ class ModelFile:
 
     @property
     def bare(self) -> frozenset[str]:
-        """The operators of the normalizations, those of functions included, that have no body in the file."""
+        """The operators without a body in the file, among the normalizations of the graph and of functions."""
         bodies = {identifier(function) for function in self.proto.functions}
         nodes = [node for node in all_nodes(self.proto) if node.domain == DOMAIN]
         return frozenset(node.op_type for node in nodes if identifier(node) not in bodies)
 
     @property
     def external_data(self) -> list[str]:
-        """The files with weights that lie beside the model's, by name; :func:`.locate` has accepted each."""
+        """The names of the files with weights beside the model; :func:`.locate` has accepted each name."""
         return locations(self.proto)
 
     def holds(self, *dtypes: int) -> bool:
@@ -86,23 +86,23 @@ class ModelFile:
 
 
 def identifier(called: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, str]:
-    """The domain, the name and the overload by which a node calls a function."""
+    """(domain, name, overload) of a function, or of the function that a node calls."""
     name = called.name if isinstance(called, onnx.FunctionProto) else called.op_type
     return called.domain, name, called.overload
 
 
 def name_of(node: onnx.NodeProto) -> str:
-    """The name of ``node``, or the one that TensorRT's parser gives to nodes whose names a tool has taken away."""
+    """The name of ``node``; for a node without a name, the name that TensorRT's parser gives it."""
     return node.name or default_name(node.output[0])
 
 
 def default_name(output: str) -> str:
-    """The name that TensorRT's parser gives to the node of ``output``."""
+    """The name that TensorRT's parser gives to a node without a name whose first output is ``output``."""
     return f"node_of_{output}"
 
 
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of ``proto``, those of its functions and of graphs in nodes included."""
+    """The nodes of ``proto``, also those in its functions and in the graphs of nodes."""
     yield from with_nested(proto.graph.node)
     for function in proto.functions:
         yield from with_nested(function.node)
@@ -118,7 +118,7 @@ def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _makes(node: onnx.NodeProto, dtype: int) -> bool:
-    """Whether ``node`` is a Cast to ``dtype`` or a constant of it."""
+    """Whether ``node`` is a Cast to ``dtype`` or a constant with this dtype."""
     return any(
         (attribute.name == "to" and attribute.i == dtype) or attribute.t.data_type == dtype
         for attribute in node.attribute
@@ -126,14 +126,14 @@ def _makes(node: onnx.NodeProto, dtype: int) -> bool:
 
 
 def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
-    """Reads the graph and the metadata of ``path``, without weights in other files.
+    """Reads the graph and the metadata of ``path``, without external data.
 
     Args:
-        large_weights: read those in the file that are large too. False leaves their data out of the graph.
+        large_weights: whether to read the data of large weights in the file.
 
     Raises:
-        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; or its weights lie where
-            they may not, see :func:`.locate`.
+        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; or :func:`.locate`
+            refuses the location of a weight.
     """
     path = Path(path)
     try:
@@ -160,19 +160,19 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
 
 
 def refuse_unknown_types(source: ModelFile) -> None:
-    """Raises ModelFileError if a value or a weight has a type that ONNX does not have."""
+    """Raises ModelFileError if the type of a value or a weight does not exist in ONNX."""
     graph, known = source.proto.graph, set(onnx.TensorProto.DataType.values())
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
     types |= {weight.name: weight.data_type for weight in graph.initializer}
     unknown = [f"{name} has the type {kind}" for name, kind in types.items() if kind not in known]
-    # The type 0 of a value says that it is not known; a weight has one.
+    # The type 0 of a value means that the type is unknown. A weight must have a type.
     unknown += [f"{weight.name} has the type 0" for weight in graph.initializer if weight.data_type == 0]
     if unknown:
         raise ModelFileError(f"{source.path}: it is damaged: {unknown[0]}, which ONNX does not have; export it again")
 
 
 def read_with_weights(path: str | Path) -> onnx.ModelProto:
-    """Reads the whole model ``path``, weights in other files included.
+    """Reads the whole model ``path``, with external data.
 
     Raises:
         ModelFileError: as :func:`read`; or a file with weights is missing or too short.
@@ -191,7 +191,7 @@ def companions(path: Path) -> list[Path]:
     """The files that hold weights of ``path``; none for a file that is not ONNX.
 
     Raises:
-        ModelFileError: ``path`` cannot be read, or its weights lie where they may not.
+        ModelFileError: ``path`` cannot be read, or :func:`.locate` refuses the location of a weight.
     """
     if size_of(path, ModelFileError) > PROTOBUF_BYTES:
         return []

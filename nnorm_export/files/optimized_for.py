@@ -1,8 +1,8 @@
-"""The machine that a file optimized for ONNX Runtime's CPU kernels is for, as the file says.
+"""The machine for which a file was optimized for ONNX Runtime's CPU kernels, as the file declares it.
 
-Such a file holds ONNX Runtime's internal operators, and weights in blocks of as many channels as suit the processor
-that it was made on. On another processor it may not load, or may compute something else.
-:mod:`nnorm_export.runtimes.onnxruntime.optimized_files` compares it with this machine.
+An optimized file has ONNX Runtime's internal operators, and weights in blocks of channels. The size of a block depends
+on the processor. On another processor the file may not load, or may compute other values.
+:mod:`nnorm_export.runtimes.onnxruntime.optimized_files` compares the machine of the file with this machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ METADATA_KEY = "optimized_for"
 
 @dataclass(frozen=True)
 class Machine:
-    """What an optimized file depends on.
+    """The properties of a machine on which an optimized file depends.
 
     Attributes:
         architecture: ``x86_64`` or ``aarch64``, for example.
         block: channels in a block of ONNX Runtime's layout for convolutions: 16 with AVX-512, 8 with other x86; None
             if ONNX Runtime has no such layout for the processor, or the file does not use it.
-        onnxruntime: the version that optimized the file. Other versions may load it: the meaning of the file does not
-            depend on the version, and a version that lacks one of its operators refuses it.
+        onnxruntime: the version that optimized the file. Other versions may load the file: its meaning does not
+            depend on the version, and a version without one of its operators refuses it.
         provider: the execution provider.
     """
 
@@ -56,7 +56,7 @@ def blocks(block: int | None) -> str:
 
 
 def machine_of(file: ModelFile) -> Machine | None:
-    """The machine that ``file`` is optimized for; None for a file that is not optimized.
+    """The machine for which ``file`` was optimized; None for a file that is not optimized.
 
     Raises:
         ModelFileError: the file is optimized, but its description of the machine is missing or damaged.

@@ -1,4 +1,4 @@
-"""Parts of an ONNX model: a layer's nodes, its input and output, and the layer cut out of the file."""
+"""Parts of an ONNX model: the nodes of a layer, its input and output, and the layer as a model of its own."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class Part:
     """A layer in an ONNX graph.
 
     Attributes:
-        name: of its node; of a module its path.
-        path, call: of the layer in the PyTorch model, and which of its calls this is, from 1.
-        op_type: of its node; ``(module)`` for a layer that is not a normalization.
-        nodes: indices in the graph.
-        x, y: the names of the values that it reads and returns.
-        operands: the names of the values that its epilogue reads, in the order of :attr:`.Operator.operands`.
-        is_cut: whether it can run alone: all its other inputs are constants.
+        name: the name of the node; the path of a module.
+        path: the path of the layer in the PyTorch model.
+        call: the number of this call of the layer, from 1.
+        op_type: the operator of the node; ``(module)`` for a layer that is not a normalization.
+        nodes: indices of the nodes in the graph.
+        x, y: the names of the input and the output.
+        operands: the names of the inputs of the epilogue, in the order of :attr:`.Operator.operands`.
+        is_cut: whether the layer can run alone: all its other inputs are constants.
     """
 
     name: str
@@ -46,12 +47,12 @@ class Part:
 
     @property
     def operator(self) -> Operator | None:
-        """Its operator; None for a layer that is not a normalization, or an operator that this version lacks."""
+        """The operator; None for a layer that is not a normalization, or an operator that this version lacks."""
         return OPERATORS.get(self.op_type)
 
 
 def refuse_quantized(file: ModelFile) -> None:
-    """Raises ModelFileError if normalizations are between quantized tensors: PyTorch's values cannot be fed to them."""
+    """Raises ModelFileError if normalizations take quantized tensors, because PyTorch's values are not quantized."""
     if quantized := [node for node in file.normalizations if node.op_type in QUANTIZED_OPERATORS]:
         raise ModelFileError(
             f"{file.path}: {quantized[0].name or quantized[0].op_type} is a {quantized[0].op_type}, which takes "
@@ -62,7 +63,7 @@ def refuse_quantized(file: ModelFile) -> None:
 def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
     """The normalizations that are nodes, and the given modules, in the order in which they run.
 
-    An offset that a layer subtracts before its node belongs to it.
+    A normalization includes the offset that it subtracts before its node.
     """
     normalizations = [_with_offset(proto, part) for part in norms_of(proto)]
     known = {part.path for part in normalizations}
@@ -71,7 +72,7 @@ def parts_of(proto: onnx.ModelProto, modules: Iterable[str]) -> list[Part]:
 
 
 def norms_of(proto: onnx.ModelProto) -> list[Part]:
-    """The normalizations that are nodes, in the order of the file; each is its node alone."""
+    """The normalizations that are nodes, without offsets, in the order of the file."""
     calls: Counter[str] = Counter()
     parts = []
     for index, node in enumerate(proto.graph.node):
@@ -87,7 +88,7 @@ def norms_of(proto: onnx.ModelProto) -> list[Part]:
 
 
 def _with_offset(proto: onnx.ModelProto, part: Part) -> Part:
-    """``part`` with the subtraction before its node, and the casts around both, that the same layer made."""
+    """``part`` with the subtraction of the offset before its node, and the casts around both."""
     graph, (index,) = proto.graph, part.nodes
 
     def is_own(other: int, kinds: Sequence[str]) -> bool:
@@ -104,7 +105,7 @@ def _with_offset(proto: onnx.ModelProto, part: Part) -> Part:
 
 
 def _module(proto: onnx.ModelProto, path: str) -> list[Part]:
-    """The module, if it is left in the file."""
+    """The module as a list with one part; empty if the file has no nodes of it."""
     graph = proto.graph
     inside = nodes_of(proto, path)
     if not inside:
@@ -129,10 +130,10 @@ def _metadata(node: onnx.NodeProto) -> dict[str, str]:
 
 
 def scopes_of(node: onnx.NodeProto) -> list[str]:
-    """The paths of the modules, outermost first, in whose forward ``node`` was made."""
+    """The paths of the modules, outermost first, whose forward made ``node``."""
     try:
         scopes: list[str] = ast.literal_eval(_metadata(node).get(NAME_SCOPES, "[]"))
-    except (SyntaxError, ValueError):  # damaged, and only told to users
+    except (SyntaxError, ValueError):  # the metadata is damaged; it is only shown to users
         return []
     return scopes[:-1]
 
@@ -152,9 +153,9 @@ def with_outputs(proto: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
 
 
 def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequence[NDArray[Any]]]) -> onnx.ModelProto:
-    """A model of ``parts`` side by side, each with one output and its own inputs, for the arrays in ``feeds``.
+    """A model of ``parts`` side by side, each with one output and its own inputs.
 
-    Those are x and the operands.
+    ``feeds`` are the arrays for the inputs of each part: x and the operands.
     """
     nodes, inputs, outputs = [], [], []
     used: set[str] = set()
@@ -163,7 +164,7 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
         own = [proto.graph.node[index] for index in part.nodes]
         renamed = {name: f"{number}/{name}" for node in own for name in node.output}
         roles = ("x", *(part.operator.operands if part.operator else ()))
-        own_inputs: dict[str, list[str]] = {}  # several names for a value that is x and an operand, in this order
+        own_inputs: dict[str, list[str]] = {}  # value -> new names; x may be an operand too
         for role, name, array in zip(roles, (part.x, *part.operands), arrays, strict=True):
             own_inputs.setdefault(name, []).append(f"{number}/{role}")
             inputs.append(_value_info(f"{number}/{role}", array, list(array.shape)))
@@ -187,7 +188,7 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
 
 
 def _renamed(names: Sequence[str], renamed: Mapping[str, str], inputs: Mapping[str, list[str]]) -> list[str]:
-    """The inputs of a node under their new names; each use of an input takes its next one in ``inputs``."""
+    """The inputs of a node under their new names. Each use of a value in ``inputs`` takes the next name there."""
     found = []
     for name in names:
         own = inputs.get(name, [renamed.get(name, name)])

@@ -1,8 +1,8 @@
 """The tensors in a TorchScript archive, checked before PyTorch opens it.
 
-``torch.jit.load`` trusts the archive's pickles: a tensor whose entry is shorter than the pickle says is read beyond its
-end, and a pickle that is not well formed ends the process. Here the pickles are read with inert objects in the place of
-everything that they name, so that no code of theirs runs.
+``torch.jit.load`` trusts the archive's pickles: if the entry of a tensor is shorter than the pickle says, PyTorch reads
+beyond the end of the entry, and a malformed pickle ends the process. Here the pickles are read first. Inert objects
+replace all classes and functions that a pickle names, so that no code runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from nnorm_export.errors import ModelFileError
 from nnorm_export.reading import read_entry
 
-_PICKLES = {"data.pkl": "data", "constants.pkl": "constants"}  # and the folders of their tensors
+_PICKLES = {"data.pkl": "data", "constants.pkl": "constants"}  # pickle -> the folder of its tensors
 _BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "QInt8Storage", "QUInt8Storage"), 1),
     **dict.fromkeys(("ShortStorage", "HalfStorage", "BFloat16Storage"), 2),
@@ -27,7 +27,7 @@ _BYTES = {
 
 
 class _Inert:
-    """Stands for whatever a pickle makes: it takes any arguments, items and state, and keeps none."""
+    """Replaces every object that a pickle makes. It accepts any arguments, items and state, and keeps none."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Inert:
         return super().__new__(cls)
@@ -44,7 +44,7 @@ class _Inert:
 
 
 class _Reader(pickle.Unpickler):
-    """Collects the tensors of a pickle: entry -> bytes that it must have."""
+    """Collects the tensors of a pickle: entry -> the number of bytes that it must have."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -57,14 +57,14 @@ class _Reader(pickle.Unpickler):
         kind, storage, entry, _, count = pid
         if kind != "storage" or not isinstance(entry, str) or not isinstance(count, int) or count < 0:
             raise ValueError("a tensor without a place or a length")
-        # Inert text stands for a class if the pickle names none.
+        # An inert text replaces the class if the pickle names no class.
         size = _BYTES[getattr(storage, "__name__", "")] * count
         self.sizes[entry] = max(size, self.sizes.get(entry, 0))
         return _Inert()
 
 
 def check_storages(path: Path) -> None:
-    """Raises ModelFileError if a pickle in ``path`` is not well formed, or says more of a tensor than there is."""
+    """Raises ModelFileError if a pickle in ``path`` is malformed, or the entry of a tensor is too short."""
     with zipfile.ZipFile(path) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         for name, folder in _PICKLES.items():
@@ -73,7 +73,7 @@ def check_storages(path: Path) -> None:
             reader = _Reader(read_entry(archive, entries[name].filename))
             try:
                 reader.load()
-            except Exception as error:  # a damaged pickle raises errors of every type
+            except Exception as error:  # a damaged pickle may raise any error
                 raise ModelFileError(
                     f"{path}: its entry {name} is damaged ({type(error).__name__}: {error}); export the model again"
                 ) from error

@@ -15,25 +15,25 @@ from nnorm_export.reports import Report
 
 Axes = tuple[int | str | None, ...]
 
-_OPERATION = re.compile(r"[*/()+]| - ")  # other programs name axes as they like, "batch-size" for example
+_OPERATION = re.compile(r"[*/()+]| - ")  # a minus needs spaces: other programs have names of axes such as "batch-size"
 _LINEAR = re.compile(r"(?:(?P<factor>\d+)\*)?(?P<name>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")
 
 
 @dataclass(frozen=True)
 class LinearLength:
-    """The length of an axis that depends on another's: ``factor·name + offset``, as ``2*batch`` and ``seq + 1``."""
+    """The length of an axis that depends on another axis: ``factor·name + offset``, as ``2*batch`` and ``seq + 1``."""
 
     name: str
     factor: int
     offset: int
 
     def at(self, length: int) -> int:
-        """The length where the axis ``name`` has ``length``."""
+        """The length if the axis ``name`` has ``length``."""
         return self.factor * length + self.offset
 
     @classmethod
     def parse(cls, dim: int | str | None) -> LinearLength | None:
-        """None for a length, for an axis without a name, and for any other expression."""
+        """The length that ``dim`` describes; None for a number, an axis without a name, and any other expression."""
         if not isinstance(dim, str):
             return None
         match = _LINEAR.fullmatch(dim)
@@ -48,10 +48,10 @@ class TensorInfo(Report):
     """An input or output.
 
     Attributes:
-        dtype: a NumPy dtype, ``ml_dtypes.bfloat16`` for bfloat16; ``object`` if NumPy has no dtype for its elements, or
-            if it is not a tensor.
-        shape: the axes: a length, the name of a dynamic axis, or None for a dynamic axis without a name.
-        has_rank: False if the model does not say how many axes there are; ``shape`` is empty then, as a scalar's.
+        dtype: a NumPy dtype, ``ml_dtypes.bfloat16`` for bfloat16; ``object`` if NumPy has no dtype for the elements, or
+            if the value is not a tensor.
+        shape: for each axis a length, the name of a dynamic axis, or None for a dynamic axis without a name.
+        has_rank: False if the model does not state the number of axes. Then ``shape`` is empty, as for a scalar.
     """
 
     name: str
@@ -79,7 +79,7 @@ class TensorInfo(Report):
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> TensorInfo:
-        """Raises ValueError, KeyError or TypeError if ``entry`` is not what :meth:`to_json` returns."""
+        """The inverse of :meth:`to_json`. Raises ValueError, KeyError or TypeError for any other ``entry``."""
         name, dtype, shape = str(entry["name"]), str(entry["dtype"]), tuple(entry["shape"] or ())
         if not all(isinstance(axis, (int, str, type(None))) for axis in shape):
             raise ValueError(f"the shape of {name} is {shape}")
@@ -88,7 +88,7 @@ class TensorInfo(Report):
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorInfo]:
-    """The inputs of ``model``. In old files weights are inputs with a default value; those are left out."""
+    """The inputs of ``model`` without weights, which are inputs with a default value in old files."""
     initializers = {initializer.name for initializer in model.graph.initializer}
     return [info_of(value) for value in model.graph.input if value.name not in initializers]
 

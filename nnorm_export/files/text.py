@@ -1,6 +1,6 @@
-"""The text in a message of protobuf, which must be UTF-8.
+"""The check that the text in a message of protobuf is UTF-8.
 
-protobuf does not refuse other bytes in the messages of ONNX: it returns them as ``bytes`` where text is expected.
+protobuf does not refuse other bytes in the messages of ONNX. It returns ``bytes`` where ``str`` is expected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 
 def find_undecoded(message: Message) -> tuple[str, bytes] | None:
-    """Returns the name and the content of a text field within ``message`` that is not UTF-8, if there is one."""
+    """Returns the name and the content of the first text field in ``message`` that is not UTF-8, or None."""
     waiting = [message]
     while waiting:
         owner = waiting.pop()
@@ -31,7 +31,7 @@ def find_undecoded(message: Message) -> tuple[str, bytes] | None:
 
 @cache
 def _fields(descriptor: Descriptor) -> tuple[list[tuple[str, bool]], list[str], list[str]]:
-    """The fields of text, each with whether it is repeated, and the fields of one message and of several."""
+    """(text fields as (name, is repeated), fields with one message, fields with several messages)."""
     texts: list[tuple[str, bool]] = []
     singles: list[str] = []
     lists: list[str] = []
@@ -45,5 +45,5 @@ def _fields(descriptor: Descriptor) -> tuple[list[tuple[str, bool]], list[str], 
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
-    # protobuf 6 has is_repeated, and deprecates label.
+    # protobuf 6 deprecates label in favor of is_repeated.
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED

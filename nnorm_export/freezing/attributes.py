@@ -1,4 +1,4 @@
-"""What the code around a normalization may read of it: some attributes are kept, and the others are explained."""
+"""Attributes of a normalization that the user's code may read: some are kept, others are explained in errors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ _CONSTANTS = ("num_features", "num_channels", "num_groups", "normalized_shape", 
 
 
 def keep_constants(layer: nn.Module, frozen: nn.Module) -> None:
-    """Give ``frozen`` the constants of ``layer`` that it lacks."""
+    """Give ``frozen`` the constants of ``layer`` that ``frozen`` lacks."""
     for name in _CONSTANTS:
         if hasattr(layer, name) and not hasattr(frozen, name):
             setattr(frozen, name, getattr(layer, name))
 
 
 def explain(model: nn.Module, error: Exception) -> str:
-    """What to do about ``error`` of the frozen ``model``, if its cause may be an attribute that frozen layers lack.
+    """What to do about ``error`` of the frozen ``model``; empty unless an attribute that frozen layers lack may be why.
 
-    Otherwise empty.
-
-    FrozenModule has no ``__getattr__`` to say it where it happens: tracers would take other paths to the buffers.
+    FrozenModule has no ``__getattr__`` that would explain the error in place, because a ``__getattr__`` would change
+    how tracers find the buffers.
     """
     if isinstance(error, AttributeError) and isinstance(layer := error.obj, FrozenModule):
         return (
@@ -38,6 +37,6 @@ def explain(model: nn.Module, error: Exception) -> str:
 
 
 def _has_wider_norms(model: nn.Module) -> bool:
-    """Whether the model has parameters in float16 or bfloat16, and frozen layers, which keep float32."""
+    """Whether the model has parameters in float16 or bfloat16 and frozen layers, whose parameters stay float32."""
     is_narrow = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
     return is_narrow and any(isinstance(module, FrozenModule) for module in model.modules())

@@ -28,26 +28,26 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
     """Return a copy of ``model`` for inference: running statistics, λ and affine folded into eval-mode operators.
 
     >>> frozen = nnorm_export.freeze(model)
-    >>> logits = frozen(images)
+    >>> type(frozen[1]).__name__
+    'FrozenBatchNormalNorm'
 
     The model itself is not changed. Shared layers stay shared, and references to a layer from plain lists, dicts and
     attributes lead to its operator too. PyTorch's own layers, including its norms and classes that derive from them,
-    are copied unchanged. So is a layer that is named a norm and is unknown (an RMSNorm of another library, a norm of
-    your own): it is PyTorch code like any other, and one warning names all of them. Freezing a frozen model returns a
-    copy of it.
+    are copied unchanged. Unknown layers with "norm" in their class names (an RMSNorm of another library, a norm of
+    your own) are copied unchanged too, and one warning names all of them. Freezing a frozen model returns a copy.
 
     Args:
         model: any module; its normalizations are found by class name and attributes, subclasses included.
-        passthrough: classes, or names of classes, that are plain PyTorch code, to be copied unchanged: norms that need
-            no warning, and layers that look like one of the table and are not.
+        passthrough: classes, or names of classes, to be copied unchanged without a warning: your own norms, and layers
+            that only look like a known normalization.
         strict: whether an unknown norm is an error.
 
     Raises:
-        FreezeError: a layer that keeps a λ but is unknown; whose code is not that of the layer that
-            its class name says (a method that a subclass overrides or that was assigned to the instance, hooks, other
-            results on a few small inputs); that cannot be frozen (no running statistics, a negative variance, a λ that
-            is not finite, a mismatched shape); or that is not a registered submodule. The message names its path in the
-            model. With ``strict``, also for unknown norms.
+        FreezeError: a layer has a λ but is unknown; its code differs from that of the known class (a method that a
+            subclass overrides or that was assigned to the instance, hooks, other results on a few small inputs); it
+            cannot be frozen (no running statistics, a negative variance, a λ that is not finite, a mismatched shape);
+            or it is not a registered submodule. The message names the layer's path in the model. With ``strict``, also
+            for unknown norms.
 
     Warns:
         UserWarning: once, naming the unknown norms.
@@ -62,7 +62,7 @@ def freeze(model: nn.Module, *, passthrough: Iterable[str | type[nn.Module]] = (
 def frozen_copy(
     model: nn.Module, passthrough: Iterable[str | type[nn.Module]] = (), *, strict: bool = False
 ) -> tuple[nn.Module, str]:
-    """:func:`freeze` without its warning, which is the second value; empty if there is none."""
+    """The frozen copy, and the text of the warning of :func:`freeze`, empty if there is nothing to warn of."""
     if not isinstance(model, nn.Module):
         raise FreezeError(
             f"freeze() takes a torch.nn.Module, got {type(model).__name__}; build the model and load the state into it"
@@ -108,13 +108,13 @@ def _remedies(unknown: dict[str, str]) -> str:
 
 
 def _freeze(model: nn.Module, names: set[str], prefix: str, unknown: dict[str, str]) -> nn.Module:
-    """The copy without parametrizations folded; adds path and class of each unknown norm to ``unknown``."""
-    # deepcopy asks its memo first, so an operator entered there replaces its layer wherever the model refers to it.
+    """The copy before parametrizations are folded. Adds the path and class of each unknown norm to ``unknown``."""
+    # deepcopy reads its memo first: an operator in the memo replaces its layer wherever the model refers to the layer.
     memo: dict[int, object] = {}
     composites: list[str] = []
     for inner_path, layer in named_layers(model):
         path = f"{prefix}.{inner_path}".strip(".")
-        # A layer may hold others, a norm and an activation for example, which are frozen as parts of its frozen form.
+        # A layer may contain other layers, a norm and an activation for example: its frozen form freezes these itself.
         if any(inner_path.startswith(f"{composite}.") for composite in composites):
             continue
         has_children = next(layer.children(), None) is not None
@@ -164,7 +164,7 @@ def _copyable(model: nn.Module) -> str:
 
 
 def _fold_parametrizations(frozen: nn.Module) -> None:
-    """Replace parametrizations (weight norm, weight standardization) by the weight that they compute."""
+    """Replace parametrizations (weight norm, weight standardization) by the weights that they compute."""
     for module in list(frozen.modules()):
         for hook in list(module._forward_pre_hooks.values()):
             if isinstance(hook, WEIGHT_HOOKS):
@@ -172,7 +172,7 @@ def _fold_parametrizations(frozen: nn.Module) -> None:
                 remove(module, hook.name)
         if parametrize.is_parametrized(module):
             weights = _computed_weights(module.eval())
-            # Not by torch's remove_parametrizations: it changes the class, which the user's own layer shares.
+            # torch's remove_parametrizations would change the class, which the user's own layer shares.
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             for name, weight in weights.items():
@@ -182,8 +182,8 @@ def _fold_parametrizations(frozen: nn.Module) -> None:
 def _computed_weights(module: nn.Module) -> dict[str, Tensor]:
     """Name -> value of each parametrized tensor, computed in float64.
 
-    If the parametrization does not run in float64, because it holds a tensor that is not a buffer, it is computed in
-    the dtype of the module.
+    A parametrization that does not run in float64, because a tensor in it is not a buffer, is computed in the dtype of
+    the module.
     """
     exact = deepcopy(module).to(torch.float64)
     parametrizations = exact.parametrizations
@@ -198,7 +198,7 @@ def _computed_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _in_arithmetic_of(model: nn.Module, layer: nn.Module, frozen: nn.Module) -> nn.Module:
-    """Cast ``frozen`` to float64 if the layer has no tensor, hence no dtype, and the model is a float64 model."""
+    """Cast ``frozen`` to float64 if the layer has no tensor, and so no dtype, and the model is a float64 model."""
     has_dtype = any(tensor.is_floating_point() for tensor in layer.state_dict().values())
     is_double = any(tensor.dtype == torch.float64 for tensor in model.state_dict().values())
     return frozen if has_dtype or not is_double else frozen.to(torch.float64)

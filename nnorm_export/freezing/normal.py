@@ -18,13 +18,13 @@ from nnorm_export.operators import FrozenBatchNormalNorm, FrozenGroupNormalNorm,
 
 
 def _record(layer: nn.Module, path: str, variant: str, **facts: Any) -> dict[str, Any]:
-    """What metadata and ``inspect`` say about a frozen layer; its values fit JSON."""
+    """The entry of a frozen layer in a file's metadata, which ``inspect`` shows; its values fit JSON."""
     cls = type(layer)
     return {"path": path, "layer": cls.__name__, "variant": variant, "epsilon": float(layer.eps), **facts}  # type: ignore[arg-type]
 
 
 def _affine(layer: nn.Module, path: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """weight and bias; ones and zeros if the layer has none, because the operators have no optional inputs."""
+    """weight and bias; ones and zeros for a layer without affine, because the operators have no optional inputs."""
     return {
         name: state.in_arithmetic_of(layer, state.vector(layer, path, name, shape, absent=absent))
         for name, absent in (("weight", 1.0), ("bias", 0.0))
@@ -32,17 +32,17 @@ def _affine(layer: nn.Module, path: str, shape: tuple[int, ...]) -> dict[str, Te
 
 
 def _attribute(value: float) -> float:
-    """Round to float32 as ONNX attributes are, so that the operator has the same value in PyTorch."""
+    """Round to float32, the type of ONNX attributes, so that the operator has the same value in PyTorch."""
     return float(np.float32(value))
 
 
 def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
     """scale = 1/√(σ² + ε), shift = −μ·scale, η₊ and η₋ from λ, resolved once in float64 (NN eq. 3).
 
-    Where |μ|·scale is large, scale·x + shift would cancel digits: the operator then takes x − offset, offset ≈ μ, and
+    Where |μ|·scale is large, scale·x + shift would cancel digits. The operator then takes x − offset, offset ≈ μ, and
     shift = (offset − μ)·scale.
     """
-    # Evaluation of this package's layer uses the running statistics that it has. What another layer does is not known.
+    # In evaluation this package's layer always uses its running statistics. Another layer may not.
     if not layer.track_running_stats and not isinstance(layer, RunningStatistics):
         raise refuse(
             path,
@@ -74,14 +74,15 @@ def freeze_batch(layer: nn.Module, path: str) -> FrozenBatchNormalNorm:
     return FrozenBatchNormalNorm(parameters, record, None if offset is None else state.in_arithmetic_of(layer, offset))
 
 
-# scale·x + shift loses log₂(|μ|/σ) binary digits of x. That is 8 digits here, an error of about 3e-5 in float32.
-_LARGEST_RATIO = 256.0
+# scale·x + shift loses log₂(|μ|/σ) binary digits of x: at most 8 digits, an error of about 3e-5 in float32.
+_LARGEST_RATIO = 256.0  # |μ|/σ of channels without offset
 
 
 def _offset(mean: Tensor, scale: Tensor) -> Tensor | None:
-    """μ rounded to float32 where |μ|·scale is large, else 0; x − offset is exact for x near μ, in any dtype.
+    """μ rounded to float32 in channels with |μ|·scale > 256, 0 in the others; None if there are no such channels.
 
-    None if it is large in no channel. It is float32 in a float64 layer too: the model may be cast to float32 later.
+    x − offset is exact for x near μ, in any dtype. The offset is rounded to float32 in a float64 layer too, because the
+    model may be cast to float32 later.
     """
     is_large = mean.abs() * scale > _LARGEST_RATIO
     if not bool(is_large.any()):

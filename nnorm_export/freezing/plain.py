@@ -21,11 +21,10 @@ def _load_affine(norm: nn.Module, layer: nn.Module, path: str, shape: tuple[int,
 
 
 def _load(norm: nn.Module, name: str, layer: nn.Module, value: Tensor) -> None:
-    """Replace the tensor ``name`` of ``norm`` by ``value``, in the dtype and on the device of that of ``layer``."""
+    """Set the tensor ``name`` of ``norm`` to ``value``, in the dtype and on the device of the layer's own tensor."""
     original = getattr(layer, name)
-    target = getattr(norm, name)
     converted = value.to(dtype=original.dtype, device=original.device)
-    target.data = converted.clone()  # if nothing was converted, it is the user's own tensor
+    getattr(norm, name).data = converted.clone()  # without a conversion this is the user's own tensor
 
 
 def freeze_batch(layer: nn.Module, path: str) -> nn.Module:
@@ -56,7 +55,7 @@ def freeze_group(layer: nn.Module, path: str) -> nn.Module:
 
 
 def freeze_instance(layer: nn.Module, path: str) -> nn.Module:
-    """As a group norm with one channel in each group: torch's instance norm refuses a single spatial element."""
+    """A group norm with one channel in each group, because torch's instance norm refuses a single spatial element."""
     channels = int(layer.num_features)  # type: ignore[arg-type]
     norm = nn.GroupNorm(channels, channels, eps=state.epsilon(layer, path), affine=layer.weight is not None)
     return _load_affine(norm, layer, path, (channels,))
@@ -65,7 +64,7 @@ def freeze_instance(layer: nn.Module, path: str) -> nn.Module:
 class FrozenStandardize(nn.Module):
     """y = (x − mean)/std per channel, or with one mean and std for all: the input layer of the authors' networks."""
 
-    if TYPE_CHECKING:  # TorchScript would read the annotations of a class as types of its own
+    if TYPE_CHECKING:  # TorchScript would read the annotations of a class as its own types
         mean: Tensor
         std: Tensor
 

@@ -1,4 +1,4 @@
-"""How many values of its input a layer takes statistics of together, at inference: the fact that a row states."""
+"""The number of input values from which a layer computes one mean and variance at inference, as a row declares it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-# Layer and shape of its input -> number of values, or None if it takes no statistics of its input.
+# (layer, shape of its input) -> number of values; None for a layer that computes no statistics from its input.
 SampleSize = Callable[[nn.Module, Sequence[int]], int | None]
 
 
@@ -20,5 +20,5 @@ def of_group(layer: nn.Module, shape: Sequence[int]) -> int:
 
 
 def of_spatial_axes(count: int) -> SampleSize:
-    """For an instance norm with ``count`` spatial axes, with a batch or without."""
+    """The sample size of an instance norm with ``count`` spatial axes, with or without a batch axis."""
     return lambda layer, shape: math.prod(shape[-count:])

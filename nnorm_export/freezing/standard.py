@@ -1,4 +1,4 @@
-"""Row of the table of layers: those that state by ``frozen()`` which standard operators they are at inference."""
+"""Row of the table of layers: layers whose method ``frozen()`` returns their eval-mode form."""
 
 from __future__ import annotations
 

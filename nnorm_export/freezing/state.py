@@ -14,7 +14,7 @@ from nnorm_export.layers.frozen_module import arithmetic_of
 def vector(layer: nn.Module, path: str, name: str, shape: tuple[int, ...], *, absent: float | None = None) -> Tensor:
     """The float64 value of the buffer or parameter ``name``, which must have ``shape`` and be finite.
 
-    ``absent`` replaces a value that is None (a layer without affine has no weight).
+    ``absent`` is the value of each element if the layer has None (a layer without affine has no weight).
     """
     value: Tensor | None = getattr(layer, name)
     if value is None:
@@ -70,5 +70,5 @@ def exponent_shift(layer: nn.Module, path: str) -> tuple[str, float]:
 
 
 def in_arithmetic_of(layer: nn.Module, value: Tensor) -> Tensor:
-    """``value`` in the arithmetic of an exported layer: float64 for a float64 layer, else float32."""
+    """``value`` in the dtype in which an exported layer computes: float64 for a float64 layer, else float32."""
     return value.to(arithmetic_of((*layer.parameters(), *layer.buffers())))

@@ -1,10 +1,9 @@
 """The table of layers: from a training-time layer to its eval-mode form.
 
-The authors tell their users to copy ``layers.py`` into their own code, so import paths say nothing: a layer is
-recognized when a class in its method resolution order has the name, and the layer the attributes, of a row. Whether its
-code is what the row takes it for is another question (:mod:`~nnorm_export.freezing.understood` and
-:mod:`~nnorm_export.freezing.verify_layer`). This
-package's normality layers have the authors' names and attributes, hence the same rows. A layer that derives from
+The authors ask their users to copy ``layers.py`` into their own code, so import paths say nothing. A row covers a layer
+if a class in the layer's method resolution order has the row's name and the layer has the row's attributes. Two other
+modules check the layer's code: :mod:`~nnorm_export.freezing.understood` and :mod:`~nnorm_export.freezing.verify_layer`.
+This package's normality layers have the authors' names and attributes, hence the same rows. A layer that derives from
 :class:`~nnorm_export.layers.related._standard.Freezable` needs no row of its own.
 """
 
@@ -27,14 +26,15 @@ class Row:
     """One kind of layer.
 
     Attributes:
-        class_names: names of the classes that the row covers; subclasses count.
-        attributes: attributes that a layer must also have, so that an unrelated class of the same name is not taken
-            for it.
+        class_names: names of the classes that the row covers, with their subclasses.
+        attributes: attributes that a layer must also have, so that the row does not cover an unrelated class of the
+            same name.
         freeze: builds the eval-mode module from a layer and its path in the model.
-        base: a class whose subclasses the row covers, where names are not needed. It has a method ``frozen``.
-        plain: whether torch.nn has this layer too. A class that derives from a norm of torch.nn is then not of this
-            kind: it is plain PyTorch code, which is exported as it is.
-        sample_size: the number of values that a layer takes statistics of together; None if statistics are frozen.
+        base: a class with a method ``frozen``, whose subclasses the row covers by type; None for a row by names.
+        plain: whether torch.nn has a norm of the same name. Then the row does not cover a class that derives from a
+            norm of torch.nn: such a class is plain PyTorch code, which is exported unchanged.
+        sample_size: the number of values from which a layer computes one mean and variance; None if statistics are
+            frozen.
     """
 
     class_names: tuple[str, ...]
@@ -45,7 +45,7 @@ class Row:
     sample_size: SampleSize | None = None
 
     def covers(self, layer: nn.Module) -> bool:
-        """Whether ``layer`` is of this kind."""
+        """Whether the row covers ``layer``."""
         if self.base is not None:
             return isinstance(layer, self.base)
         if self.plain and isinstance(layer, _TORCH_NORMS):
@@ -54,13 +54,13 @@ class Row:
         return not names.isdisjoint(self.class_names) and all(hasattr(layer, name) for name in self.attributes)
 
     def frozen_class(self, layer: nn.Module) -> Any:
-        """The class of ``layer`` whose methods :attr:`freeze` knows; a subclass, of any name, may have changed them."""
+        """The class of ``layer`` whose methods :attr:`freeze` knows. A subclass may have changed these methods."""
         if self.base is not None:
             return next(cls for cls in _user_classes(layer) if "frozen" in vars(cls))
         return next(cls for cls in reversed(_user_classes(layer)) if cls.__name__ in self.class_names)
 
 
-# Norms that PyTorch runs and its exporters write; a class that derives from one needs no freezing.
+# PyTorch runs and exports these norms, and classes that derive from them, without freezing.
 _TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 
 _ROWS: list[Row] = []
@@ -70,7 +70,7 @@ def register(row: Row) -> None:
     """Add a row.
 
     Raises:
-        ValueError: another row has one of its class names, at import rather than at export.
+        ValueError: another row has one of the class names.
     """
     claimed = {name for other in _ROWS for name in (*other.class_names, *_names_below(other.base))}
     if twice := claimed.intersection(row.class_names):
@@ -87,14 +87,14 @@ def _names_below(base: type | None) -> set[str]:
 
 
 def row_for(layer: nn.Module) -> Row | None:
-    """The row that covers ``layer``, or None. PyTorch's own layers, ``torch.nn.BatchNorm2d`` and so on, have none."""
+    """The row that covers ``layer``, or None. No row covers PyTorch's own layers, ``torch.nn.BatchNorm2d`` etc."""
     if is_torchs_own(layer):
         return None
     return next((row for row in _ROWS if row.covers(layer)), None)
 
 
 def class_of(layer: nn.Module) -> type[nn.Module]:
-    """The class of ``layer``, without the class that a parametrization inserts before it."""
+    """The class of ``layer``, without the subclass that a parametrization makes of it."""
     return next(cls for cls in type(layer).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
 
 
@@ -104,14 +104,14 @@ def is_torchs_own(layer: nn.Module) -> bool:
 
 
 def keeps_lmbda(layer: nn.Module) -> bool:
-    """Whether ``layer`` keeps a λ, and does not come from PyTorch."""
+    """Whether ``layer`` has a λ and its class is not PyTorch's."""
     if is_torchs_own(layer):
         return False
     return any("lmbda" in name for name in (*layer._buffers, *layer._parameters, *vars(layer)))
 
 
 def is_named_norm(layer: nn.Module) -> bool:
-    """Whether ``layer`` is a leaf with "norm" in its class name; not PyTorch's own, nor derived from its norms."""
+    """Whether ``layer`` has no submodules, has "norm" in its class name, and is not derived from a PyTorch norm."""
     is_leaf = next(layer.children(), None) is None and not isinstance(layer, _TORCH_NORMS)
     return not is_torchs_own(layer) and is_leaf and "norm" in type(layer).__name__.lower()
 

@@ -1,7 +1,7 @@
-"""Whether freeze() knows every method by which a layer computes its output.
+"""The check that freeze() knows every method by which a layer computes its output.
 
-A row of the table knows the code of one class. A subclass, or an instance, may have another method in the place of one
-that this code calls. Then the frozen form would compute what the class computes, and not what the layer computes.
+A row of the table knows the code of one class. A subclass or an instance may replace a method that this code calls.
+Then the frozen form would compute the output of the class, not the output of the layer.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from torch import nn
 
 from nnorm_export.freezing.table import Row, class_of, is_of_torch, refuse
 
-# Methods that do not decide what forward returns at inference: construction, state, text, checks of the input.
-_FREE = frozenset({
+# Methods that cannot change what forward returns at inference: construction, state, text, checks of the input.
+_WITHOUT_EFFECT = frozenset({
     "__init__", "__repr__", "_get_name", "extra_repr", "train", "_check_input", "_load_from_state_dict",
     "_save_to_state_dict", "reset_parameters", "reset_running_stats", "counterpart", "sample_size", "replaces",
 })  # fmt: skip
-# What nn.Module itself runs in a call.
-_CALL = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__", "__getattribute__")
+# The methods that nn.Module itself runs in a call.
+_CALL_METHODS = (
+    "forward", "__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__", "__getattribute__",
+)  # fmt: skip
 _CODE = (types.FunctionType, types.MethodType, property, staticmethod, classmethod)
 
 
 def require_understood(path: str, layer: nn.Module, row: Row) -> None:
-    """Raises a FreezeError if a method of ``layer`` is not that of the class which ``row`` knows, or it has hooks."""
+    """Raises a FreezeError if ``layer`` has hooks, or a method other than those of the class that ``row`` knows."""
     if layer._forward_hooks or layer._forward_pre_hooks:
         raise refuse(path, layer, "it has forward hooks, which its operator would drop", "remove them before exporting")
     known, cls = row.frozen_class(layer), class_of(layer)
     names = {name for base in known.__mro__ if not _is_foreign(base) for name in vars(base) if _decides(name)}
-    for name in sorted({*names, *_CALL}):
+    for name in sorted({*names, *_CALL_METHODS}):
         if inspect.getattr_static(cls, name, None) is not inspect.getattr_static(known, name, None):
             reason = f"its class overrides {name} of {known.__name__}, which is not what the operator computes"
             raise refuse(path, layer, reason, _REMEDY)
@@ -45,7 +47,7 @@ _REMEDY = (
 
 
 def _decides(name: str) -> bool:
-    return name not in _FREE and (name in _CALL or not name.startswith("__")) and name != "_abc_impl"
+    return name not in _WITHOUT_EFFECT and (name in _CALL_METHODS or not name.startswith("__")) and name != "_abc_impl"
 
 
 def _is_foreign(cls: type) -> bool:

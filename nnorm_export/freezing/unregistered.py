@@ -1,7 +1,7 @@
 """Normalizations that are not registered submodules of the model: in plain lists, dicts, dataclasses and functions.
 
-PyTorch does not switch such a layer to eval mode, move it, save it or list it, and freeze() finds layers where PyTorch
-lists them. The layer would run, and be exported, with its training code.
+PyTorch does not switch such a layer to eval mode, move it, save it or list it, and freeze() finds only layers that
+PyTorch lists. The layer would run, and be exported, with its training code.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from nnorm_export.layers.held import BOUND_METHOD, CODE, held_past_submodules
 
 
 def refuse_unregistered(model: nn.Module, passthrough: Collection[str] = ()) -> None:
-    """Raises a FreezeError that names the attribute, if one leads to a normalization that is not registered."""
+    """Raises a FreezeError that names the attribute, if an attribute leads to an unregistered normalization."""
     registered = {id(layer) for layer in model.modules()}
     for where, module, holder in held_past_submodules(model):
-        # A copy of a bound method is bound to the copy of its module, unless a frozen form takes the module's place.
+        # A copy of a bound method is bound to the copy of its module, unless the frozen form replaces the module.
         if holder != BOUND_METHOD or row_for(module) is not None:
             _refuse(where, module, holder, registered, passthrough)
 

@@ -1,8 +1,7 @@
-"""Compares each frozen layer with its original on a few small inputs: both must compute the same.
+"""The comparison of each frozen layer with the layer itself, on a few small inputs.
 
-The rules of :mod:`nnorm_export.freezing.understood` compare classes. They cannot read the code of a class that is
-known by its name and attributes alone, so it is run here. A layer that does not run on any of the inputs is left to the
-rules.
+:mod:`nnorm_export.freezing.understood` compares classes. A class that is known by its name and attributes alone may
+have other code, so the layer is run too. A layer that runs on none of the inputs is not compared.
 """
 
 from __future__ import annotations
@@ -18,22 +17,23 @@ from nnorm_export.models.modules import deepcopy
 from nnorm_export.names import layer_name
 from nnorm_export.process import without_warnings
 
-_ROWS = 3  # of an input; each row has another scale, so that ε matters in some of them
-_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}  # of the greatest entry; a layer may compute in float32 inside
-_MOST_ENTRIES = 2**24  # of a layer, with the linear maps in it, that is copied to be run
+_INPUT_ROWS = 3  # each row has another scale, so that ε matters in some rows
+# Allowed differences in shares of the greatest entry. A float64 layer may compute in float32 inside.
+_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
+_MOST_ENTRIES = 2**24  # of a layer, with its linear maps: a larger layer is not copied and compared
 
 
 def require_same_results(path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module]) -> None:
     """Raises a FreezeError if ``freeze(layer, path)`` and ``layer`` return different values.
 
-    Both are copies in float64, so that rounding does not count; in float32 if the layer does not run in float64.
+    Copies of both run in float64, so that rounding does not count, or in float32 if the layer does not run in float64.
     """
     entries = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers()))
     if entries > _MOST_ENTRIES:
         if not type(layer).__module__.startswith("nnorm_export."):
             warnings.warn(
-                f"layer {layer_name(path)} ({type(layer).__name__}) has {entries} entries, too many to be tried on "
-                "small inputs: that its operator computes the same is taken from its class and attributes alone. "
+                f"layer {layer_name(path)} ({type(layer).__name__}) has {entries} entries, too many to be compared "
+                "with its operator on small inputs: the operator was chosen by the layer's class and attributes alone. "
                 "Compare the exported file with the model (verify) on real inputs",
                 stacklevel=2,
             )
@@ -46,24 +46,24 @@ def require_same_results(path: str, layer: nn.Module, freeze: Callable[[nn.Modul
 def _is_same(
     path: str, layer: nn.Module, freeze: Callable[[nn.Module, str], nn.Module], dtype: torch.dtype, tolerance: float
 ) -> bool:
-    """Whether the layer and its frozen form compute the same; False if they run on no input."""
+    """Whether any input was compared; raises a FreezeError if the layer and its frozen form differ."""
     compared, misfit = False, ""
     with torch.no_grad(), without_warnings(), torch.random.fork_rng(devices=[]):
         try:
             original = deepcopy(layer).to(dtype).eval()
-        except Exception:  # the layer's own code, which may raise anything
+        except Exception:  # the layer's own code may raise any error
             return False
         frozen = freeze(original, path).to(dtype).eval()
         for shape in _shapes(original):
             x = _input(original, shape, dtype)
             try:
                 expected, actual = original(x.clone()), frozen(x.clone())
-            except Exception:  # the layer's own code again, or a shape that it does not take
+            except Exception:  # the layer's own code may raise any error, or refuse the shape
                 continue
             if not isinstance(expected, Tensor):
                 kind = type(expected).__name__
                 raise refuse(path, layer, f"it returns a {kind}, and its operator returns a tensor", _REMEDY)
-            if expected.shape != actual.shape:  # broadcasting may take a shape that the layer is not made for
+            if expected.shape != actual.shape:  # a layer that broadcasts may accept a shape that it is not made for
                 shapes = f"{list(expected.shape)}, and {list(actual.shape)} frozen"
                 misfit = misfit or f"an input of shape {list(shape)} gives {shapes}"
                 continue
@@ -88,27 +88,27 @@ _REMEDY = (
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of inputs that a layer with these attributes may take, few values each."""
+    """Shapes of small inputs that a layer with these attributes may accept."""
     if isinstance(linear := getattr(layer, "linear", None), nn.Linear):
-        return [(_ROWS, linear.in_features), (_ROWS, 3, linear.in_features)]
+        return [(_INPUT_ROWS, linear.in_features), (_INPUT_ROWS, 3, linear.in_features)]
     if isinstance(linear, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         reach = (dilation * (size - 1) + 2 for dilation, size in zip(linear.dilation, linear.kernel_size, strict=True))
-        return [(_ROWS, linear.in_channels, *reach)]
+        return [(_INPUT_ROWS, linear.in_channels, *reach)]
     if isinstance(norm := getattr(layer, "norm", None), nn.Module):
         return _shapes(norm)
     if (normalized := getattr(layer, "normalized_shape", None)) is not None:
         sizes = (normalized,) if isinstance(normalized, int) else tuple(normalized)
-        return [(_ROWS, *sizes), (_ROWS, 3, *sizes)]
+        return [(_INPUT_ROWS, *sizes), (_INPUT_ROWS, 3, *sizes)]
     channels = next(
         (n for name in ("num_features", "num_channels") if isinstance(n := getattr(layer, name, None), int)), 0
     )
     if not channels and isinstance(mean := getattr(layer, "mean", None), Tensor):
         channels = mean.numel()
-    return [(_ROWS, channels, *(2, 3, 2)[:spatial]) for spatial in range(4)] if channels else []
+    return [(_INPUT_ROWS, channels, *(2, 3, 2)[:spatial]) for spatial in range(4)] if channels else []
 
 
 def _input(layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Values about the layer's running mean, if it has one, by its deviation; rows of different scales."""
+    """Random values with the layer's running mean and variance, if it has them; each row has another scale."""
     device = next((tensor.device for tensor in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64, generator=generator)

@@ -1,4 +1,4 @@
-"""A digest of the weights of a frozen model, which every file of it carries."""
+"""A digest of the weights of a frozen model. Every exported file contains this digest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def weights_sha256(module: nn.Module) -> str:
-    """A hash of what inference reads: parameters, buffers and tensors that are plain attributes, by name.
+    """A hash of the tensors that inference reads: parameters, buffers and tensors in plain attributes, by name.
 
-    The batches that a norm has counted do not enter. An exported program names the constants that it finds within code
-    ``lifted_tensor_0``, …; a module has no name for them, so they do not enter either.
+    It leaves out the counters of batches, and constants in code: an exported program names them ``lifted_tensor_0``, …,
+    and a module has no names for them.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for path, layer in module.named_modules():

@@ -1,7 +1,7 @@
 """onnxscript's rewriting without its tolerances.
 
-It takes a constant for 0 that is within 1e-8 of it, and for 1 within 1e-5 of that, and removes the sum or the product.
-The ε of a norm that is written by hand may be 1e-12: without it a constant row gives NaN.
+onnxscript takes a constant within 1e-8 of 0 for 0, and a constant within 1e-5 of 1 for 1, and removes the sum or the
+product. The ε of a norm that is written by hand may be 1e-12. Without this ε a constant row gives NaN.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _TOLERANCES = ("_rel_tol", "_abs_tol")
 
 @contextmanager
 def exact_constants() -> Iterator[None]:
-    """Within it, a pattern's constant matches only its own value, in the whole process."""
+    """In the block, a pattern's constant matches only its own value, in the whole process."""
     with LOCK:
-        if _TOLERANCES[0] in vars(_pattern_ir.Constant):  # within such a block
+        if _TOLERANCES[0] in vars(_pattern_ir.Constant):  # in an outer block
             yield
             return
         for name in _TOLERANCES:
@@ -33,5 +33,5 @@ def exact_constants() -> Iterator[None]:
 
 
 def _exact(name: str) -> property:
-    """A property, which comes before the attributes of the instances: they keep what they are given, for later."""
+    """A property with the value 0, which hides the instances' own attributes without changing them."""
     return property(lambda _: 0.0, lambda constant, value: vars(constant).__setitem__(name, value))

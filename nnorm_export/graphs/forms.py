@@ -1,9 +1,9 @@
 """The three forms of one model.
 
 - ``portable``: every normalization, with its epilogue if it has one, is one node of the domain ``nnorm``, and the model
-  carries its body as a model-local function. ONNX Runtime and TensorRT read functions, and where they have a kernel or
-  plugin they use it; most other runtimes know no functions (results/everywhere.md).
-- ``primitives``: the bodies inlined and folded; standard operators only, for runtimes without functions. Means are
+  has its body as a model-local function. ONNX Runtime and TensorRT read functions, and use a kernel or plugin instead
+  where one is loaded. Most other runtimes do not read functions (results/everywhere.md).
+- ``primitives``: the bodies are inlined and folded; standard operators only, for runtimes without functions. Means are
   split, for OpenCV 4.
 - ``custom``: the nodes without bodies; runs only where a kernel or plugin is loaded (for TensorRT ≤ 10.6, or to show
   that a kernel ran).
@@ -59,7 +59,7 @@ def apply_form(model: ir.Model, form: str) -> None:
 
 
 def _drop_unknown_lengths(model: ir.Model) -> None:
-    """Leaves out what inference says of axes whose lengths have no name among the inputs: some runtimes refuse it."""
+    """Removes the inferred names of axes whose lengths no input names, because some runtimes refuse such names."""
     known = {length for value in model.graph.inputs for length in value.shape or ()}
     for node in model.graph:
         for value in node.outputs:
@@ -69,7 +69,7 @@ def _drop_unknown_lengths(model: ir.Model) -> None:
 
 
 def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(ALL_OPERATORS)) -> None:
-    """Removes the bodies of the operators ``op_types``; their nodes stay. All of them: ``portable`` to ``custom``."""
+    """Removes the bodies of the operators ``op_types``, not their nodes. Without bodies ``portable`` is ``custom``."""
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         if identifier[1] in op_types:
             del model.functions[identifier]
@@ -79,7 +79,7 @@ def strip_bodies(model: ir.Model, op_types: Collection[str] = tuple(ALL_OPERATOR
 
 
 def nodes_of(model: ir.Model) -> list[ir.Node]:
-    """The nodes of the domain ``nnorm``, wherever they are: in branches, loops and functions too."""
+    """The nodes of the domain ``nnorm``, also those in branches, loops and functions."""
     return [*_nodes_in(model.graph), *_nodes_in_functions(model)]
 
 
@@ -92,10 +92,10 @@ def _nodes_in(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _attach_bodies(model: ir.Model, form: str) -> None:
-    """Gives each normalization its body. Those of one operator with different bodies call them by overloads."""
+    """Gives each normalization its body. Different bodies of one operator are overloads of its function."""
     nodes = [node for node in nodes_of(model) if node.op_type in ALL_OPERATORS]
     arithmetics = [_arithmetic(node, model.functions.get(node.op_identifier())) for node in nodes]
-    # A newer version of this package may have operators that this one lacks: they keep their bodies.
+    # Operators that only newer versions of this package have keep their bodies.
     bodies = {key: body for key, body in model.functions.items() if key[0] == DOMAIN and key[1] not in ALL_OPERATORS}
     known = {*ALL_OPERATORS, *(key[1] for key in bodies)}
     if unknown := [node for node in nodes_of(model) if node.op_type not in known]:
@@ -104,7 +104,7 @@ def _attach_bodies(model: ir.Model, form: str) -> None:
             "no body for it; upgrade nnorm_export if a newer one wrote the file"
         )
     kinds = [(_variant(node), arithmetic) for node, arithmetic in zip(nodes, arithmetics, strict=True)]
-    # ONNX Runtime ignores the overload of a node in a function, and runs the body without one.
+    # ONNX Runtime ignores the overload of a node in a function, and runs the body without an overload.
     inside = {id(node) for node in _nodes_in_functions(model)}
     plain: dict[str, tuple[str, str]] = {}
     for node, kind in zip(nodes, kinds, strict=True):
@@ -125,7 +125,7 @@ def _attach_bodies(model: ir.Model, form: str) -> None:
             bodies[node.op_identifier()] = ir.serde.deserialize_function(function)
     others = {key: function for key, function in model.functions.items() if key[0] != DOMAIN}
     model.functions.clear()
-    model.functions.update(bodies | others)  # onnx's evaluator reads a function before those that call it
+    model.functions.update(bodies | others)  # onnx's evaluator needs functions before their callers
 
 
 def _variant(node: ir.Node) -> str:
@@ -139,7 +139,7 @@ def _variant(node: ir.Node) -> str:
 
 
 def _arithmetic(node: ir.Node, body: ir.Function | None) -> str:
-    """``float`` or ``double``: by the dtype of the parameters, or else by the body that the node had, or by X."""
+    """``float`` or ``double``, by the dtype of the parameters, else by the node's former body, else by X."""
     operator = ALL_OPERATORS[node.op_type]
     values = dict(zip(operator.inputs, node.inputs, strict=True))
     parameters = [value for name in operator.parameters if (value := values[name]) is not None]
@@ -153,7 +153,7 @@ def _arithmetic(node: ir.Node, body: ir.Function | None) -> str:
 
 
 def _constant(value: ir.Value) -> ir.TensorProtocol | None:
-    """The constant that ``value`` is: an initializer, or what a node Constant has."""
+    """The constant ``value``: an initializer, or the output of a node Constant; None for other values."""
     return ir.convenience.get_const_tensor(value)
 
 
@@ -171,14 +171,14 @@ def _parameters_and_attributes(operator: Operator, node: ir.Node) -> dict[str, A
 
 
 def inline_bodies(model: ir.Model) -> None:
-    """Puts the bodies in the place of their nodes, and changes nothing else.
+    """Replaces each normalization by its body, and changes nothing else.
 
     A node of a body is named by the normalization and its output, as ``layer1.norm/BatchNormalNorm/nnorm__mean``, so
-    that tools can tell what belongs to a normalization (to keep it out of a quantization, for example).
+    that tools can find the nodes of a normalization (to leave them out of a quantization, for example).
     """
     for node in nodes_of(model):
         if node.op_identifier() in model.functions:
-            node.metadata_props[_CALL] = node.name or node.op_type  # which the pass copies to the nodes of the body
+            node.metadata_props[_CALL] = node.name or node.op_type  # the pass copies this to the nodes of the body
     onnx_ir.passes.common.InlinePass()(model)
     for node in model.graph.all_nodes():
         if (call := node.metadata_props.pop(_CALL, None)) is not None:
@@ -204,7 +204,7 @@ def _without_inputs_among_outputs(graph: ir.Graph) -> Iterator[None]:
 
 def _fold(model: ir.Model) -> None:
     inline_bodies(model)
-    # Values that depend on parameters alone become constants; the standardization folds into a layer before it.
+    # Values that depend on parameters alone become constants. The standardization folds into the layer before it.
     onnxscript.optimizer.optimize(model)
     onnxscript.rewriter.rewrite(
         model,
@@ -221,9 +221,9 @@ def _fold(model: ir.Model) -> None:
 
 
 def _fix_shapes(model: ir.Model) -> None:
-    """Replaces the shape of x, to which a tensor of as many samples is reshaped, by constants: 0 for the samples.
+    """Replaces the shape input of Reshape, if it is the shape of x, by constants, with 0 for the number of samples.
 
-    Several runtimes take constant shapes only.
+    Several runtimes take only constant shapes.
     """
     for node in [node for node in model.graph if node.op_type == "Reshape" and node.domain == ""]:
         data, shape = node.inputs
@@ -248,7 +248,7 @@ def _fix_shapes(model: ir.Model) -> None:
 def _split_multiply_adds_of_matrices(model: ir.Model) -> None:
     """Replaces BatchNormalization with mean 0 and variance 1 by Mul and Add where the input is a matrix.
 
-    TensorRT reshapes a matrix before and after a BatchNormalization, so that it does not fuse with the product before.
+    TensorRT reshapes a matrix before and after a BatchNormalization, which then does not fuse with the MatMul before.
     """
     for node in [node for node in model.graph if node.op_type == "BatchNormalization"]:
         x, scale, shift, mean, variance = node.inputs
@@ -270,10 +270,10 @@ def _split_multiply_adds_of_matrices(model: ir.Model) -> None:
 
 
 def _restore_initializers(model: ir.Model) -> None:
-    """Gives constants that the graph has lost their place among its initializers again, each under a name of its own.
+    """Adds constants that the graph has lost to its initializers again, each under a new name.
 
-    onnxscript's rules name a new constant by the value whose node they replace. Where a rule replaces the node of one
-    value twice, the second constant takes the place of the first, which other nodes may still use.
+    onnxscript's rules name a new constant by the value whose node they replace. If a rule replaces the node of one
+    value twice, the second constant overwrites the first among the initializers, and other nodes may use the first.
     """
     initializers = model.graph.initializers
     for node in model.graph.all_nodes():

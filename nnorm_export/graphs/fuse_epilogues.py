@@ -3,13 +3,13 @@
     Relu(BatchNormalNorm(X, …))                  ->  BatchNormalNormRelu(X, …)
     Relu(Add(BatchNormalNorm(X, …), residual))   ->  BatchNormalNormAddRelu(X, …, residual),   Add in either order
 
-A kernel then passes over the activations once instead of two or three times. Bodies lose nothing: they end in the same
-operators, and inlined in float32 they give the same graph as the separate nodes. In half precision they are more exact:
-only the last result is rounded, where separate nodes round the norm's output too.
+A kernel then passes over the activations once instead of two or three times. The body of a fused operator ends in the
+same operators, and inlined in float32 it gives the same graph as the separate nodes. In half precision the body is more
+exact, because only the last result is rounded: separate nodes round the norm's output too.
 
-A value between the nodes must have one reader and not be an output of the graph, otherwise nothing is folded. Where
-both operands of a sum are norms, as in a residual block that changes the shape, one is folded and the other is the
-residual. The new node stands in the place of the last one, after everything that it reads.
+The nodes are folded only if each value between them has one reader and is not an output of the graph. If both operands
+of a sum are norms, as in a residual block that changes the shape, one norm is folded and the other is the residual. The
+new node replaces the last node, so that all its inputs come before it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nnorm_export.names import DOMAIN
 
 
 def fuse_epilogues(model: ir.Model) -> None:
-    """Replaces every pattern above in ``model``, whose norms are nodes; they keep their names."""
-    # The longest first: a shorter one may be its beginning.
+    """Replaces every pattern above in ``model``, whose norms are nodes. The norms keep their names."""
+    # Longer patterns first, because a shorter pattern may be the beginning of a longer one.
     for operator in sorted(OPERATORS.values(), key=lambda operator: -len(operator.epilogue)):
         if operator.epilogue:
             fusion = _Fusion(operator)
@@ -36,7 +36,7 @@ def fuse_epilogues(model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class _Fusion:
-    """From the norm and the steps of an epilogue, apart, to ``operator``."""
+    """The rule that replaces a norm and the separate nodes of an epilogue by ``operator``."""
 
     operator: Operator
 
@@ -48,7 +48,7 @@ class _Fusion:
         return y
 
     def check(self, _: Any, norm: ir.Value, **operands: ir.Value) -> MatchResult:
-        """Each operand must have the shape of the norm's output, so that nothing is broadcast."""
+        """Require the shape of the norm's output for each operand, so that nothing is broadcast."""
         result = MatchResult()
         for operand in operands.values():
             if operand is norm:

@@ -1,7 +1,8 @@
 """Means over several axes as means of means.
 
-OpenCV 4, which reads the form ``primitives``, computes a ReduceMean over axes 1, 2 and 3 wrongly, without an error. A
-mean over the last two axes and then over the first is right there, and takes no longer: little is left after the first.
+OpenCV 4, which reads the form ``primitives``, computes a ReduceMean over axes 1, 2 and 3 wrongly, without an error.
+OpenCV computes a mean over the last two axes, followed by a mean over the first, correctly. That takes no longer,
+because the second input is small.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ _MOST_AXES = 2
 
 
 def split_means(model: ir.Model) -> None:
-    """Replaces each ReduceMean over more than two axes by several of them, the last axes first.
+    """Replaces each ReduceMean over more than two axes by several, the last axes first.
 
-    The sets have one size, so the mean of their means is the mean. Means over all axes, and over axes that are not
-    constants, stay.
+    The mean of the means is the mean, because the means are over equally many elements. A ReduceMean over all axes, or
+    over axes that are not constant, stays.
     """
     for node in list(model.graph):
         if node.domain != "" or node.op_type != "ReduceMean" or len(node.inputs) != 2:

@@ -1,9 +1,9 @@
 """Products of a transposed tensor in float16 as transposed products.
 
 From version 1.24 on, ONNX Runtime ends the process when it opens a float16 file with a Transpose of the first axis
-before a MatMul, which is what every ``nn.MultiheadAttention`` with ``batch_first=True`` begins with
-(:mod:`nnorm_export.runtimes.onnxruntime.known_faults`). Where the matrix is a constant, the Transpose may stand
-behind the product as well: a row's product does not depend on its place. No session is hit by such a file.
+before a MatMul (:mod:`nnorm_export.runtimes.onnxruntime.known_faults`). Every ``nn.MultiheadAttention`` with
+``batch_first=True`` begins with these two nodes. If the matrix is a constant, the Transpose is moved behind the MatMul:
+the result is the same, because the product of a row does not depend on its index, and ONNX Runtime opens the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir.passes.common
 def move_float16_transposes(model: ir.Model) -> None:
     """Replaces MatMul(Transpose(x), w) [+ b] by Transpose(MatMul(x, w) [+ b]) in float16.
 
-    w is a constant matrix, b a constant vector or scalar, and the Transpose moves the first axis and leaves the last.
+    w is a constant matrix, b a constant vector or scalar; the Transpose moves the first axis but not the last one.
     """
     for product in [node for node in model.graph if node.domain == "" and node.op_type == "MatMul"]:
         x, w = product.inputs
@@ -30,7 +30,7 @@ def move_float16_transposes(model: ir.Model) -> None:
 
 
 def _order(node: ir.Node) -> list[int]:
-    """The permutation of a Transpose; of another node or by default, which moves the last axis, an empty list."""
+    """The permutation of a Transpose; empty for other nodes, and by default, which moves the last axis."""
     is_transpose = node.domain == "" and node.op_type == "Transpose"
     return [*node.attributes.get_ints("perm", [])] if is_transpose else []
 

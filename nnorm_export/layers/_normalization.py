@@ -56,7 +56,7 @@ class Normalization(nn.Module, ABC):
 
     @abstractmethod
     def _check_input(self, x: Tensor) -> None:
-        """Raise, as torch's own norms do, if the layer does not take ``x``."""
+        """Raise the errors of torch's own norms if the layer does not accept ``x``."""
 
     @abstractmethod
     def _normalize(self, x: Tensor) -> Tensor:
@@ -70,14 +70,14 @@ class Normalization(nn.Module, ABC):
         dtype: torch.dtype | None,
     ) -> None:
         require_flag("affine", affine)
-        # Bias first, as in the authors' layers: optimizer states index parameters by registration order.
+        # The bias is first, as in the authors' layers, because optimizer states index parameters by registration order.
         for name in ("bias", "weight"):
             parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype)) if affine else None
             self.register_parameter(name, parameter)
         self._reset_affine()
 
     def reset_parameters(self) -> None:
-        """Set the layer's own parameters and statistics to those of a new layer: weight 1, bias 0."""
+        """Set the layer's own parameters and statistics to their initial values: weight 1, bias 0."""
         self._reset_affine()
 
     def _reset_affine(self) -> None:
@@ -96,9 +96,9 @@ class Normalization(nn.Module, ABC):
 
 
 def require_flag(name: str, value: object) -> None:
-    """Raises a ValueError unless ``value`` is True, False, 1 or 0: arguments of torch's norms have other places."""
+    """Raises a ValueError unless ``value`` is True, False, 1 or 0: torch's norms take arguments in another order."""
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
-        raise ValueError(f"{name} must be True or False, got {value!r}; {_BY_NAME}")
+        raise ValueError(f"{name} must be True or False, got {value!r}; {_USE_NAMES}")
 
 
 def require_number(name: str, value: object, *, optional: bool = False) -> None:
@@ -106,16 +106,16 @@ def require_number(name: str, value: object, *, optional: bool = False) -> None:
     if optional and value is None:
         return
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be a number{' or None' if optional else ''}, got {value!r}; {_BY_NAME}")
+        raise ValueError(f"{name} must be a number{' or None' if optional else ''}, got {value!r}; {_USE_NAMES}")
 
 
-_BY_NAME = "give arguments by their names, because their places differ from those in torch.nn"
+_USE_NAMES = "give arguments by their names, because their places differ from those in torch.nn"
 
 
 def _exclude_from_fusion(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-    """In eval mode nn.TransformerEncoderLayer runs one kernel, which computes a LayerNorm of eps, weight and bias.
+    """Switch the fused kernel of nn.TransformerEncoderLayer off, which would compute a LayerNorm of eps, weight, bias.
 
-    It leaves the kernel out where this attribute is 0, which copies and files of the encoder keep.
+    The encoder does not run the kernel if this attribute is 0. Copies and files of the encoder keep the attribute.
     """
     if isinstance(child, Normalization) and isinstance(parent, nn.TransformerEncoderLayer):
         parent.activation_relu_or_gelu = 0
@@ -125,14 +125,14 @@ register_module_module_registration_hook(_exclude_from_fusion)
 
 
 def call_in_graph(layer: nn.Module, x: fx.Proxy) -> Tensor:
-    """The call of ``layer`` in a graph of :mod:`torch.fx`, which has it as a leaf, as it has the layers of torch.nn."""
+    """The call of ``layer`` in a graph of :mod:`torch.fx`. The layer is a leaf module, like the layers of torch.nn."""
     tracer = x.tracer
     assert isinstance(tracer, fx.Tracer)
     return cast("Tensor", tracer.create_proxy("call_module", tracer.path_of_module(layer), (x,), {}))
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    # Autocast does not exist on the meta device (shape inference), so it need not be switched off there.
+    # The meta device (shape inference) has no autocast to switch off.
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device_type=device.type, enabled=False)
     return contextlib.nullcontext()

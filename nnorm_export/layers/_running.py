@@ -13,7 +13,7 @@ from nnorm_export.layers._normalization import Normalization, require_flag, requ
 
 
 class RunningStatistics(Normalization):
-    """new = m·batch + (1 − m)·old, m the momentum; None is the cumulative average, m = 1/``num_batches_tracked``."""
+    """new = m·batch + (1 − m)·old, m the momentum; None for the cumulative average, m = 1/``num_batches_tracked``."""
 
     num_batches_tracked: Tensor
 
@@ -40,7 +40,7 @@ class RunningStatistics(Normalization):
 
     @abstractmethod
     def reset_running_stats(self) -> None:
-        """Set the statistics to those of a layer before its first batch."""
+        """Set the statistics to their values before the first batch."""
 
     def _count_batch(self) -> None:
         if self.training and self.track_running_stats:

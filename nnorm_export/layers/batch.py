@@ -17,30 +17,30 @@ from nnorm_export.mathematics import expand_trailing, gaussianize, standardize
 class _BatchNormalNorm(RunningStatistics, NormalNorm):
     r"""y = ψ((x − μ)/√(σ² + ε); λ)·weight + bias, per channel (NN eq. 2, 3 and Algorithm 1).
 
-    Training takes μ, the biased σ² and λ̂ (NN eq. 5–15, with gradient) from the batch, over N and all spatial axes,
-    adds noise to ψ, and moves the running statistics: new = m·batch + (1 − m)·old. Evaluation uses the running
-    statistics and is a pure elementwise map.
+    Training computes μ, the biased σ² and λ̂ (NN eq. 5–15, with gradient) from the batch, over N and all spatial axes,
+    adds noise to ψ, and updates the running statistics: new = m·batch + (1 − m)·old. Evaluation uses the running
+    statistics and is an elementwise function.
 
     Args:
         num_features: the number C of channels.
         order: 2 for a Newton step towards λ̂, 1 for a gradient step.
         alpha: the size α of that step.
         iterations: has no effect, as in the authors' implementation, which takes one step; warns if not 1.
-        standardize: False leaves x as it is (h = x) and the running mean and variance untouched.
+        standardize: False omits the standardization (h = x) and does not update the running mean and variance.
         affine: whether there are ``weight`` and ``bias``.
-        track_running_stats: False keeps the running statistics as they are; evaluation uses them all the same.
+        track_running_stats: False does not update the running statistics; evaluation uses the running statistics too.
         momentum: m; None for the cumulative average, m = 1/``num_batches_tracked``.
         noise_train, eps, variant: see :class:`~nnorm_export.layers.NormalNorm`.
 
     State: ``running_mean``, ``running_var`` (unbiased), ``running_lmbda``, ``running_norm`` (mean absolute deviation
-    of ψ's output), ``num_batches_tracked``; the last may be missing from a state dict, as in the authors'.
+    of ψ's output), ``num_batches_tracked``. The last may be missing from a state dict: the authors' have none.
 
     Raises:
         ValueError: wrong number of axes; one value per channel in training; ``order`` not 1 or 2.
         RuntimeError: wrong number of channels.
     """
 
-    _input_ndims: tuple[int, ...]  # an instance has its own in the place of a layer for any rank
+    _input_ndims: tuple[int, ...]  # convert_normal_norm adds ranks to an instance that replaces a layer for several
 
     running_lmbda: Tensor
     running_mean: Tensor
@@ -116,7 +116,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
     def _normalize(self, x: Tensor) -> Tensor:
         trailing = x.dim() - 2
         self._count_batch()
-        # An empty batch has no statistics: the running ones do not change, and the output is empty.
+        # An empty batch has no statistics: the running statistics do not change, and the output is empty.
         if self.training and x.numel() > 0:
             x = self._transform_with_batch_statistics(x)
         else:

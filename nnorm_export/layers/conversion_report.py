@@ -17,8 +17,8 @@ class Converted:
     Attributes:
         path: its path in the model.
         layer: the name of its class.
-        norm: the name of the class of the new norm.
-        note: what the new norm does otherwise; empty if there is nothing.
+        norm: the name of the new norm's class.
+        note: how the new norm behaves differently; empty if it does not.
     """
 
     path: str
@@ -29,7 +29,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Kept:
-    """A normalization that stays.
+    """A normalization that was kept.
 
     Attributes:
         path: its path in the model.
@@ -48,7 +48,7 @@ class ConversionReport:
 
     Attributes:
         converted: the normalizations that were replaced.
-        kept: those that stay, because they have no counterpart.
+        kept: the normalizations without a counterpart.
     """
 
     converted: tuple[Converted, ...]
@@ -61,12 +61,12 @@ class ConversionReport:
         return "; ".join(filter(None, [*lines, self.text_of_notes(), self.text_of_kept() if self.kept else ""]))
 
     def text_of_notes(self) -> str:
-        """What the new norms do otherwise; empty if there is nothing."""
+        """How the new norms behave differently; empty if they do not."""
         notes = Counter(entry.note for entry in self.converted if entry.note)
         return "; ".join(f"{count} of them: {note}" for note, count in notes.items())
 
     def text_of_kept(self) -> str:
-        """What was kept, by class and reason, with the first paths."""
+        """The normalizations that were kept, by class and reason, with their first paths."""
         groups: dict[tuple[str, str], list[str]] = {}
         for entry in self.kept:
             groups.setdefault((entry.layer, entry.reason), []).append(layer_name(entry.path))

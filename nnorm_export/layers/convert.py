@@ -40,17 +40,17 @@ _BATCH: tuple[type[BatchNormalNorm1d | BatchNormalNorm2d | BatchNormalNorm3d], .
 _INSTANCE: tuple[Callable[..., NormalNorm], ...] = (
     InstanceNormalNorm1d, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d,
 )  # fmt: skip
-_OF_PROCESS = (
-    "SyncBatchNorm shares the statistics of a training batch between processes, and BatchNormalNorm takes those of its "
-    "own process's part; give each process enough samples"
+_NOTE_FOR_SYNC = (
+    "SyncBatchNorm computes the statistics of a training batch over all processes, and BatchNormalNorm over its own "
+    "process's part; give each process enough samples"
 )
-_OF_TRAINING = (
-    "its statistics were those of inference in training too, and BatchNormalNorm takes those of the batch in training "
-    "and moves its own; call eval() of these layers after train() of the model, or name them in skip="
+_NOTE_FOR_FROZEN = (
+    "it used its running statistics in training too, and BatchNormalNorm uses the statistics of the batch in training "
+    "and updates the running ones; call eval() of these layers after train() of the model, or name them in skip="
 )
-_OF_MOMENTUM = (
-    "its running statistics do not move by a constant momentum, as those of BatchNormalNorm do, whose momentum is {}; "
-    "set that"
+_NOTE_FOR_MOMENTUM = (
+    "its running statistics are not updated with a constant momentum, and those of BatchNormalNorm are; set its "
+    "momentum, which is {}"
 )
 Chosen = Iterable[str | type[nn.Module]]
 
@@ -92,50 +92,52 @@ def convert_normal_norm(
 ) -> nn.Module | tuple[nn.Module, ConversionReport]:
     r"""Replace each BatchNorm, LayerNorm, GroupNorm and InstanceNorm by its normality-normalizing counterpart.
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    >>> convert_normal_norm(model)
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> type(convert_normal_norm(model)[1]).__name__
+    'BatchNormalNorm2d'
 
-    (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over
-    the Parameter objects and running statistics, and keep eps, momentum, mode, device and dtype; running λ starts at 1,
-    where ψ is the identity, except for the exponent shift √ε of the variant ``reference``: a pretrained network with
-    batch norms computes almost what it did, and can be fine-tuned. A layer that occurs several times is replaced by one
-    layer. A layer without bias gets one of zeros, so build the optimizer after converting. The fused inference path of
-    nn.TransformerEncoderLayer always computes a plain LayerNorm, so it is switched off where a norm of such a layer is
+    (x − μ)/√(σ² + ε)·w + b becomes ψ((x − μ)/√(σ² + ε); λ)·w + b (NN eq. 3). The new layers take over the Parameter
+    objects and running statistics, and keep eps, momentum, mode, device and dtype. The running λ starts at 1, where ψ
+    is the identity, except for the exponent shift √ε of the variant ``reference``. So a pretrained network with batch
+    norms computes almost the same as before, and can be fine-tuned. A shared layer is replaced by one shared layer. A
+    layer without bias gets a bias of zeros, so build the optimizer after converting. The fused inference path of
+    nn.TransformerEncoderLayer always computes a plain LayerNorm, so it is switched off if a norm of such a layer is
     replaced.
 
-    A layer of another library or of your own is replaced if it computes what a norm of torch.nn and the layer's
-    submodules after it compute (timm's ``BatchNormAct2d`` and ``LayerNorm2d``, torchvision's ``FrozenBatchNorm2d``):
-    that is tried, on a copy with random weights. Submodules that follow, an activation for example, stay behind the new
-    norm, in an nn.Sequential. Other normalizations are kept, and one warning names them.
+    A layer of another library or of your own is replaced if it computes a norm of torch.nn, alone or followed by the
+    layer's submodules (timm's ``BatchNormAct2d`` and ``LayerNorm2d``, torchvision's ``FrozenBatchNorm2d``). To find
+    out, a copy of the layer with random weights is run. The submodules, an activation for example, then follow the new
+    norm in an nn.Sequential. Other normalizations are kept, and one warning names them.
 
-    A BatchNorm with ``track_running_stats=False`` takes the statistics of the batch in evaluation too, and so does its
-    counterpart, which computes λ from the batch as well. A warning names layers whose counterpart trains otherwise:
-    that of a SyncBatchNorm takes the statistics of its own process's part of the batch, and that of a norm with frozen
-    statistics takes those of the batch. A lazy norm is converted once it has a shape. A norm is kept if its forward
-    takes a second argument, or if a plain list, dict or function of the model holds it too and would go on calling it.
+    A BatchNorm with ``track_running_stats=False`` uses the statistics of the batch in evaluation too. Its counterpart
+    does the same, and also computes λ from the batch. A warning names layers whose counterpart trains differently: the
+    counterpart of a SyncBatchNorm uses the statistics of its own process's part of the batch, and the counterpart of a
+    norm with frozen statistics uses the statistics of the batch. A lazy norm is kept until it has a shape. A norm is
+    kept if its forward takes a second argument, or if a plain list, dict or function of the model refers to it too and
+    would still call it.
 
     Args:
         module: the model, changed in place, or a single normalization.
         noise_train: ξ of the new layers; None for each layer's default.
         variant: ``"reference"`` or ``"paper"``.
-        only: paths in the model (``"blocks.*"``, with the wildcards of :mod:`fnmatch`; a path stands for all below it)
-            and classes: what to replace. None for everything. A shared layer is chosen by any of its paths.
-        skip: paths and classes that stay as they are.
-        strict: whether a normalization that has no counterpart is an error.
+        only: the layers to replace, by path (``"blocks.*"``, with the wildcards of :mod:`fnmatch`; a path includes all
+            layers below it) or class. None for all layers. A shared layer is chosen by any of its paths.
+        skip: the layers to keep, by path or class.
+        strict: whether a normalization without a counterpart is an error.
         warm_start: a few batches, from which the statistics and λ of the new batch norms are estimated; a tensor or a
             sequence whose first element is the input (a DataLoader over images and labels), or a dict of arguments.
-        return_report: whether to return what was converted and what was kept too.
+        return_report: whether to return a report of the converted and the kept normalizations too.
 
     Returns:
-        ``module``, or its replacement if it is itself a normalization; with ``return_report`` (that, the report).
+        ``module``, or its replacement if ``module`` is a normalization; with ``return_report``, (module, report).
 
     Raises:
-        ValueError: ``module`` is not a torch.nn.Module; ``only`` or ``skip`` names what the model does not have;
+        ValueError: ``module`` is not a torch.nn.Module; ``only`` or ``skip`` fits no layer of the model;
             ``warm_start`` is a tensor; with ``strict``, a normalization is kept (the message has its path and the
             reason). The model is then unchanged. Also if ``warm_start`` is empty.
 
     Warns:
-        UserWarning: once, naming the normalizations that were kept and why, and what counterparts do otherwise.
+        UserWarning: once, naming the kept normalizations and the reasons, and how counterparts behave differently.
     """
     require_module("convert_normal_norm", module)
     if isinstance(warm_start, Tensor):
@@ -144,7 +146,7 @@ def convert_normal_norm(
         {"variant": variant} if noise_train is None else {"variant": variant, "noise_train": noise_train}
     )
     is_chosen = _choice(module, only, skip)
-    # All layers are built before any is placed, so that an error leaves the model unchanged.
+    # All layers are built before the first is put into the model, so that an error leaves the model unchanged.
     replacements: dict[int, nn.Module] = {}
     converted: list[Converted] = []
     kept: list[Kept] = []
@@ -177,8 +179,8 @@ def convert_normal_norm(
 
 
 def _choice(root: nn.Module, only: Chosen | None, skip: Chosen) -> Callable[[nn.Module], bool]:
-    """Whether a layer is to be replaced; refuses patterns and classes that fit nothing."""
-    paths: dict[nn.Module, list[str]] = {}  # a shared layer has several
+    """Whether a layer is to be replaced. Raises a ValueError for patterns and classes that fit no layer."""
+    paths: dict[nn.Module, list[str]] = {}  # a shared layer has several paths
     for path, layer in root.named_modules(remove_duplicate=False):
         paths.setdefault(layer, []).append(path)
 
@@ -214,7 +216,7 @@ def _entries(option: str, given: Chosen) -> list[str | type[nn.Module]]:
 
 
 def _norms(root: nn.Module, is_chosen: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each normalization that is to be replaced, once, with its path; not those inside another one."""
+    """Yield each normalization to be replaced, once, with its path, but not normalizations inside another one."""
     inside: set[int] = set()
     for path, layer in root.named_modules():
         if id(layer) in inside:
@@ -227,7 +229,7 @@ def _norms(root: nn.Module, is_chosen: Callable[[nn.Module], bool]) -> Iterator[
 
 
 def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer) -> Recognized | str:
-    """What ``layer`` computes, or why it is kept."""
+    """The normalization that ``layer`` computes, or the reason why it is kept."""
     if isinstance(layer, LazyModuleMixin):
         return "it has no shape yet; run the model once on an example, then convert it"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
@@ -237,11 +239,11 @@ def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer
         )
     if id(layer) in held:
         return (
-            f"{held[id(layer)]}, it would go on running as it is; keep it in an nn.ModuleList or nn.ModuleDict there, "
-            "or fill that after converting"
+            f"{held[id(layer)]}, it would still run unconverted; keep it in an nn.ModuleList or nn.ModuleDict there, "
+            "or fill the list or dict after converting"
         )
     if extra := _second_argument(layer):
-        return f"its forward takes {extra} too, and that of its counterpart takes the input only"
+        return f"its forward takes {extra} too, and the forward of its counterpart takes the input only"
     return recognize(layer) or (
         "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
         "submodules, so it has no normality counterpart"
@@ -249,20 +251,20 @@ def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer
 
 
 def _second_argument(layer: nn.Module) -> str | None:
-    """The name of an argument that ``layer`` takes beside its input, if it has one."""
+    """The name of the second argument of the layer's forward; None without one."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [name for name, value in inspect.signature(layer.forward).parameters.items() if value.kind not in kinds]
     return named[1] if len(named) > 1 else None
 
 
 def _note(recognized: Recognized, layer: nn.Module, norm: nn.Module) -> str:
-    """What ``norm`` does otherwise than ``layer``; empty if there is nothing."""
+    """How ``norm`` behaves differently from ``layer``; empty if it does not."""
     if isinstance(layer, nn.SyncBatchNorm):
-        return _OF_PROCESS
+        return _NOTE_FOR_SYNC
     if recognized.is_frozen:
-        return _OF_TRAINING
+        return _NOTE_FOR_FROZEN
     if recognized.moves_otherwise:
-        return _OF_MOMENTUM.format(norm.momentum)
+        return _NOTE_FOR_MOMENTUM.format(norm.momentum)
     return ""
 
 
@@ -310,12 +312,12 @@ def _build(recognized: Recognized, layer: nn.Module, options: dict[str, Any]) ->
 
 
 def _is_across_batch(recognized: Recognized, layer: nn.Module) -> bool:
-    """Whether ``layer`` takes the statistics of the batch in evaluation too, as it has no others."""
+    """Whether ``layer`` has no running statistics, and so uses the statistics of the batch in evaluation too."""
     return recognized.kind == "batch" and getattr(layer, "running_mean", None) is None
 
 
 def _take_over_state(new: NormalNorm, old: nn.Module, recognized: Recognized) -> None:
-    """Gives ``new`` the parameters and statistics of ``old``; what ``old`` lacks keeps its initial value."""
+    """Gives ``new`` the parameters and statistics of ``old``; tensors that ``old`` lacks keep their initial values."""
     for name, source in (("weight", recognized.weight), ("bias", recognized.bias)):
         if source is not None:
             setattr(new, name, _parameter(getattr(old, source), recognized.shape))
@@ -328,7 +330,7 @@ def _take_over_state(new: NormalNorm, old: nn.Module, recognized: Recognized) ->
 
 
 def train_alike(new: nn.Module, taken: Collection[str]) -> None:
-    """Lets a weight or bias of ``new`` train if the other one does, which is among the names that it took over."""
+    """Gives a new weight (or bias) the ``requires_grad`` of the bias (or weight) that was taken over (``taken``)."""
     for name, other in (("weight", "bias"), ("bias", "weight")):
         own, source = getattr(new, name, None), getattr(new, other, None)
         if name not in taken and other in taken and isinstance(own, nn.Parameter) and isinstance(source, nn.Parameter):
@@ -336,7 +338,7 @@ def train_alike(new: nn.Module, taken: Collection[str]) -> None:
 
 
 def _parameter(value: Tensor, shape: Sequence[int]) -> nn.Parameter:
-    """``value`` itself if it is a parameter of this shape, so that an optimizer's reference stays good."""
+    """``value`` itself if it is a parameter of this shape, so that an optimizer's reference stays valid."""
     if isinstance(value, nn.Parameter) and value.shape == torch.Size(shape):
         return value
     return nn.Parameter(value.detach().reshape(shape), requires_grad=value.requires_grad)
@@ -347,7 +349,7 @@ def _norm_in(made: nn.Module) -> nn.Module:
 
 
 def placement(layer: nn.Module, root: nn.Module) -> dict[str, Any]:
-    """Device and dtype of the layer's tensors, or of the model's if it has none; {} if the model has none either."""
+    """Device and dtype of the layer's tensors, else of the model's tensors; {} if neither has tensors."""
     for tensor in itertools.chain(_tensors(layer), _tensors(root)):
         if tensor.is_floating_point():
             return {"device": tensor.device, "dtype": tensor.dtype}

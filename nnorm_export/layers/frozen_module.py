@@ -1,4 +1,4 @@
-"""The arithmetic of frozen layers, which does not follow the dtype of the model around them."""
+"""Frozen layers compute in float32 or float64, also in a model of another dtype."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FrozenModule(nn.Module):
 
     Args:
         tensors: name -> buffer; None for a buffer that the layer lacks.
-        arithmetic: float32 or float64; None lets each tensor keep its own.
+        arithmetic: the dtype of the buffers, float32 or float64; None decides for each tensor by its own dtype.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | None], arithmetic: torch.dtype | None = None) -> None:

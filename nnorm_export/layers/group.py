@@ -20,7 +20,7 @@ class GroupNormalNorm(NormalNorm):
     per channel.
 
     Args:
-        num_channels: the number C of channels. torch.nn.GroupNorm has the first two arguments in the other order.
+        num_channels: the number C of channels. torch.nn.GroupNorm has the first two arguments in reverse order.
         num_groups: the number of groups, which divides C.
         affine: whether there are ``weight`` and ``bias``.
         eps, noise_train, variant: see :class:`~nnorm_export.layers.NormalNorm`.
@@ -65,7 +65,7 @@ class GroupNormalNorm(NormalNorm):
                 f"Expected the number of channels in input to be num_channels={self.num_channels}, "
                 f"but got {x.shape[1]} (input of shape {list(x.shape)})"
             )
-        # The condition of torch.nn.GroupNorm: a batch of such samples passes, although each set has one value.
+        # torch.nn.GroupNorm has the same condition: it accepts several samples with one value in each group.
         if self.training and math.prod(x.shape) == self.num_groups:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {list(x.shape)}; "
@@ -170,8 +170,9 @@ class InstanceNormalNorm3d(_InstanceNormalNorm):
 class AcrossBatch(nn.Module):
     r"""norm(x) with the statistics of each channel over N and the spatial axes of x of shape [N, C, \*spatial].
 
-    What torch.nn.BatchNorm2d with ``track_running_stats=False`` computes, in evaluation too: the output for a sample
-    depends on the others of its batch. ``norm`` is an :class:`InstanceNormalNorm1d`, for which N is a spatial axis.
+    torch.nn.BatchNorm2d with ``track_running_stats=False`` uses these statistics, in evaluation too: the output for a
+    sample depends on the rest of the batch. ``norm`` is an :class:`InstanceNormalNorm1d`, for which N is a spatial
+    axis.
     """
 
     def __init__(self, norm: nn.Module) -> None:

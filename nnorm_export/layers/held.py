@@ -1,6 +1,6 @@
-"""Modules that a model holds beside its submodules: in plain lists, dicts, dataclasses and functions.
+"""Modules to which a model refers outside of its submodules: in plain lists, dicts, dataclasses and functions.
 
-PyTorch does not list them there, so that what replaces a submodule leaves the old one in place.
+PyTorch does not list these references, so that they still lead to the old module after a submodule is replaced.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ FUNCTION, BOUND_METHOD = "function", "bound method"
 CODE = (FUNCTION, BOUND_METHOD)  # holders that a copy of the model shares with it
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-# _modules, _parameters, _forward_hooks and so on; what Module.compile() sets, which copies of a module do not have.
-_OF_TORCH = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
+# The attributes of every nn.Module (_modules, _parameters, _forward_hooks, …), and the one that Module.compile() sets.
+_ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 
 Found = tuple[str, nn.Module, str]  # where, the module, the kind of its holder
 
 
 def held_past_submodules(model: nn.Module) -> Iterator[Found]:
-    """Yield each module that an attribute in ``model`` leads to, with its place and the kind of its holder."""
+    """Yield each module to which a plain attribute in ``model`` leads, with its place and the kind of its holder."""
     return (found for _, found in _held_with_owners(model))
 
 
 def _held_with_owners(model: nn.Module) -> Iterator[tuple[nn.Module, Found]]:
-    """Yield the module whose attribute leads to another, and that."""
+    """Yield (the module that has the attribute, the found module with its place and holder)."""
     seen: set[int] = set()
     for path, owner in named_layers(model):
         for name, value in vars(owner).items():
-            if name not in _OF_TORCH:
+            if name not in _ATTRIBUTES_OF_MODULE:
                 found = _modules_in(value, f"{path}.{name}".lstrip("."), seen, "attribute")
                 yield from ((owner, each) for each in found)
 
 
 def places_of_layers(model: nn.Module) -> dict[int, str]:
-    """id of each module that something in ``model`` leads to, and would go on calling if it were replaced -> where.
+    """id of a module -> the place in ``model`` that would still refer to the module after its replacement.
 
-    A submodule of ``model`` gives a place to itself only: what it contains is replaced within it. What a layer itself
-    holds goes with it, such as its own forward before a hook took its place.
+    A place that leads to a submodule of ``model`` does not count for the modules in this submodule, because they are
+    replaced in it. An attribute that leads to its own module does not count either, for example the original forward
+    that a hook keeps.
     """
     registered = {id(layer) for layer in model.modules()}
     places: dict[int, str] = {}
@@ -62,7 +63,7 @@ def places_of_layers(model: nn.Module) -> dict[int, str]:
 
 
 def _modules_in(value: Any, where: str, seen: set[int], holder: str) -> Iterator[Found]:
-    """Yield the modules that ``value`` leads to through containers and functions, each with its place."""
+    """Yield the modules to which ``value`` leads through containers and functions, each with its place."""
     if isinstance(value, nn.Module):
         yield where, value, holder
         return
@@ -70,7 +71,7 @@ def _modules_in(value: Any, where: str, seen: set[int], holder: str) -> Iterator
         return
     seen.add(id(value))
     for place, inner, kind in _parts_of(value, where):
-        # A function holds what the containers in its closure hold.
+        # The holder of a container in a function's closure is the function.
         yield from _modules_in(inner, place, seen, holder if holder in CODE and kind not in CODE else kind)
 
 

@@ -76,7 +76,7 @@ class LayerNormalNorm(NormalNorm):
 class ChannelsFirst(nn.Module):
     r"""norm(x) over the channels of x of shape [N, C, \*spatial], for a ``norm`` over the last axis.
 
-    What libraries call LayerNorm2d: the statistics are those of the channels at each place.
+    Libraries call this LayerNorm2d: the statistics are over the channels at each spatial position.
     """
 
     def __init__(self, norm: nn.Module) -> None:

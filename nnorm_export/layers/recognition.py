@@ -1,9 +1,9 @@
-"""Which normalization of torch.nn a layer of the user's computes, found by trying it.
+"""Recognizes the normalization of torch.nn that a layer of the user computes, by running the layer.
 
-Libraries write their own norms: subclasses that add an activation, layer norms over the channels of a map, norms with
+Libraries have their own norms: subclasses that add an activation, layer norms over the channels of a map, norms with
 frozen statistics. Neither their names nor their base classes say what they compute. A copy of the layer in float64,
-with random parameters and statistics, runs on small inputs; what it may be is computed by torch's own functions and by
-the layer's submodules after them. The layer is what gives the same numbers.
+with random parameters and statistics, runs on small inputs. The candidates are computed with torch's own functions,
+followed by the layer's submodules. The first candidate with the same results is the answer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.nn.parameter import UninitializedParameter
 Kind = Literal["batch", "instance", "layer", "channels", "group"]
 
 _STATISTICS = ("running_mean", "running_var")
-# Of the greatest value, for each dtype that is tried: some layers compute in float32 whatever the input.
+# Allowed differences in shares of the greatest value. Some layers compute in float32 whatever the input.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
-_OF_STEPS = 1e-4  # tolerance of a measured momentum
+_MOMENTUM_TOLERANCE = 1e-4
 _LARGEST_EPSILON = 0.1
-_USUAL_EPSILONS = (1e-5, 1e-6, 1e-3, 1e-12)  # of layers that have it in their code
-_VARIANCE = 1e-4  # of running statistics in a trial: small, so that the usual ε count
-_SPATIAL = ((3, 4), (), (5,), (2, 3, 2))  # the axes after the channels, the likeliest first
+_USUAL_EPSILONS = (1e-5, 1e-6, 1e-3, 1e-12)  # candidates for a layer whose code has ε as a constant
+_RUNNING_VARIANCE = 1e-4  # small, so that the usual ε change the results
+_SPATIAL_SIZES = ((3, 4), (), (5,), (2, 3, 2))  # the axes after the channels, the likeliest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,17 @@ class Recognized:
     """A normalization y = tail(norm(x)·weight + bias).
 
     Attributes:
-        kind: of the norm; ``channels`` is a layer norm over axis 1 of [N, C, *spatial].
+        kind: the kind of the norm; ``channels`` is a layer norm over axis 1 of [N, C, *spatial].
         epsilon: ε, added to the variance.
-        shape: of the parameters: the channels, or the normalized shape.
-        spatial: the numbers of axes after the channels that a batch or instance norm takes, the likeliest first.
-        groups: of a group norm.
-        weight, bias: the names of the layer's tensors that are these; None if it has none.
-        tail: the names of the submodules that are applied afterwards.
+        shape: the shape of the parameters: the channels, or the normalized shape.
+        spatial: the numbers of axes after the channels that a batch or instance norm accepts, the likeliest first.
+        groups: the number of groups of a group norm.
+        weight, bias: the names of these tensors in the layer; None without one.
+        tail: the names of the submodules after the norm.
         is_frozen: whether a batch norm uses its running statistics in training too.
         momentum: m of the running statistics of a batch norm, new = m·batch + (1 − m)·old; None for the cumulative
             average.
-        moves_otherwise: whether the running mean does not move by a constant m; ``momentum`` is then the layer's
+        moves_otherwise: whether the running mean is not updated with a constant m; ``momentum`` is then the layer's
             attribute.
     """
 
@@ -65,7 +65,7 @@ class Recognized:
     moves_otherwise: bool = False
 
     def compute(self, layer: nn.Module, x: Tensor, training: bool) -> Tensor:
-        """What a layer of this description computes with the tensors and submodules of ``layer``."""
+        """The output of this normalization for ``x``, with the tensors and submodules of ``layer``."""
         y = self._norm(layer, x, training and not self.is_frozen)
         for name in self.tail:
             y = layer.get_submodule(name)(y)
@@ -84,7 +84,7 @@ class Recognized:
         if self.kind == "instance":
             return F.instance_norm(x, None, None, weight, bias, use_input_stats=True, eps=self.epsilon)
         mean, variance = (getattr(layer, name, None) for name in _STATISTICS)
-        if training or mean is None:  # without the statistics, which this call would move
+        if training or mean is None:  # without the running statistics, which this call would update
             return F.batch_norm(x, None, None, weight, bias, training=True, eps=self.epsilon)
         return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=self.epsilon)
 
@@ -111,7 +111,7 @@ def looks_like_norm(layer: nn.Module) -> bool:
 
 
 class Recognizer:
-    """:func:`recognize` for the layers of one model, which are of few kinds: each kind is tried once."""
+    """:func:`recognize` for the layers of one model. Equal layers are recognized once."""
 
     def __init__(self) -> None:
         self._known: dict[object, Recognized | None] = {}
@@ -124,42 +124,42 @@ class Recognizer:
 
 
 def _kind_of(layer: nn.Module) -> object:
-    """The same for layers whose classes, settings and shapes are the same: they compute the same function."""
+    """A key that is equal for layers with the same classes, settings and shapes, which compute the same function."""
     parts: list[object] = []
     for path, module in layer.named_modules():
-        settings = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+        settings = {name: value for name, value in vars(module).items() if name not in _ATTRIBUTES_OF_MODULE}
         tensors = {**module._parameters, **module._buffers}
         shapes = [(name, None if tensor is None else (tensor.shape, tensor.dtype)) for name, tensor in tensors.items()]
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-        # Other values than numbers and texts, functions for example, are compared by identity.
-        known = [(name, value if isinstance(value, _PLAIN) else id(value)) for name, value in settings.items()]
+        # Values other than numbers and texts, functions for example, are compared by identity.
+        known = [(name, value if isinstance(value, _BY_VALUE) else id(value)) for name, value in settings.items()]
         parts.append((path, type(module), tuple(shapes), tuple(known), id(module) if hooks else 0))
     return tuple(parts)
 
 
-_PLAIN = (int, float, str, tuple, type(None))
-_OF_TORCH = frozenset(vars(nn.Module()))
+_BY_VALUE = (int, float, str, tuple, type(None))
+_ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 
 
 def recognize(layer: nn.Module) -> Recognized | None:
-    """What ``layer`` computes, or None if that is not a norm of torch.nn followed by the submodules of ``layer``."""
+    """The norm of torch.nn, followed by the layer's submodules, that ``layer`` computes; None if there is none."""
     if isinstance(layer, nn.SyncBatchNorm) and type(layer).forward is nn.SyncBatchNorm.forward:
         layer = _of_one_process(layer)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        # Some layers convert the input to float32, and cannot compute with parameters in float64.
+        # Some layers convert the input to float32 and fail with parameters in float64.
         return next(filter(None, (_recognize_in(dtype, layer) for dtype in _TOLERANCE)), None)
 
 
 def _recognize_in(dtype: torch.dtype, layer: nn.Module) -> Recognized | None:
     try:
-        trial = _trial_copy(layer, dtype)
-    except Exception:  # the user's own code makes the copy and may raise any error: the layer stays, as the report says
+        copied = _copy_with_random_tensors(layer, dtype)
+    except Exception:  # the user's own code makes the copy and may raise any error: the layer is kept and reported
         return None
-    fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, trial, dtype))
+    fitting = (candidate for candidate in _candidates(layer) if _agrees(candidate, copied, dtype))
     found = next(fitting, None)
     if found is None or found.kind != "batch":
         return found
-    # Layers for inputs of several ranks are few, and compute the same in each.
+    # A layer may accept inputs of several ranks, and computes the same for each rank.
     of_norm = replace(found, spatial=())
     spatial = (*found.spatial, *(c.spatial[0] for c in fitting if replace(c, spatial=()) == of_norm))
     own = getattr(layer, "momentum", 0.1)
@@ -168,30 +168,30 @@ def _recognize_in(dtype: torch.dtype, layer: nn.Module) -> Recognized | None:
 
 
 def _with_momentum(found: Recognized, layer: nn.Module, dtype: torch.dtype) -> Recognized:
-    """``found`` with the momentum that two batches show: the attribute of a layer may be m, 1 − m or anything."""
-    trial = _trial_copy(layer, dtype).train()
-    if getattr(trial, _STATISTICS[0], None) is None:
+    """``found`` with the momentum measured on two batches, because a layer's attribute may be m, 1 − m or anything."""
+    copied = _copy_with_random_tensors(layer, dtype).train()
+    if getattr(copied, _STATISTICS[0], None) is None:
         return found
     *_, x = _inputs(found, dtype)
     steps = []
     for batch in (x + 4.0, x + 9.0):  # far from the running mean
-        old = getattr(trial, _STATISTICS[0]).flatten().clone()
-        trial(batch)
+        old = getattr(copied, _STATISTICS[0]).flatten().clone()
+        copied(batch)
         mean = batch.transpose(0, 1).flatten(1).mean(1)
-        steps.append((getattr(trial, _STATISTICS[0]).flatten() - old) / (mean - old))
+        steps.append((getattr(copied, _STATISTICS[0]).flatten() - old) / (mean - old))
     first, second = (float(step.mean()) for step in steps)
-    is_even = all(float((step - step.mean()).abs().max()) <= _OF_STEPS for step in steps)
-    if is_even and abs(first - 1.0) <= _OF_STEPS and abs(second - 0.5) <= _OF_STEPS:
+    is_even = all(float((step - step.mean()).abs().max()) <= _MOMENTUM_TOLERANCE for step in steps)
+    if is_even and abs(first - 1.0) <= _MOMENTUM_TOLERANCE and abs(second - 0.5) <= _MOMENTUM_TOLERANCE:
         return replace(found, momentum=None)
-    if not is_even or abs(first - second) > _OF_STEPS:
+    if not is_even or abs(first - second) > _MOMENTUM_TOLERANCE:
         return replace(found, moves_otherwise=True)
-    if first == 0.0 or (found.momentum is not None and abs(first - found.momentum) <= _OF_STEPS * abs(first)):
+    if first == 0.0 or (found.momentum is not None and abs(first - found.momentum) <= _MOMENTUM_TOLERANCE * abs(first)):
         return found  # the statistics are frozen, or the attribute is m
     return replace(found, momentum=round(first, 6))
 
 
 def _of_one_process(layer: nn.SyncBatchNorm) -> nn.Module:
-    """The batch norm for any rank that ``layer`` is without other processes, which do not take part in the trial."""
+    """``layer`` as a batch norm for any rank in one process, because the other processes do not run this code."""
     alone = copy.copy(layer)
     alone.__class__ = _BatchNormOfAnyRank  # type: ignore[assignment]
     return alone
@@ -199,23 +199,23 @@ def _of_one_process(layer: nn.SyncBatchNorm) -> nn.Module:
 
 class _BatchNormOfAnyRank(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
-        """Takes every rank, as SyncBatchNorm does."""
+        """Accept every rank, as SyncBatchNorm does."""
 
 
-def _trial_copy(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy on the CPU in ``dtype`` whose tensors are random, so that each of them counts."""
-    trial = copy.deepcopy(layer)
-    is_meta = any(tensor.is_meta for tensor in _tensors(trial))
-    trial = (trial.to_empty(device="cpu") if is_meta else trial.cpu()).to(dtype)
+def _copy_with_random_tensors(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy on the CPU in ``dtype`` with random tensors, so that each tensor changes the results."""
+    copied = copy.deepcopy(layer)
+    is_meta = any(tensor.is_meta for tensor in _tensors(copied))
+    copied = (copied.to_empty(device="cpu") if is_meta else copied.cpu()).to(dtype)
     generator = torch.Generator().manual_seed(0)
-    named = {id(tensor): name for name, tensor in (*trial.named_parameters(), *trial.named_buffers())}
-    for tensor in _tensors(trial):
+    named = {id(tensor): name for name, tensor in (*copied.named_parameters(), *copied.named_buffers())}
+    for tensor in _tensors(copied):
         if tensor.is_floating_point():
             tensor.uniform_(0.5, 1.5, generator=generator)  # positive, as a variance has to be
-            tensor.mul_(_VARIANCE if named[id(tensor)].endswith(_STATISTICS[1]) else 1.0)
+            tensor.mul_(_RUNNING_VARIANCE if named[id(tensor)].endswith(_STATISTICS[1]) else 1.0)
         else:
             tensor.zero_()
-    return trial
+    return copied
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -224,7 +224,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _candidates(layer: nn.Module) -> Iterator[Recognized]:
-    """What ``layer`` may compute, by its attributes and the shapes of its tensors."""
+    """The normalizations that ``layer`` may compute, by its attributes and the shapes of its tensors."""
     own = {
         name: tensor
         for name, tensor in (*layer._parameters.items(), *layer._buffers.items())
@@ -255,7 +255,7 @@ def _forms(layer: nn.Module, own: dict[str, Tensor]) -> Iterator[tuple[Kind, tup
         yield "layer", tuple(normalized), 0, 1
     if not channels:
         return
-    spatial = [len(axes) for axes in _SPATIAL if _takes(layer, len(axes))]
+    spatial = [len(axes) for axes in _SPATIAL_SIZES if _takes(layer, len(axes))]
     if _STATISTICS[0] in own or isinstance(layer, _BatchNorm):
         yield from (("batch", (channels,), axes, 1) for axes in spatial)
         return
@@ -272,7 +272,7 @@ def _forms(layer: nn.Module, own: dict[str, Tensor]) -> Iterator[tuple[Kind, tup
 
 
 def _channels(layer: nn.Module, own: dict[str, Tensor]) -> int:
-    """The number of channels; 0 if the layer has none, or several."""
+    """The number of channels; 0 if the layer's tensors have no size or several sizes."""
     sizes = {tensor.numel() for tensor in own.values()}
     if not sizes:
         names = ("num_features", "num_channels")
@@ -281,7 +281,7 @@ def _channels(layer: nn.Module, own: dict[str, Tensor]) -> int:
 
 
 def _takes(layer: nn.Module, spatial: int) -> bool:
-    """Whether a class of torch.nn that ``layer`` derives from leaves it this number of axes."""
+    """Whether the base class of ``layer`` in torch.nn, if it has one, accepts this number of spatial axes."""
     ranks: dict[type[nn.Module], tuple[int, ...]] = {
         nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,),
         nn.InstanceNorm1d: (1,), nn.InstanceNorm2d: (2,), nn.InstanceNorm3d: (3,),
@@ -301,32 +301,32 @@ def _roles(names: list[str]) -> list[tuple[str | None, str | None]]:
     return []
 
 
-def _agrees(candidate: Recognized, trial: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether ``trial`` computes what ``candidate`` does, in both modes."""
+def _agrees(candidate: Recognized, copied: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether ``copied`` and ``candidate`` give the same results, in both modes."""
     for x in _inputs(candidate, dtype):
         for training in (False, True):
             try:
-                trial.train(training)
-                actual = trial(x.clone())  # in training it may move its statistics, which decide nothing there
-                again = trial(x.clone()) if training else actual
-                expected = candidate.compute(trial, x.clone(), training)
-            except Exception:  # the layer's own code, or an input that it does not take
+                copied.train(training)
+                actual = copied(x.clone())  # training may update the running statistics, which training does not read
+                again = copied(x.clone()) if training else actual
+                expected = candidate.compute(copied, x.clone(), training)
+            except Exception:  # the layer's own code may raise any error, or refuse the shape
                 return False
             if not isinstance(actual, Tensor) or actual.shape != expected.shape:
                 return False
             if training and not torch.equal(actual, again):
-                continue  # dropout: what the layer computes is decided in eval mode
+                continue  # dropout: only the results in eval mode are compared
             if not bool((actual - expected).abs().max() <= _TOLERANCE[dtype] * expected.abs().max()):
                 return False
     return True
 
 
 def _inputs(candidate: Recognized, dtype: torch.dtype) -> list[Tensor]:
-    """Inputs of the shapes that the layer has to take; their scale is such that ε counts."""
+    """Inputs of the shapes that the layer must accept, in scales at which ε changes the results."""
     if candidate.kind == "layer":
         shapes: list[tuple[int, ...]] = [(3, *candidate.shape), (2, 3, *candidate.shape)]
     else:
-        shapes = [(2, *candidate.shape, *next(axes for axes in _SPATIAL if len(axes) == candidate.spatial[0]))]
+        shapes = [(2, *candidate.shape, *next(axes for axes in _SPATIAL_SIZES if len(axes) == candidate.spatial[0]))]
     generator = torch.Generator().manual_seed(1)
     scales = (candidate.epsilon**0.5, 1.0)
     return [

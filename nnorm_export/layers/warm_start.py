@@ -20,15 +20,15 @@ Tracking = RunningStatistics | _BatchNorm
 def estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     """Set the running statistics and λ of every norm in ``model`` to their averages over ``batches``.
 
-    For this package's layers and the batch norms of torch.nn. Weights that were averaged
-    (:class:`torch.optim.swa_utils.AveragedModel`) need it; torch's ``update_bn`` averages
-    torch.nn's norms only, and does not warn of others. The rest of the model is in eval mode meanwhile; nothing is
+    Norms are this package's layers and the batch norms of torch.nn. Averaged weights
+    (:class:`torch.optim.swa_utils.AveragedModel`) need new statistics; torch's ``update_bn`` estimates them for
+    torch.nn's norms only, and does not warn of others. The rest of the model is in eval mode meanwhile. Nothing is
     trained, and no noise is added. Norms with ``track_running_stats=False`` keep their statistics.
 
     Args:
         model: changed in place; its modes stay.
-        batches: on the model's device; each a tensor, a sequence whose first element is the input (a DataLoader over
-            images and labels), or a dict of arguments.
+        batches: batches on the model's device: each is a tensor, a sequence whose first element is the input (a
+            DataLoader over images and labels), or a dict of arguments.
 
     Raises:
         ValueError: ``batches`` is empty, or the model has no norm with running statistics.
@@ -41,7 +41,7 @@ def estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
 
 
 def estimate_over(model: nn.Module, layers: Iterable[nn.Module], batches: Iterable[Any], none: str) -> None:
-    """:func:`estimate_statistics` of those among ``layers`` that have them; ``none`` is the error if no batch comes."""
+    """:func:`estimate_statistics` for the norms among ``layers``; ``none`` is the error if there are no batches."""
     norms = _tracking(layers)
     count = 0
     with _averaging(model, norms), torch.no_grad():

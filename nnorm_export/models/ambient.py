@@ -1,4 +1,4 @@
-"""What user code runs under: without the contexts that the caller is in, and without the power to end the process."""
+"""The contexts in which the user's code runs: not those of the caller, and ``sys.exit`` does not end the process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu")
 
 @contextmanager
 def neutral() -> Iterator[None]:
-    """As a decorator of a public function: its result does not depend on contexts that the caller is in.
+    """A decorator of public functions, whose results then do not depend on the contexts of the caller.
 
-    Autocast would bake its dtype into a file, and inference mode makes tensors that cannot be traced; both are
-    switched off for this thread. Autocast within a model's own forward stays. So does the default dtype, in which the
-    model's code makes its constants, and a default device other than ``meta``, which has no values. ``sys.exit`` in the
-    model's code becomes an error of this package; KeyboardInterrupt passes.
+    Autocast and inference mode are switched off for this thread: autocast would write its dtype into a file, and
+    tensors of inference mode cannot be traced. Autocast within a model's own forward stays on. The default dtype stays,
+    because the model's code makes its constants in it. A default device stays too, except ``meta``, which has no
+    values. ``sys.exit`` in the model's code becomes an error of this package; KeyboardInterrupt passes.
     """
     with ExitStack() as stack:
         for device in _AUTOCAST:
@@ -38,9 +38,9 @@ def neutral() -> Iterator[None]:
 
 @contextmanager
 def without_exit() -> Iterator[None]:
-    """Turns a SystemExit of the code inside, which is the user's, into an error that names the place.
+    """Turns a SystemExit of the user's code in the block into an error that names the place.
 
-    Without it ``sys.exit(0)`` in a model ends a comparison with the exit code of success.
+    Otherwise ``sys.exit(0)`` in a model would end a comparison with the exit code of success.
     """
     try:
         yield

@@ -49,8 +49,7 @@ def dtype_name(dtype: str | torch.dtype | None) -> str | None:
 def bind(model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Parameter name of ``forward`` -> example value, in the order of the call.
 
-    A tensor that is given for two inputs is copied: torch.export takes one tensor for one input, and the program would
-    read only one of them.
+    A tensor that is given for two inputs is copied, because torch.export would take the two for one input.
 
     Raises:
         InputError: ``forward`` does not take the arguments.
@@ -94,7 +93,8 @@ def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
 def unbind(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The args and kwargs of a call, from what :func:`bind` returns.
 
-    If the model is itself a normalization, its operator takes the one input by another name; it is passed by position.
+    If the model is itself a normalization, its operator has another name for the one input. Then the input is passed
+    by position.
     """
     bound = inspect.signature(unwrapped(model).forward).bind_partial()
     if len(arguments) == 1 and not bound.signature.parameters.keys() & arguments.keys():
@@ -143,7 +143,7 @@ def tensor_names(values: Any) -> list[str]:
 def in_order(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """``values`` with the entries of its dicts in the order of ``names``, if these are the names of its tensors.
 
-    The order of a dict's entries is that of a file's inputs, and two dicts that are equal may differ in it.
+    A file's inputs are in the order of a dict's entries, and equal dicts may have their entries in another order.
     """
     own = tensor_names(values)
     if own == list(names) or sorted(own) != sorted(names):
@@ -202,7 +202,7 @@ def _batch_length(arguments: Mapping[str, Any]) -> int | None:
 
 
 def refuse_empty_batch(arguments: Mapping[str, Any]) -> None:
-    """Raises an InputError if the batch, as :func:`dynamic_batch` finds it, has no rows: nothing would be traced."""
+    """Raises an InputError if the batch of :func:`dynamic_batch` has no rows, because nothing would be traced."""
     for name, value in arguments.items():
         tensors = [tensor for tensor in tensors_in(value) if tensor.dim() > 0]
         if tensors:
@@ -216,7 +216,7 @@ def refuse_empty_batch(arguments: Mapping[str, Any]) -> None:
 
 
 def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
-    """``arguments`` with the batch, as :func:`dynamic_batch` finds it, cut or repeated to ``size`` rows."""
+    """``arguments`` with the batch of :func:`dynamic_batch` cut or repeated to ``size`` rows."""
     length = _batch_length(arguments)
 
     def resize(value: Any) -> Any:
@@ -228,9 +228,9 @@ def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def for_torch(dynamic_shapes: Any) -> Any:
-    """``dynamic_shapes`` as ``torch.export.export`` takes them: ``Dim.DYNAMIC`` where an axis is named by a string.
+    """``dynamic_shapes`` for ``torch.export.export``: ``Dim.DYNAMIC`` in place of each string that names an axis.
 
-    ``torch.onnx.export`` has such names.
+    Only ``torch.onnx.export`` takes strings as names.
     """
     return pytree.tree_map(lambda dim: torch.export.Dim.DYNAMIC if isinstance(dim, str) else dim, dynamic_shapes)
 
@@ -246,7 +246,7 @@ def name_of(dim: Any) -> str:
 
 
 def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int, int], Any]:
-    """(input, axis) -> the ``torch.export.Dim`` or string that ``dynamic_shapes`` has there, if it has a name.
+    """(input, axis) -> the ``torch.export.Dim`` or string by which ``dynamic_shapes`` names the axis.
 
     Raises:
         InputError: an input lacks the axis.
@@ -257,13 +257,13 @@ def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     dims = {}
-    index = 0  # of the file's inputs, which are tensors only
+    index = 0  # counts the file's inputs, which are tensors only
     for name, value in arguments.items():
         leaves = pytree.tree_leaves(value)
         for leaf, spec in zip(leaves, _specs_of(shapes.get(name), len(leaves)), strict=True):
             if not isinstance(leaf, Tensor):
                 continue
-            # torch.export refuses what is neither a dict nor a sequence.
+            # torch.export refuses anything but a dict or a sequence.
             axes = spec if isinstance(spec, (tuple, list)) else ()
             for axis, dim in spec.items() if isinstance(spec, dict) else enumerate(axes):
                 if not isinstance(dim, str) and not isinstance(getattr(dim, "__name__", None), str):
@@ -278,7 +278,7 @@ def named_dims(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[tuple[int
 
 
 def _specs_of(spec: Any, count: int) -> list[Any]:
-    """The dynamic shapes of one argument, an entry for each of its leaves; a nested argument has nested entries."""
+    """The dynamic shapes of one argument: one entry for each leaf, nested as the argument is."""
 
     def is_entry(node: Any) -> bool:
         if node is None:

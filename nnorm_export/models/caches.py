@@ -1,4 +1,4 @@
-"""The caches of transformers' decoders, as arguments and results: their keys and values are flat tensors of a file."""
+"""The caches of transformers' decoders as arguments and results: a file has their keys and values as plain tensors."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-_DICT = ["key_cache", "value_cache"]
-_PARTS = ("self_attention_cache", "cross_attention_cache")
+_KEYS = ["key_cache", "value_cache"]
+_CACHE_ATTRIBUTES = ("self_attention_cache", "cross_attention_cache")
 
 
 def register_caches() -> None:
-    """Lets :mod:`torch.export` see the tensors in the caches of transformers, where the program has imported it.
+    """Lets :mod:`torch.export` see the tensors in the caches of transformers, if the program has imported transformers.
 
-    A model returns a DynamicCache, or an EncoderDecoderCache of two of these, unless ``use_cache`` is False. They are
-    flattened as transformers' own ``register_dynamic_cache_export_support`` does. The way back differs: transformers
-    joins the keys to a new constant, which torch 2.13 refuses when it decomposes the program.
+    A model returns a DynamicCache, or an EncoderDecoderCache of two of these, unless ``use_cache`` is False. Caches are
+    flattened as transformers' own ``register_dynamic_cache_export_support`` does it. Unflattening differs: transformers
+    concatenates the keys with a new constant, which torch 2.13 refuses when it decomposes the program.
     """
     caches = sys.modules.get("transformers.cache_utils")
-    if caches is None or not hasattr(caches, "DynamicSlidingWindowLayer"):  # older ones register theirs on import
+    if caches is None or not hasattr(caches, "DynamicSlidingWindowLayer"):  # older versions register themselves
         return
     if caches.DynamicCache not in pytree.SUPPORTED_NODES:
-        _register(caches.DynamicCache, _flatten, lambda parts, context: _unflatten(caches, parts, context[1]), _DICT)
+        _register(caches.DynamicCache, _flatten, lambda parts, context: _unflatten(caches, parts, context[1]), _KEYS)
     if caches.EncoderDecoderCache not in pytree.SUPPORTED_NODES:
         _register(
             caches.EncoderDecoderCache,
-            lambda cache: ([getattr(cache, part) for part in _PARTS], None),
+            lambda cache: ([getattr(cache, part) for part in _CACHE_ATTRIBUTES], None),
             lambda parts, _: _pair(caches, parts),
-            _PARTS,
+            _CACHE_ATTRIBUTES,
         )
 
 
@@ -44,10 +44,10 @@ def _register(cls: Any, flatten: Any, unflatten: Any, names: Any) -> None:
 
 
 def _flatten(cache: Any) -> tuple[list[Any], Any]:
-    """The keys and the values of each layer; the context has the window of each, None for all that there is."""
+    """The keys and the values of each layer. The context has the window of each layer, None for an unlimited one."""
     layers = [layer for layer in cache.layers if layer.keys is not None]
     windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
-    return [[layer.keys for layer in layers], [layer.values for layer in layers]], [_DICT, windows]
+    return [[layer.keys for layer in layers], [layer.values for layer in layers]], [_KEYS, windows]
 
 
 def _pair(caches: Any, parts: Any) -> Any:
@@ -63,7 +63,7 @@ def _unflatten(caches: Any, parts: Any, windows: list[int | None]) -> Any:
     for key, value, window in itertools.zip_longest(keys, values, windows):
         layer = caches.DynamicLayer() if window is None else caches.DynamicSlidingWindowLayer(sliding_window=window)
         layer.keys, layer.values, layer.is_initialized = key, value, key is not None
-        if isinstance(key, Tensor):  # a tree of names or shapes has the same form
+        if isinstance(key, Tensor):  # torch also unflattens names and shapes in place of tensors
             layer.dtype, layer.device = key.dtype, key.device
             if window is not None:
                 layer.cumulative_length = key.shape[-2]

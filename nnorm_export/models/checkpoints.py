@@ -1,4 +1,4 @@
-"""Weights from a checkpoint. Its code does not run unless the user says so, and it fits the model or is refused."""
+"""Weights from a checkpoint. Code in the checkpoint does not run unless the user allows it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def load_checkpoint(
         path: a file from ``torch.save``, or a ``.safetensors`` file: a state dict, plain or under one of the usual
             keys, or (with ``trust_pickle``) a whole module.
         key: the entry that holds the weights (``ema``, ``swa.model``), if not the usual one.
-        prefix: what the model's keys begin with there (``ema_model``), "" for nothing; keys beside them are left. None
+        prefix: the prefix of the model's keys in that entry (``ema_model``), "" for none; other keys are ignored. None
             finds the prefix under which all of the model's weights lie.
         trust_pickle: allow a pickle that runs code while it loads.
 
     Raises:
-        CheckpointError: the file cannot be read, holds no weights, or they do not fit; the message lists the missing
-            and unexpected keys and the shapes that differ. Or several sets of weights fit, and they differ.
+        CheckpointError: the file cannot be read or holds no weights; the weights do not fit (the message lists the
+            missing and unexpected keys and the shapes that differ); or several sets of weights fit, and they differ.
     """
     path = Path(path)
     add_current_directory()  # a trusted pickle may name the user's own classes
@@ -65,11 +65,11 @@ def _read(path: Path, *, trust_pickle: bool) -> Any:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        with without_warnings(message=".*TorchScript archive"):  # which _reason reports
+        with without_warnings(message=".*TorchScript archive"):  # _reason reports TorchScript archives
             return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
-    except Exception as error:  # torch.load lets the errors of the pickle and of the archive through
+    except Exception as error:  # torch.load raises the errors of the pickle and of the archive unchanged
         raise CheckpointError(f"{path}: {_reason(error, trust_pickle)}") from error
 
 
@@ -80,8 +80,8 @@ def _refuse_bomb(path: Path) -> None:
             with zipfile.ZipFile(path) as archive:
                 check_entries(path, archive.infolist(), CheckpointError)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        # zipfile raises NotImplementedError for a version of archives that it does not know. torch.load reads the
-        # file next, and its error tells the user what is wrong.
+        # zipfile raises NotImplementedError for an unknown version of archives. torch.load reads the file next, and
+        # the error of torch.load says what is wrong.
         return
 
 

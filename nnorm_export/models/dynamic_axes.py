@@ -1,6 +1,6 @@
-"""Axes of any length beyond the batch: what ``--dynamic`` says, and examples at other lengths of them.
+"""Dynamic axes beyond the batch: the option ``--dynamic``, and examples at other lengths of the axes.
 
-``x:0=batch,1=seq[2..512]`` names axes of an input. Axes of one name have one length, in whatever input they are.
+``x:0=batch,1=seq[2..512]`` names axes of an input. Axes with the same name have the same length, in all inputs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def parse_dynamic(specs: Sequence[str], arguments: Mapping[str, Any]) -> Any:
     """Returns the ``dynamic_shapes`` of ``torch.export.export`` that ``specs`` describe; other axes are fixed.
 
     Args:
-        specs: as in :data:`EXAMPLES`. An input is named by its parameter, within a dict by a path (``batch.ids``); a
-            spec without an input is that of a model's only one.
+        specs: as in :data:`EXAMPLES`. An input is named by its parameter, an entry of a dict by its path
+            (``batch.ids``). A spec without an input is for a model with one input.
         arguments: parameter of ``forward`` -> example value.
 
     Raises:
-        InputError: a spec that cannot be parsed, an unknown input or axis, a name given to axes of different lengths,
-            or a range without the example's length.
+        InputError: a spec cannot be parsed, an input or axis is unknown, axes with one name have different lengths,
+            or a range does not contain the example's length.
     """
     tensors = dict(_tensors_by_path(arguments))
     chosen: dict[str, dict[int, str]] = {}
@@ -69,7 +69,7 @@ def _tensors_by_path(arguments: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
 
 
 def _path(name: str | None, tensors: Mapping[str, Tensor]) -> str:
-    """The path of the input ``name``, which may be its name in a file too: ``batch_ids`` is ``batch.ids``."""
+    """The path of the input ``name``: ``batch.ids`` for ``batch.ids`` and for ``batch_ids``, its name in a file."""
     if name is None and len(tensors) == 1:
         return next(iter(tensors))
     known = {path.replace(".", "_"): path for path in tensors} | {path: path for path in tensors}
@@ -124,7 +124,7 @@ def _check_lengths(
 
 
 def _require_one_length(option: str, axes: Iterable[tuple[str, str, int]], tensors: Mapping[str, Tensor]) -> None:
-    """Raises an InputError if axes of one name, given as (name, path of the input, axis), have two lengths."""
+    """Raises an InputError if ``axes`` (name, path of the input, axis) with the same name have different lengths."""
     seen: dict[str, tuple[int, str]] = {}
     for name, path, axis in axes:
         length = int(tensors[path].shape[axis])
@@ -144,7 +144,7 @@ def widened(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
     """``arguments`` with dynamic axes of length one repeated, because ``torch.export`` would fix them at one.
 
     Raises:
-        InputError: a string names axes of different lengths.
+        InputError: one string names axes of different lengths.
     """
     tensors = dict(_tensors_by_path(arguments))
     paths = list(tensors)
@@ -156,10 +156,11 @@ def widened(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
 
 
 def at_other_lengths(arguments: dict[str, Any], dynamic_shapes: Any) -> list[tuple[dict[str, int], dict[str, Any]]]:
-    """(length of each named axis, ``arguments`` cut or repeated to it): at the least lengths, and at other ones.
+    """(length of each named axis, ``arguments`` cut or repeated to it): at the smallest lengths, and at other ones.
 
-    The least length of an axis that a string names is not known, and such axes of one length may have to be equal.
-    There are none if a length is computed from another (``2 * Dim("x")``): such axes cannot be resized one by one.
+    A string does not state the smallest length of the axis that it names, and axes that strings name and that have one
+    length in the example may have to be equal. The result is empty if a length is computed from another one
+    (``2 * Dim("x")``), because such axes cannot be resized independently.
     """
     named = _named(arguments, dynamic_shapes)
     if not named or any(hasattr(dim, "root") for _, dim, _ in named):

@@ -1,9 +1,9 @@
-"""Exported programs (``.pt2``). Opening one runs no code of the file's author unless the user says so.
+"""Exported programs (``.pt2``). Opening a program runs no code of the file's author unless the user allows it.
 
 ``torch.export.load`` unpickles example inputs, constants and weights with the full pickle, evaluates parts of the
 program's text as Python, and opens machine code in the same archive. Therefore the file is examined first, through the
 same reader and in the same places: pickles must hold tensors and plain containers (``weights_only``), and the text must
-be data (:mod:`.program_text`). What passes means the same to ``torch.export.load``, and cannot make it run code.
+be data (:mod:`.program_text`). A file that passes means the same to ``torch.export.load``, and cannot make it run code.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from nnorm_export.models.program_text import CodeFoundError, check_program
 from nnorm_export.process import without_warnings
 from nnorm_export.reading import check_entries, read_entry, size_of
 
-_AOTI, _EXTRA = "data/aotinductor/", "extra/"  # folders of the archive
-_RAW = ("data/weights/", "data/constants/")  # folders with tensors and the lists of them
+_AOTI_FOLDER, _EXTRA_FOLDER = "data/aotinductor/", "extra/"  # folders of the archive
+_TENSOR_FOLDERS = ("data/weights/", "data/constants/")  # tensors, and the lists of their names
 _OLD_PROGRAM = "serialized_exported_program.json"  # the layout of torch 2.7 and older
 
 
 def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.export.ExportedProgram:
     """Returns the program in a ``.pt2`` file that ``torch.export.save`` wrote.
 
-    If it calls operators of ``torch.ops.nnorm``, import ``nnorm_export.operators`` first.
+    If the program calls operators of ``torch.ops.nnorm``, import ``nnorm_export.operators`` first.
 
     Args:
-        trust_pickle: open the file even if that runs code from it.
+        trust_pickle: open the file even if opening it runs code from the file.
 
     Raises:
-        ModelFileError: no such file, a file that would run code, or one that torch cannot load; torch's own error is
-            the cause.
+        ModelFileError: the file is missing, would run code, or cannot be loaded by torch; torch's own error is the
+            cause.
     """
     path = Path(path)
     size_of(path, ModelFileError)
@@ -45,7 +45,7 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
         _refuse_code(path)
     try:
         return torch.export.load(path)
-    except Exception as error:  # zip, JSON and schema errors of many types
+    except Exception as error:  # the errors of zip, JSON and schema have many types
         raise ModelFileError(f"{path}: torch.export.load cannot load it: {first_line(error)}") from error
 
 
@@ -58,7 +58,7 @@ def _refuse_code(path: Path) -> None:
             is_old = _OLD_PROGRAM in archive.namelist()
         try:
             reader = torch._C.PyTorchFileReader(str(path))
-        except RuntimeError:  # torch then looks for the old layout
+        except RuntimeError:  # then torch looks for the old layout
             if not is_old:
                 raise
         else:
@@ -69,12 +69,12 @@ def _refuse_code(path: Path) -> None:
             "--trust-pickle, or trust_pickle=True in Python"
         ) from code
     except (
-        OSError,  # and, of the archive: a damaged or encrypted entry, PyTorch's reader, an end too early
+        OSError,  # and errors of the archive: a damaged or encrypted entry, PyTorch's reader, an early end
         zipfile.BadZipFile,
         NotImplementedError,
         RuntimeError,
         EOFError,
-        ValueError,  # and, of the JSON: other names, or a number in the place of an object
+        ValueError,  # and errors of the JSON: other names, or a number in the place of an object
         KeyError,
         TypeError,
         AttributeError,
@@ -83,7 +83,7 @@ def _refuse_code(path: Path) -> None:
 
 
 def _examine_old(archive: zipfile.ZipFile) -> None:
-    """The entries that torch falls back to if it cannot read the new layout, which it has written since torch 2.8."""
+    """Examines the old layout, which torch reads if the file does not have the layout of torch 2.8 and newer."""
     for name in archive.namelist():
         if name.startswith("serialized_"):
             if name.endswith((".pt", "_dict.json", "_constants.json")):
@@ -95,25 +95,25 @@ def _examine_old(archive: zipfile.ZipFile) -> None:
 def _examine(reader: Any) -> None:
     records = list(reader.get_all_records())
     read: Callable[[str], bytes] = lambda name: bytes(reader.get_record(name))  # noqa: E731
-    if len({record.lower() for record in records}) < len(records):  # torch finds a record in either case
+    if len({record.lower() for record in records}) < len(records):  # torch ignores the case of names
         raise CodeFoundError("two entries of one name")
     for record in map(str.lower, records):
-        if record.startswith(_EXTRA):
+        if record.startswith(_EXTRA_FOLDER):
             continue
-        if record.startswith(_AOTI):
+        if record.startswith(_AOTI_FOLDER):
             raise CodeFoundError("machine code of AOTInductor")
         if record.startswith("models/"):
             check_program(read(record))
         elif record.endswith(".pt"):
             _refuse_pickle(record, read(record))
-        elif record.startswith(_RAW) and record.endswith(".json"):
+        elif record.startswith(_TENSOR_FOLDERS) and record.endswith(".json"):
             _examine_tensors(record, check_program(read(record)), read)
-        elif record.startswith(("data/", "xl_model_weights/")) and not record.startswith(_RAW):
+        elif record.startswith(("data/", "xl_model_weights/")) and not record.startswith(_TENSOR_FOLDERS):
             raise CodeFoundError(f"the entry {record}")
 
 
 def _examine_tensors(record: str, listed: Any, read: Callable[[str], bytes]) -> None:
-    """The list of weights or of constants: which of them are pickles."""
+    """Examines the pickles in the list of weights or of constants."""
     folder = record.rpartition("/")[0]
     for name, meta in listed["config"].items():
         entry = str(meta["path_name"])
@@ -130,6 +130,6 @@ def _refuse_pickle(name: str, content: bytes) -> None:
     try:
         with without_warnings():
             torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # of the pickle and of its archive, of many types
+    except Exception as error:  # the errors of the pickle and of its archive have many types
         needed = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise CodeFoundError(f"the pickle {name}{f' names {needed.group(1)}' if needed else ''}") from error

@@ -37,7 +37,7 @@ def parse_arguments(pairs: Sequence[str], what: str = "--model-arg", *, dotted: 
 def build_model(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """Returns the model that ``package.module:factory`` names: a function or class to call, or a finished nn.Module.
 
-    Modules are looked for in the current directory first, as ``python -m`` does.
+    Modules are looked up in the current directory first, as by ``python -m``.
 
     Raises:
         NnormExportError: the module or name is unknown, the factory fails or needs other arguments, or the result is
@@ -65,7 +65,7 @@ def build_model(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mod
 
 
 def add_current_directory() -> None:
-    """Adds the current directory to Python's path, as ``python -m`` does and the console script does not."""
+    """Adds the current directory to Python's path, as ``python -m`` does. The console script does not add it."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -107,7 +107,7 @@ def _is_candidate(value: Any, module: str) -> bool:
 def _call(factory: Any, arguments: dict[str, Any], spec: str) -> nn.Module:
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         signature = None
     if signature is not None:
         try:

@@ -1,8 +1,9 @@
-"""Modules of the user's model: how they are copied, and what keeps PyTorch from running their norms as others.
+"""Copies of the user's modules, and the switch of PyTorch's fused attention path.
 
-copy.deepcopy refuses the weights of the hooks of torch.nn.utils. In eval mode PyTorch's fused attention path runs one
-kernel instead of a layer's code. It cannot be exported, and that of nn.TransformerEncoderLayer reads only eps, weight
-and bias of its norms, so that another normalization in their place would run as a plain LayerNorm without a warning.
+copy.deepcopy refuses the weights that the hooks of torch.nn.utils compute. In eval mode PyTorch's fused attention path
+runs one kernel instead of a layer's code. That kernel cannot be exported. The kernel of nn.TransformerEncoderLayer
+reads only eps, weight and bias of the norms, so that any other normalization would run as a plain LayerNorm without a
+warning.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from nnorm_export.errors import FreezeError, InputError
 from nnorm_export.process import LOCK
 
-_blocks: list[bool] = []  # the blocks of without_fused_attention; the first entry is the setting before them
+_blocks: list[bool] = []  # the open blocks of without_fused_attention; the first entry is the setting before the blocks
 
-WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; a parametrization is not a hook
+WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; parametrizations are not hooks
 
 
 def require_module(function: str, model: object) -> None:
@@ -40,10 +41,10 @@ def require_module(function: str, model: object) -> None:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module that torch.compile, DataParallel or DistributedDataParallel wraps, else ``model`` itself.
 
-    A wrapper computes what its module computes. torch.export cannot trace a wrapper.
+    The module and its wrapper compute the same. torch.export cannot trace a wrapper.
     """
     while True:
-        # Importing the class of compiled modules takes seconds, and a model that is one has imported it.
+        # By name: importing the class of compiled modules takes seconds.
         if type(model).__name__ == "OptimizedModule" and isinstance(
             inner := getattr(model, "_orig_mod", None), nn.Module
         ):
@@ -55,7 +56,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def named_layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Each path in ``model`` and its module, wrappers left out (:func:`unwrapped`); a shared module comes again."""
+    """Each path in ``model`` and its module, without wrappers (:func:`unwrapped`). Shared modules are repeated."""
     model = unwrapped(model)
     yield prefix, model
     for name, child in model._modules.items():
@@ -66,7 +67,7 @@ def named_layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
 def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.Module:
     """A deep copy of ``model``, without wrappers (:func:`unwrapped`).
 
-    A weight that a hook of torch.nn.utils.weight_norm or spectral_norm has computed is copied without its gradient.
+    A weight that a hook of torch.nn.utils.weight_norm or spectral_norm computed is copied without its gradient.
 
     Args:
         memo: id of an object -> the object to use instead of a copy of it.
@@ -78,7 +79,7 @@ def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.M
             if isinstance(hook, WEIGHT_HOOKS):
                 weight = getattr(module, hook.name)
                 known[id(weight)] = weight.detach().clone()
-    for module in reversed(list(model.modules())):  # a wrapper within a wrapper comes first
+    for module in reversed(list(model.modules())):  # inner wrappers first
         if (inner := unwrapped(module)) is not module:
             known[id(module)] = copy.deepcopy(inner, known)
     duplicate: nn.Module = copy.deepcopy(model, known)
@@ -89,10 +90,9 @@ def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.M
 
 
 def _copy_other_graphs(module: fx.GraphModule, copied: fx.GraphModule, memo: dict[int, object]) -> None:
-    """Gives ``copied`` the graphs that :mod:`torch.fx` leaves out of a copy, and the submodules that they call.
+    """Gives ``copied`` the graphs that :mod:`torch.fx` does not copy, and the submodules that these graphs call.
 
-    torchvision's ``create_feature_extractor`` makes a module with a graph for each mode; ``eval()`` changes to the
-    other one.
+    torchvision's ``create_feature_extractor`` makes a module with one graph for training and one for evaluation.
     """
     for name, graph in vars(module).items():
         if not isinstance(graph, fx.Graph) or name in vars(copied):
@@ -119,7 +119,7 @@ def _has_submodule(module: nn.Module, path: str) -> bool:
 
 
 def refuse_meta(model: nn.Module) -> None:
-    """Raises a FreezeError that names a parameter or buffer which has no values."""
+    """Raises a FreezeError that names a parameter or buffer without values, if the model has one."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise FreezeError(
@@ -138,13 +138,13 @@ def eval_copy(model: nn.Module) -> nn.Module:
     duplicate = deepcopy(model)
     try:
         return duplicate.eval()
-    except NotImplementedError:  # the module of an exported program, whose graph is that of one mode
+    except NotImplementedError:  # the module of an exported program has the graph of one mode only
         return duplicate
 
 
 @contextmanager
 def without_fused_attention() -> Iterator[None]:
-    """Switches the fused path off for the process; the last of overlapping blocks restores what the first found."""
+    """Switches the fused path off for the process. The last of overlapping blocks restores the setting."""
     with LOCK:
         if not _blocks:
             _blocks.append(torch.backends.mha.get_fastpath_enabled())
@@ -164,11 +164,10 @@ def without_fused_attention() -> Iterator[None]:
 def without_reading_masks() -> Iterator[None]:
     """Keeps nn.TransformerEncoder and nn.TransformerDecoder from asking whether a mask is causal.
 
-    The answer decides which kernel runs, not what it computes, and a model that branches on the numbers of a tensor
-    cannot be traced.
+    The answer only chooses a kernel, and a model that branches on the values of a tensor cannot be traced.
     """
     with LOCK:
-        # A function of torch's own: a version without it asks nothing.
+        # This function is private to torch: a version without it does not ask.
         found = getattr(transformer, "_detect_is_causal_mask", None)
         if found is None:
             yield
@@ -181,7 +180,7 @@ def without_reading_masks() -> Iterator[None]:
 
 
 def keep_norms_from_fusion(model: nn.Module, norm: type[nn.Module]) -> None:
-    """Excludes every transformer encoder in ``model`` that holds a ``norm`` from the fused path."""
+    """Keeps every transformer encoder in ``model`` that contains a ``norm`` from the fused path."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             if isinstance(module.norm1, norm) or isinstance(module.norm2, norm):

@@ -1,9 +1,9 @@
-"""Where a model's weights lie among the keys of a state dict: the wrappers' parts of keys, and the prefix that fits.
+"""The keys of a model's weights in a state dict: parts that wrappers add, and the prefix of the model's keys.
 
-Lightning keeps a model as an attribute of its module (``model.conv.weight``), beside its loss and its metrics. FSDP,
-activation checkpointing and torch.compile put a part of their own into the keys of what they wrap. The prefix is that
-under which all of the model's keys lie, in the model's shapes. Two sets of weights that both fit and differ, those of a
-model and of its average for example, are refused until the user says which.
+Lightning keeps a model as an attribute of its module (``model.conv.weight``), beside the loss and the metrics. FSDP,
+activation checkpointing and torch.compile add a part to the keys of the modules that they wrap. A prefix fits if all
+keys of the model lie under it, in the model's shapes. If two sets of weights fit and differ, those of a model and of
+its average for example, the user must choose one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from nnorm_export.errors import CheckpointError
 
 OPTION = "--checkpoint-prefix"
-COUNTER = "num_batches_tracked"  # used by training only, and absent from the authors' checkpoints
+COUNTER = "num_batches_tracked"  # only training uses this buffer, and the authors' checkpoints do not have it
 
-# Parts of keys that wrappers add anywhere, unless the model has them itself.
+# Parts that wrappers add to keys. A part that the model's own keys have is not removed.
 MARKS = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",
@@ -36,21 +36,21 @@ ORIGINS = {
     "net.": "a wrapper, Lightning's for example",
     "network.": "a wrapper, Lightning's for example",
 }
-# What only training uses, beside a model's own layers: losses, metrics and AveragedModel's count.
+# Attributes beside a model that only training uses: losses, metrics and the counter of AveragedModel.
 _TRAINING = re.compile(
     r"n_averaged|criterions?|criteria|loss(es)?|loss_?(fn|func|function)"
     r"|((train|val|valid|test)(ing|idation)?_)?(metrics?|acc|accuracy|auroc|f1|confusion_matrix)"
 )
-_LISTED = 10
+_MOST_LISTED = 10
 
 
 @dataclass
 class Fitted:
-    """The weights by the model's keys, and notices on how they came about.
+    """The weights by the model's keys, and notices on how they were found.
 
     Attributes:
-        prefix: what was dropped of every key.
-        foreign: keys under the prefix whose first part the model does not have. They are in ``state`` too.
+        prefix: the prefix that was removed from every key.
+        foreign: keys under the prefix whose first part the model does not have. ``state`` contains these keys too.
     """
 
     state: dict[str, Tensor]
@@ -65,7 +65,7 @@ def find_weights(
     """Returns the part of ``state`` that belongs to a model with the state dict ``expected``.
 
     Args:
-        prefix: the user's choice, with or without its last dot; "" for keys that are the model's own. None finds it.
+        prefix: the user's choice, with or without its last dot; "" for no prefix. None finds the prefix.
 
     Raises:
         CheckpointError: no key begins with ``prefix``; several prefixes fit, and their weights differ; or the
@@ -103,14 +103,14 @@ class _Keys:
         return self.state[self.originals[plain][0]]
 
     def prefixes(self, wanted: Mapping[str, Tensor]) -> list[str]:
-        """Prefixes that one of the keys of ``wanted`` has here, the shortest first."""
+        """Prefixes of the keys of ``wanted`` in this state dict, the shortest first."""
         if not wanted:
             return [""]
-        deepest = max(wanted, key=lambda key: key.count("."))  # the fewest keys end as it does
+        deepest = max(wanted, key=lambda key: key.count("."))  # the deepest key has the fewest matches
         return sorted(_prefixes_of(deepest, self.originals), key=lambda found: (len(found), found))
 
     def fits(self, prefix: str, wanted: Mapping[str, Tensor]) -> bool:
-        """Whether all of ``wanted`` is here under ``prefix``, in the same shapes."""
+        """Whether all keys of ``wanted`` are here under ``prefix``, in the same shapes."""
         for key, value in wanted.items():
             if prefix + key not in self.originals or getattr(self[prefix + key], "shape", None) != value.shape:
                 return False
@@ -122,7 +122,7 @@ def _prefixes_of(key: str, found: Iterable[str]) -> list[str]:
 
 
 def _likeliest(keys: _Keys, wanted: Mapping[str, Tensor]) -> str:
-    """The prefix of the most keys, although the weights under it do not fit: what is wrong with them is reported."""
+    """The prefix with the most of the keys. Its weights do not fit, and the caller reports why."""
     counts = Counter(prefix for key in wanted for prefix in _prefixes_of(key, keys.originals))
     return max(counts, key=lambda prefix: (counts[prefix], -len(prefix)), default="")
 
@@ -131,8 +131,8 @@ def _chosen(keys: _Keys, fitting: list[str], wanted: Mapping[str, Tensor], path:
     """The first of the prefixes that fit, if the weights are the same under all of them."""
     first, *others = fitting
     if different := [other for other in others if not _same(keys, first, other, wanted)]:
-        shown = ", ".join(f"'{prefix}'" for prefix in [first, *different][:_LISTED])
-        more = f" and {len(different) + 1 - _LISTED} more" if len(different) + 1 > _LISTED else ""
+        shown = ", ".join(f"'{prefix}'" for prefix in [first, *different][:_MOST_LISTED])
+        more = f" and {len(different) + 1 - _MOST_LISTED} more" if len(different) + 1 > _MOST_LISTED else ""
         example = different[0] if different[0].rstrip(".") else first
         raise CheckpointError(
             f"{path}: holds several sets of weights that fit the model, and they differ: under the prefixes "
@@ -140,7 +140,7 @@ def _chosen(keys: _Keys, fitting: list[str], wanted: Mapping[str, Tensor], path:
         )
     fitted = _taken(keys, first, wanted, path)
     if others:
-        same = ", ".join(f"'{prefix}'" for prefix in others[:_LISTED])
+        same = ", ".join(f"'{prefix}'" for prefix in others[:_MOST_LISTED])
         fitted.notices.append(f"{path.name}: the same weights lie under {same} too")
     return fitted
 
@@ -156,9 +156,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _taken(
     keys: _Keys, prefix: str, wanted: Mapping[str, Tensor], path: Path, chosen: Set[str] | None = None
 ) -> Fitted:
-    """The weights under ``prefix``; what only training uses is left, and every other key must be the model's.
+    """The weights under ``prefix`` without the keys that only training uses. Every other key must be the model's.
 
-    ``chosen`` are the keys under a prefix that the user gave. Then all parts that the model does not have are left.
+    ``chosen`` are the keys under a prefix that the user gave. Then all parts that the model does not have are ignored.
     """
     own = {key.partition(".")[0] for key in wanted}
     taken: dict[str, str] = {}
@@ -201,7 +201,7 @@ def _refuse_twins(originals: list[str], keys: _Keys, path: Path) -> None:
 def _under(prefix: str, readings: list[_Keys], wanted: Mapping[str, Tensor], path: Path) -> Fitted:
     """The weights under the prefix that the user gave, with the marks of wrappers or without them.
 
-    ``readings`` are the keys without the outer marks, and without the inner marks too, which is tried second.
+    ``readings`` are the keys without the outer marks, then the keys without the inner marks too.
     """
     prefix = prefix and prefix.rstrip(".") + "."
     state = readings[0].state
@@ -238,5 +238,5 @@ def _summary(keys: Iterable[str]) -> str:
         head if head in whole and count == 1 else f"{head}.* ({count} key{'s' if count > 1 else ''})"
         for head, count in counts.most_common()
     ]
-    more = [f"… and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
-    return ", ".join(names[:_LISTED] + more)
+    more = [f"… and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
+    return ", ".join(names[:_MOST_LISTED] + more)

@@ -1,4 +1,4 @@
-"""The dynamic axes of an exported program, and examples at other lengths of them."""
+"""The dynamic axes of an exported program, and examples at other lengths of these axes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Lengths = dict[str, int]  # symbol of torch.export -> its value
 def at_other_lengths(
     program: torch.export.ExportedProgram, module: torch.nn.Module, example: dict[str, Any]
 ) -> list[tuple[Lengths, dict[str, Any]]]:
-    """(length of each symbol, ``example`` cut or repeated to it): at the least lengths, and at other ones.
+    """(length of each symbol, ``example`` cut or repeated to it): at the smallest lengths, and at other ones.
 
-    Lengths that the program itself refuses are left out. A symbol that is no axis by itself (only ``2*s`` is one) keeps
-    its length.
+    Lengths that the program itself refuses are left out. A symbol keeps its length if no axis has this length alone
+    (an axis may have ``2*s``).
 
     Args:
-        program: its placeholders say which axes are dynamic.
+        program: the placeholders of the program say which axes are dynamic.
         module: the module of ``program``.
-        example: what the program was traced with, by the names of the module's parameters.
+        example: the inputs with which the program was traced, by the names of the module's parameters.
     """
     tensors = tensors_in(example)
     shapes = _shapes(program)
@@ -53,7 +53,7 @@ def at_other_lengths(
 
 
 def _shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
-    """The shape of each tensor that the program takes; a dynamic axis is a torch.SymInt."""
+    """The shape of each input tensor of the program; a dynamic axis is a torch.SymInt."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     inputs = (values.get(str(name)) for name in program.graph_signature.user_inputs)
     return [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
@@ -70,13 +70,13 @@ def _range(program: torch.export.ExportedProgram, symbol: Any) -> tuple[int, flo
 def _resized(
     example: dict[str, Any], tensors: list[Tensor], shapes: list[tuple[Any, ...]], lengths: dict[Any, int]
 ) -> dict[str, Any] | None:
-    """``example`` at ``lengths``; None if an axis that is computed from them is not a positive number there."""
+    """``example`` at ``lengths``; None if the length of an axis that depends on them would not be positive."""
     resized = []
     for original, shape in zip(tensors, shapes, strict=True):
         tensor = original
         for axis, length in enumerate(shape):
             wanted = length.node.expr.subs(lengths) if isinstance(length, torch.SymInt) else tensor.shape[axis]
-            if not getattr(wanted, "is_number", True):  # of a symbol that keeps its length
+            if not getattr(wanted, "is_number", True):  # contains a symbol that keeps its length
                 continue
             if tensor.shape[axis] == 0 or int(wanted) != wanted or wanted < 1:
                 return None
@@ -92,6 +92,6 @@ def _runs(module: torch.nn.Module, example: dict[str, Any]) -> bool:
     try:
         with torch.no_grad():
             module(*args, **kwargs)
-    except Exception:  # the guards and the operators of the program raise many kinds
+    except Exception:  # the guards and the operators of the program raise errors of many types
         return False
     return True

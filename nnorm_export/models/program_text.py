@@ -1,8 +1,8 @@
-"""Whether the text of an exported program (the JSON that ``torch.export.save`` writes) is data and no code.
+"""The check that the text of an exported program (the JSON that ``torch.export.save`` writes) is data, not code.
 
-``torch.export.load`` evaluates some of it as Python: symbolic sizes by sympy, guards by ``exec``, names by the code
-that torch.fx generates, and operators by looking up attributes of ``torch``. Here every string must have one of the
-forms that ``torch.export.save`` writes and that name nothing else there: all other text is refused.
+``torch.export.load`` evaluates parts of the text as Python: symbolic sizes by sympy, guards by ``exec``, names by the
+code that torch.fx generates, and operators by looking up attributes of ``torch``. Every string must have one of the
+forms that ``torch.export.save`` writes. All other text is refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class CodeFoundError(ValueError):
     """The text may run code; the message says where."""
 
 
-_MAX_EXPRESSION = 10_000  # characters
+_MAX_CHARACTERS = 10_000  # of an expression
 _PLAIN = re.compile(r"[\w.,:/+\-@ \[\]]*")  # names of parameters, devices and versions; no quotes, brackets or newlines
-_FREE = {"metadata", "as_string", "as_strings"}  # torch keeps this as text and never evaluates it
-_NAMES = {"name", "as_name"}  # of values, which become variables of generated code
+_NEVER_EVALUATED = {"metadata", "as_string", "as_strings"}  # torch keeps these as text
+_VALUE_NAMES = {"name", "as_name"}  # they become variables of generated code
 _NAMED = {"tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values", "custom_obj_values"}
 
 # Operators that compute. Others may read and write files, call objects, or use the network.
@@ -51,7 +51,7 @@ _SYMBOLIC = set(
 )
 _GUARD_CALLS = _SYMBOLIC | {"size", "stride", "storage_offset", "max", "min", "len", "abs", "int", "float"}
 _GUARD_ATTRIBUTES = {"size", "stride", "storage_offset", "shape", "ceil", "floor", "trunc", "sqrt", "math", "inf"}
-_NODES = (
+_ARITHMETIC_NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp,
     ast.Compare, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.UAdd, ast.USub, ast.Not,
     ast.And, ast.Or, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Tuple, ast.List,
@@ -64,8 +64,8 @@ def check_program(text: bytes) -> Any:
     """Returns the JSON ``text`` of a program, or of the list of its weights.
 
     Raises:
-        CodeFoundError: a string in it may run code.
-        ValueError: it is not JSON.
+        CodeFoundError: a string in the text may run code.
+        ValueError: the text is not JSON.
     """
     program = parse_json(text)
     _check(program)
@@ -73,7 +73,7 @@ def check_program(text: bytes) -> Any:
 
 
 def _check(program: Any) -> None:
-    waiting = [(program, "")]  # the elements of a list have the key of the list
+    waiting = [(program, "")]  # (value, its key); the elements of a list have the key of the list
     while waiting:
         value, key = waiting.pop()
         if isinstance(value, dict):
@@ -82,7 +82,7 @@ def _check(program: Any) -> None:
                     _check_name(name)
                 elif not _PLAIN.fullmatch(name):
                     raise CodeFoundError(f"the key {name[:80]!r}")
-                if name not in _FREE or not _is_text(item):
+                if name not in _NEVER_EVALUATED or not _is_text(item):
                     waiting.append((item, name))
         elif isinstance(value, list):
             waiting += [(item, key) for item in value]
@@ -91,7 +91,7 @@ def _check(program: Any) -> None:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether ``value`` is a string, strings, or metadata: names with strings."""
+    """Whether ``value`` is a string, a list of strings, or metadata: a dict of strings."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
     return all(isinstance(item, str) for item in items)
 
@@ -106,7 +106,7 @@ def _check_string(text: str, key: str) -> None:
             raise CodeFoundError(f"it calls {text[:80]!r}")
     elif key in ("in_spec", "out_spec"):
         _check_tree(text)
-    elif key in _NAMES or key == "forward_arg_names":
+    elif key in _VALUE_NAMES or key == "forward_arg_names":
         _check_name(text)
     elif not _PLAIN.fullmatch(text):
         raise CodeFoundError(f"the {key or 'text'} {text[:80]!r}")
@@ -118,7 +118,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_tree(text: str) -> None:
-    """The structure of inputs or outputs: containers by name, and the keys of dictionaries."""
+    """Checks the structure of inputs or outputs: names of containers, and keys of dictionaries."""
     waiting: list[Any] = [parse_json(text)]
     while waiting:
         value = waiting.pop()
@@ -137,9 +137,9 @@ def _check_tree(text: str) -> None:
 
 
 def check_expression(text: str, *, guard: bool = False) -> None:
-    """Raises CodeFoundError unless ``text`` is arithmetic on sizes, or a ``guard``: a condition on sizes of inputs."""
+    """Raises CodeFoundError unless ``text`` is arithmetic on sizes, or (``guard``) a condition on sizes of inputs."""
     try:
-        if len(text) > _MAX_EXPRESSION:
+        if len(text) > _MAX_CHARACTERS:
             raise CodeFoundError(f"an expression of {len(text)} characters")
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -148,7 +148,7 @@ def check_expression(text: str, *, guard: bool = False) -> None:
     quoted = {id(node) for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     exponents: list[ast.expr | None] = []
     for node in nodes:
-        allowed = isinstance(node, _NODES) or (guard and isinstance(node, (ast.Subscript, ast.Attribute)))
+        allowed = isinstance(node, _ARITHMETIC_NODES) or (guard and isinstance(node, (ast.Subscript, ast.Attribute)))
         if isinstance(node, ast.Attribute):
             allowed = allowed and node.attr in _GUARD_ATTRIBUTES
         elif isinstance(node, ast.Name):
@@ -175,12 +175,12 @@ def check_expression(text: str, *, guard: bool = False) -> None:
 
 
 def _is_symbol(name: str) -> bool:
-    """Names of sizes (s0, u3, zf1) and constants; sympy would take other names for its own functions."""
+    """Whether ``name`` is a size (s0, u3, zf1) or a constant. sympy would read other names as its own functions."""
     return bool(re.fullmatch(r"[a-z]{1,3}\d+|L|math|inf|oo|int_oo|zoo|nan|true|false|True|False|args|E|pi", name))
 
 
 def _allow_strings(call: ast.Call, quoted: set[int]) -> None:
-    """Takes from ``quoted`` the strings that are the names of symbols or the digits of numbers."""
+    """Removes from ``quoted`` the strings that are names of symbols or digits of numbers."""
     form = {"Symbol": r"[A-Za-z_]\w*", "Dummy": r"[A-Za-z_]\w*", "Float": r"-?[\d.]+(e[+-]?\d+)?"}
     pattern = form.get(getattr(call.func, "id", ""))
     for argument in call.args[:1]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import CheckpointError
 from nnorm_export.models.prefixes import COUNTER, OPTION, Fitted, find_weights
 
-# Where training scripts store the weights, the likeliest first: trained weights go before their averages.
+# The keys under which training scripts store weights, the likeliest first: trained weights before their averages.
 KEYS = (
     "model_state_dict",
     "state_dict",
@@ -28,7 +28,7 @@ KEYS = (
     "params_ema",
     "ema",
 )
-_LISTED = 10
+_MOST_LISTED = 10
 _LINE = "\n    "
 
 
@@ -100,7 +100,7 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
     state = found.state
     before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
     try:
-        # Not strict: the layers' hooks rename and add keys, and the keys that torch then lists are checked below.
+        # Not strict: the layers' hooks rename and add keys. The keys that torch then lists are checked below.
         outcome = model.load_state_dict(state, strict=False)
         missing, unexpected = (
             [key for key in keys if key.rpartition(".")[2] != COUNTER]
@@ -134,7 +134,7 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
 
 
 def _other_remedy(found: Fitted, missing: list[str], differing: list[str]) -> str:
-    """The option for a checkpoint that has all of the model's weights, and parts beside them."""
+    """The option for a checkpoint that has all of the model's weights and other parts."""
     if missing or differing or not found.foreign:
         return ""
     prefix = found.prefix.rstrip(".") or "''"
@@ -142,5 +142,5 @@ def _other_remedy(found: Fitted, missing: list[str], differing: list[str]) -> st
 
 
 def _some(names: list[str], separator: str = ", ") -> str:
-    more = [f"… and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
-    return separator.join(names[:_LISTED] + more)
+    more = [f"… and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
+    return separator.join(names[:_MOST_LISTED] + more)

@@ -2,5 +2,5 @@
 
 from nnorm_export.pytorch_missing import attach
 
-# Imported when first used: pytest loads the plugin beside it in every run, and torch takes seconds.
+# Imported on first use: every run of pytest loads the plugin in this package, and importing torch takes seconds.
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

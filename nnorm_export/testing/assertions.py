@@ -1,4 +1,4 @@
-"""assert_parity(): compares a file with PyTorch in your test suite; the pytest plugin adds runtimes and drift."""
+"""assert_parity(): compares a file with PyTorch in a test suite. The pytest plugin adds runtimes and drift."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def assert_parity(
 
     Args:
         path, model, inputs, runtime, criterion, rtol, atol, statistic, passthrough: as for :func:`nnorm_export.verify`.
-        ran_by: what must have run every normalization that is a node: ``kernel``, ``body`` or ``plugin``.
+        ran_by: the required implementation of every normalization that is a node: ``kernel``, ``body``, ``plugin``.
 
     Raises:
         AssertionError: the results differ, or a normalization was not run by ``ran_by``. The message has one line for

@@ -1,11 +1,11 @@
-"""The pytest plugin: ``nnorm_parity`` in every runtime of ``--nnorm-runtimes``, and a gate against drift.
+"""The pytest plugin: ``nnorm_parity`` in every runtime of ``--nnorm-runtimes``, and a check of drift.
 
     def test_my_model(nnorm_parity):
         nnorm_parity("model.onnx", model, images)
 
 Errors are recorded as properties of the test, which ``--junit-xml`` writes. With ``--nnorm-baseline FILE`` a test also
-fails if an error is more than twice that of the baseline, for the same version of the runtime: the tolerance alone
-would hide such a drift. ``--nnorm-update-baseline`` records the baseline.
+fails if an error is more than twice the error of the baseline, for the same version of the runtime. The tolerance alone
+would not show such a drift. ``--nnorm-update-baseline`` records the baseline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nnorm_export.parity.verdict.outcome import ParityReport
 
-DRIFT = 2.0  # how much an error may grow
+LARGEST_GROWTH = 2.0  # of an error over the baseline
 _BASELINE = pytest.StashKey[dict[str, Any]]()
 
 
@@ -90,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _runtimes(config: pytest.Config) -> list[str]:
-    """The names in ``--nnorm-runtimes``, each once: a run that compares nothing must not be green."""
+    """The names in ``--nnorm-runtimes``, each once."""
     names = (name.strip() for name in config.getoption("--nnorm-runtimes").split(","))
     return list(dict.fromkeys(filter(None, names)))
 
@@ -105,8 +105,8 @@ def nnorm_runtime(request: pytest.FixtureRequest) -> str:
 def nnorm_parity(
     nnorm_runtime: str, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[..., ParityReport]:
-    """:func:`nnorm_export.testing.assertions.assert_parity` in :func:`nnorm_runtime`, with the gate against drift."""
-    with needed_by("nnorm_parity"):  # not skipped, unlike a missing runtime: the test would never compare anything
+    """:func:`nnorm_export.testing.assertions.assert_parity` in :func:`nnorm_runtime`, with the check of drift."""
+    with needed_by("nnorm_parity"):  # an error, not a skip: without PyTorch the test would never compare anything
         from nnorm_export.parity.verify import verify  # noqa: PLC0415 - brings torch, which takes seconds
         from nnorm_export.testing.assertions import require  # noqa: PLC0415 - the same
 
@@ -148,12 +148,12 @@ def _check_drift(request: pytest.FixtureRequest, key: str, report: ParityReport)
         message = f"{key}: no baseline for {version}; record it with --nnorm-update-baseline"
         warnings.warn(message, stacklevel=2)
         return
-    # An error of 0 may become one rounding of the greatest element on another day.
+    # An error of 0 in the baseline may become one rounding of the greatest element in another run.
     roundings = {output.name: machine_epsilon(output.dtype) * output.greatest for output in report.outputs}
     grown = [
         f"{name} from {recorded[name]:.2e} to {error:.2e}"
         for name, error in errors.items()
-        if name in recorded and error > DRIFT * max(recorded[name], roundings[name])
+        if name in recorded and error > LARGEST_GROWTH * max(recorded[name], roundings[name])
     ]
     if grown:
         raise AssertionError(

@@ -69,7 +69,7 @@ def test_companions_are_found_without_reading_the_weights(large: Path) -> None:
 def test_all_but_the_large_weights_is_read(large: Path) -> None:
     proto = onnx_file.read(large, large_weights=False).proto
     assert [len(weight.raw_data) for weight in proto.graph.initializer] == [0, 4 * WIDTH]
-    assert proto == _cleared(onnx_file.read(large).proto, wire._LARGE)
+    assert proto == _cleared(onnx_file.read(large).proto, wire._LARGE_WEIGHT)
 
 
 def _cleared(proto: onnx.ModelProto, large: int) -> onnx.ModelProto:
@@ -116,7 +116,7 @@ def test_a_file_of_very_many_fields_is_read_whole(tmp_path: Path, monkeypatch: p
     with path.open("ab") as file:
         file.write(bytes([onnx.ModelProto.IR_VERSION_FIELD_NUMBER << 3, 10]) * 2**20)
     counted = []
-    monkeypatch.setattr(wire, "_FIELDS", 1000)
+    monkeypatch.setattr(wire, "_MOST_FIELDS", 1000)
     varint = wire._varint
     monkeypatch.setattr(wire, "_varint", lambda file: (counted.append(1), varint(file))[1])
     assert onnx_file.read(path, large_weights=False).proto == model
@@ -127,8 +127,8 @@ def test_a_file_of_very_many_fields_is_read_whole(tmp_path: Path, monkeypatch: p
 def test_damaged_files_are_left_to_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph, or the error, is what it is when the whole file is read."""
     large = 64
-    monkeypatch.setattr(wire, "_LARGE", large)
-    monkeypatch.setattr(wire, "_WHOLE", 0)
+    monkeypatch.setattr(wire, "_LARGE_WEIGHT", large)
+    monkeypatch.setattr(wire, "_SMALL_FILE", 0)
     path = tmp_path / "net.onnx"
     _write(path, 8)
     kinds = set()

@@ -215,10 +215,10 @@ def test_what_leads_to_registered_layers_is_allowed() -> None:
     assert type(freeze(model)[0]) is type(freeze(model).order[0][0])
 
 
-def test_a_layer_that_is_too_large_to_be_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_is_too_large_to_be_compared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = randomized(fake_layers.LayerNormalNorm(8))
     monkeypatch.setattr("nnorm_export.freezing.verify_layer._MOST_ENTRIES", 15)
-    with pytest.warns(UserWarning, match=r"layer 0 \(LayerNormalNorm\) has 16 entries, too many to be tried"):
+    with pytest.warns(UserWarning, match=r"layer 0 \(LayerNormalNorm\) has 16 entries, too many to be compared"):
         freeze(nn.Sequential(layer))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

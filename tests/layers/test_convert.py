@@ -184,7 +184,7 @@ def test_a_sync_batch_norm_becomes_a_batch_norm_of_its_process_for_any_rank(shap
     nn.init.uniform_(old.weight, 0.5, 1.5)
     x = torch.randn(shape, dtype=torch.float64)
     old(x)
-    with pytest.warns(UserWarning, match="1 of them: SyncBatchNorm shares .* takes those of its own process's part"):
+    with pytest.warns(UserWarning, match="1 of them: SyncBatchNorm computes .* over its own process's part"):
         model, report = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), variant="paper", return_report=True)
     assert isinstance(model[0], layers.BatchNormalNorm2d)
     assert (model[0].momentum, report.kept) == (0.3, ())

@@ -70,7 +70,7 @@ class AlwaysInEvaluation(nn.BatchNorm1d):
 
 def test_a_norm_whose_statistics_were_frozen_has_a_note() -> None:
     model = nn.Sequential(AlwaysInEvaluation(4), nn.BatchNorm1d(4))
-    with pytest.warns(UserWarning, match="1 of them: its statistics were those of inference in training too"):
+    with pytest.warns(UserWarning, match="1 of them: it used its running statistics in training too"):
         _, report = convert_normal_norm(model, return_report=True)
     assert [bool(entry.note) for entry in report.converted] == [True, False]
 
@@ -130,7 +130,7 @@ class MedianNorm(DecayingNorm):
 
 
 def test_running_statistics_that_move_in_another_way_have_a_note() -> None:
-    with pytest.warns(UserWarning, match="1 of them: its running statistics do not move by a constant momentum"):
+    with pytest.warns(UserWarning, match="1 of them: its running statistics are not updated with a constant momentum"):
         convert_normal_norm(nn.Sequential(MedianNorm(0.1)))
 
 

@@ -17,7 +17,7 @@ Kind = Literal["linear", "norm", "activation"]
 
 
 class Freezable(nn.Module):
-    """A layer that defines its form at inference, :meth:`frozen`, and the layers that it replaces in a network.
+    """A layer that declares its form at inference, :meth:`frozen`, and the kinds of layers that it replaces.
 
     Attributes:
         replaces: the kinds of successive layers that :func:`nnorm_export.layers.convert_norm` replaces by this one.
@@ -27,7 +27,7 @@ class Freezable(nn.Module):
 
     @abstractmethod
     def frozen(self) -> nn.Module:
-        """Return the layer in eval mode, made of standard operators, without its training code, constants folded."""
+        """Return the layer in eval mode: standard operators and folded constants, without training code."""
 
     @classmethod
     @abstractmethod
@@ -35,7 +35,7 @@ class Freezable(nn.Module):
         """Return the layer that replaces ``replaced``, layers of the kinds in :attr:`replaces`."""
 
     def sample_size(self, shape: Sequence[int]) -> int | None:
-        """How many values of an input of ``shape`` the layer takes a variance of together; None if it takes none."""
+        """The number of values of an input of ``shape`` in one variance; None if no variance is computed."""
         return None
 
     @property
@@ -44,7 +44,7 @@ class Freezable(nn.Module):
         return arithmetic_of((*self.parameters(), *self.buffers()))
 
     def _double(self, name: str) -> Tensor:
-        """The parameter or buffer ``name`` in float64, in which constants are folded."""
+        """The parameter or buffer ``name`` in float64, the dtype in which constants are folded."""
         value: Tensor = getattr(self, name)
         return value.detach().to(torch.float64)
 
@@ -109,5 +109,5 @@ def channels_of(norm: nn.Module) -> int:
 
 
 def settings_of(norm: nn.Module, *names: str) -> dict[str, Any]:
-    """Those of the settings ``names`` that ``norm`` has, for the layer that replaces it."""
+    """The settings ``names`` of ``norm``, as far as it has them, for the layer that replaces it."""
     return {name: getattr(norm, name) for name in names if hasattr(norm, name)}

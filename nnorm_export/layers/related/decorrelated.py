@@ -22,8 +22,8 @@ Running = Literal["whitening", "covariance"]
 class _InverseSquareRoot(torch.autograd.Function):
     """Σ ↦ Σ^(−1/2) for symmetric matrices, with a derivative that does not divide by differences of eigenvalues.
 
-    Eigenvalues are clamped from below to ``least``, the damping ε, and to the rounding of the greatest one. There is no
-    second derivative: that of the roots and vectors would divide by these differences.
+    Eigenvalues are clamped from below to ``least``, the damping ε, and to the rounding of the greatest eigenvalue.
+    There is no second derivative, because the derivatives of the roots and vectors would divide by these differences.
     """
 
     generate_vmap_rule = True
@@ -54,11 +54,11 @@ class _InverseSquareRoot(torch.autograd.Function):
 
 
 def whitening_matrix(covariance: Tensor, epsilon: float, iterations: int | None) -> Tensor:
-    """(Σ + ε·I)^(−1/2): by eigenvectors (ZCA), or by ``iterations`` of Newton's steps (IterNorm, algorithm 1)."""
+    """(Σ + ε·I)^(−1/2) by eigenvectors (ZCA), or by ``iterations`` Newton steps (IterNorm, algorithm 1)."""
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     covariance = covariance + epsilon * identity
     if iterations is None:
-        # torch declares no type for Function.apply: it is that of forward.
+        # torch declares no type for Function.apply. It has the type of forward.
         inverse_square_root: Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor]] = _InverseSquareRoot.apply
         return inverse_square_root(covariance, epsilon)[0]
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
@@ -73,7 +73,7 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
     r"""y = Σ^(−1/2)·(x − μ)·weight + bias with the covariance Σ of each group of channels.
 
     Huang et al., *Decorrelated Batch Normalization* (CVPR 2018), cited as DBN: ZCA whitening, with statistics of the
-    batch in training and running statistics at inference, where it is a 1×1 convolution with as many groups.
+    batch in training and running statistics at inference. At inference the layer is a grouped 1×1 convolution.
 
     Args:
         num_features: the number C of channels.
@@ -83,8 +83,8 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: False freezes the running statistics.
         running: ``"whitening"`` keeps the average of Σ^(−1/2), as DBN does, ``"covariance"`` that of Σ (unbiased).
-        iterations: None for the eigenvectors of Σ, or the number of Newton's steps (Huang et al., *Iterative
-            Normalization*, CVPR 2019; 5 there).
+        iterations: None for the eigenvectors of Σ, or the number of Newton steps (Huang et al., *Iterative
+            Normalization*, CVPR 2019, use 5).
 
     State: ``running_mean`` [C] and ``running_whitening`` or ``running_covariance`` [groups, C/groups, C/groups].
 
@@ -159,7 +159,7 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
         self._move(f"running_{self.running}", whitening if self.running == "whitening" else covariance)
 
     def running_whitening_matrix(self, dtype: torch.dtype) -> Tensor:
-        """Σ^(−1/2) of each group, as inference uses it."""
+        """Σ^(−1/2) of each group at inference."""
         matrix: Tensor = getattr(self, f"running_{self.running}").to(dtype)
         return matrix if self.running == "whitening" else whitening_matrix(matrix, self.eps, self.iterations)
 
@@ -221,7 +221,7 @@ class FrozenWhitening(FrozenModule):
         """Fold this layer into the convolution or linear map before it: W·(V·x + c) + b.
 
         Returns:
-            Whether it was folded. The channels of a group must all come from the same group of the convolution.
+            False if it cannot be folded, because the channels of a group come from several groups of the convolution.
         """
         weight, bias = linear.weight, linear.bias
         assert isinstance(weight, nn.Parameter)

@@ -28,9 +28,9 @@ class FilterResponseNorm(ChannelNorm):
 
     Args:
         num_features: the number C of channels.
-        eps: ε; with ``learnable_eps`` ε is ``eps + |eps_learned|``, a parameter that starts at 1e-4.
-        learnable_eps: for maps of few pixels, where ν² may be near 0.
-        threshold: whether τ, ``tau``, is learned per channel; without it add an activation after the layer.
+        eps: ε; with ``learnable_eps`` ε is ``eps + |eps_learned|``, where ``eps_learned`` starts at 1e-4.
+        learnable_eps: whether ε is learned, for maps of few pixels, where ν² may be near 0.
+        threshold: whether τ, ``tau``, is learned per channel; without τ add an activation after the layer.
         affine: whether there are ``weight`` and ``bias``.
 
     Shape: (N, C, \*spatial) with at least one spatial axis. The statistics come from the input, at inference
@@ -61,7 +61,7 @@ class FilterResponseNorm(ChannelNorm):
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], **options: Any) -> FilterResponseNorm:
-        # ε of a variance is not that of ν², so the replaced norm's is not kept.
+        # The ε of the replaced norm is not kept, because it was added to a variance, not to ν².
         return cls(channels_of(replaced[0]), **options)
 
     def reset_parameters(self) -> None:

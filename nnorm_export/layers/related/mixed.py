@@ -22,7 +22,7 @@ def sample_axes(x: Tensor) -> list[int]:
 
 
 def batch_mean_layer_variance(x: Tensor, mean: Tensor, epsilon: float) -> Tensor:
-    """(x − μ_B)/√(var_i x + ε) with μ_B as it broadcasts against ``x`` (RS table 1)."""
+    """(x − μ_B)/√(var_i x + ε), where μ_B broadcasts against ``x`` (RS table 1)."""
     return (x - mean) / deviation_over(x, sample_axes(x), epsilon)
 
 
@@ -45,7 +45,7 @@ class _MixedNorm(RunningStatistics, ChannelNorm):
     _statistic: str
 
     def _of_batch(self, x: Tensor) -> Tensor:
-        """The statistic of the batch in training, else the running one, with axes of length 1."""
+        """The statistic of the batch in training, else the running statistic, with axes of length 1."""
         self._count_batch()
         if not (self.training and x.numel()):
             return expand_trailing(getattr(self, self._statistic), x.dim() - 2).to(x.dtype)

@@ -22,8 +22,8 @@ from nnorm_export.models.modules import deepcopy
 def pairwise_regularizer(z: Tensor) -> Tensor:
     """E_{a≠b}[Σ((z̃ᵃ + z̃ᵇ)² − 2)] over the pairs of different samples of a batch, Σ over a sample's values (RS table 1).
 
-    It is least where samples are opposite on average, and so replaces the subtraction of the batch mean. 0 for a batch
-    of one, which has no pairs.
+    The regularizer is least if samples are opposite on average, and so replaces the subtraction of the batch mean. It
+    is 0 for a batch of one sample, which has no pairs.
     """
     count = z.shape[0]
     if count < 2:
@@ -42,7 +42,7 @@ class _Regularized(nn.Module):
 
     @property
     def regularizer(self) -> Tensor | None:
-        """The loss term of the last call in training, with its gradient; None before the first and in eval mode.
+        """The loss term of the last call in training, with its gradient; None before the first call and in eval mode.
 
         If a layer is called more than once in a forward pass, the last call counts.
         """
@@ -53,7 +53,7 @@ class _Regularized(nn.Module):
         return z
 
     def train(self, mode: bool = True) -> _Regularized:
-        """Set the mode; the regularizer of the last training batch goes with the training mode."""
+        """Set the mode. Leaving the training mode deletes the regularizer of the last training batch."""
         if not mode:
             self._regularizer = None
         super().train(mode)
@@ -132,9 +132,8 @@ class PreLayerNorm(Normalization, Freezable):
         eps: ε.
         affine: whether there are ``weight`` and ``bias``, one for each channel or feature of z.
 
-    Shape: that of ``linear``. The statistics of nn.Linear are over its features, the last axis; those of a convolution
-    over the channels and space of each sample. The statistics come from the input, at
-    inference too.
+    Shape: that of ``linear``. With nn.Linear the statistics are over the features, the last axis; with a convolution
+    over the channels and space of each sample. The statistics come from the input, at inference too.
 
     Raises:
         TypeError: ``linear`` is neither of these.
@@ -152,7 +151,7 @@ class PreLayerNorm(Normalization, Freezable):
         features = linear.out_features if isinstance(linear, nn.Linear) else linear.out_channels
         weight = next(linear.parameters())
         self.linear = linear
-        # Of the map that was given: one that is wrapped or quantized later is of another class.
+        # Stored here, because the map may later be wrapped or quantized, and has another class then.
         self._by_last_axis = isinstance(linear, nn.Linear)
         self.affine = affine
         self._init_affine((features,), affine, weight.device, weight.dtype)
@@ -166,7 +165,7 @@ class PreLayerNorm(Normalization, Freezable):
         """Do nothing: :attr:`linear` checks its input."""
 
     def _normalize(self, x: Tensor) -> Tensor:
-        parameter = next(self.linear.parameters(), x)  # a quantized map has none
+        parameter = next(self.linear.parameters(), x)  # a quantized map has no parameters
         z = self.linear(centered(x, self._by_last_axis).to(parameter.dtype)).to(x.dtype)
         z = self._with_regularizer(scaled(z, self._by_last_axis, self.eps))
         return self._apply_affine(z, 0 if self._by_last_axis else z.dim() - 2)
@@ -189,8 +188,8 @@ class PreRegNorm(_Regularized, PreLayerNorm):
         return self._regularize(z)
 
     def frozen(self) -> nn.Module:
-        # The regularizer belongs to training. Declared here, because freeze() refuses a class that overrides methods of
-        # the class whose frozen() it has.
+        # Overridden, because freeze() refuses a class that overrides other methods and inherits frozen(). The
+        # regularizer is used in training only.
         return super().frozen()
 
 
@@ -203,7 +202,7 @@ def scaled(z: Tensor, by_last_axis: bool, epsilon: float) -> Tensor:
 
 
 class FrozenPreLayerNorm(FrozenModule):
-    """The linear map has the dtype of the model; the statistics are computed in float32 or float64."""
+    """:class:`PreLayerNorm` at inference: the linear map in the model's dtype, statistics in float32 or float64."""
 
     if TYPE_CHECKING:
         weight: Tensor | None

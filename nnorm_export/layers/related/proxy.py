@@ -36,12 +36,12 @@ class ProxyNorm(Freezable):
         extra_parameters: whether β̃ and γ̃, ``proxy_bias`` and ``proxy_weight``, are learned from 0; else they are 0.
         rescale: False omits the division, as PN does before a final mean pooling.
         eps: ε.
-        num_samples: n.
+        num_samples: n, the number of values of Y.
 
     Shape: that of ``norm``.
 
     Raises:
-        ValueError: ``norm`` does not say how many channels it has.
+        ValueError: ``norm`` has no attribute for the number of channels.
     """
 
     replaces = ("norm", "activation")

@@ -30,11 +30,11 @@ _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
 _STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-Place = tuple[nn.Module, list[str], list[nn.Module]]  # parent, names in it, layers
+Place = tuple[nn.Module, list[str], list[nn.Module]]  # (parent, names in the parent, layers)
 
 
 class Replacement(Protocol):
-    """A class that :func:`convert_norm` takes: it declares what it replaces."""
+    """A class that :func:`convert_norm` accepts: it declares the layers that it replaces."""
 
     replaces: tuple[Kind, ...]
 
@@ -44,27 +44,26 @@ class Replacement(Protocol):
 def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Module:
     """Replace layers of torch.nn in ``module``, in place, by the layer ``to``.
 
-    What is replaced depends on ``to``: most layers replace a normalization; EvoNormS0, FilterResponseNorm and ProxyNorm
-    replace a normalization and the activation after it, PreLayerNorm a linear map and the normalization after it, and
-    WeightStandardization the weight of every linear map and convolution. Two layers must be neighbors in an
-    nn.Sequential, because the order of calls in a user's forward is unknown. The new layer keeps dtype, device, mode,
-    and the parameters and running statistics that both layers have, with ε and momentum. FilterResponseNorm and
-    ProxyNorm keep their own ε, because theirs is added to another quantity.
+    Most layers replace a normalization. EvoNormS0, FilterResponseNorm and ProxyNorm replace a normalization and the
+    activation after it, PreLayerNorm a linear map and the normalization after it, and WeightStandardization the weight
+    of every linear map and convolution. Two layers must be neighbors in an nn.Sequential, because the order of calls in
+    a user's forward is unknown. The new layer keeps dtype, device, mode, ε, momentum, and the parameters and running
+    statistics that both layers have. FilterResponseNorm and ProxyNorm keep their own ε, which is added to another
+    quantity.
 
         convert_norm(model, FilterResponseNorm, learnable_eps=True)
 
     Args:
         module: the model.
-        to: a class of this package, except the normality-normalization layers, which :func:`convert_normal_norm` puts
-            in.
-        options: arguments of its constructor, except those that the replaced layers determine.
+        to: a class of this package, except the normality-normalization layers (see :func:`convert_normal_norm`).
+        options: arguments of the constructor, except those that the replaced layers determine.
 
     Returns:
-        ``module``, or its replacement if it is itself replaced.
+        ``module``, or its replacement if ``module`` itself is replaced.
 
     Raises:
-        ValueError: ``module`` is not a torch.nn.Module, nothing in it can be replaced, ``to`` cannot replace a layer,
-            or a plain list, dict or function of the model holds a layer too, and would go on calling it; the model is
+        ValueError: ``module`` is not a torch.nn.Module, no layer in it can be replaced, ``to`` cannot replace a layer,
+            or a plain list, dict or function of the model refers to a layer too, and would still call it. The model is
             then unchanged.
     """
     require_module("convert_norm", module)
@@ -75,7 +74,7 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
         if not issubclass(to, NormalNorm):
             remedy = "give a layer of nnorm_export.layers, EvoNormS0 for example"
         raise InputError(f"convert_norm cannot put in {to.__name__}; {remedy}")
-    holder = nn.ModuleList([module])  # so that the module itself has a place
+    holder = nn.ModuleList([module])  # so that the module itself has a parent
     found = list(_places(holder, to.replaces))
     if not found:
         kinds = " followed by ".join(to.replaces)
@@ -86,7 +85,8 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
             if isinstance(layer, LazyModuleMixin):
                 name = type(layer).__name__
                 raise ValueError(f"{name} has no shape yet. Run the model once on an example, then convert it.")
-    # All are built before any is placed, so that an error leaves the model unchanged. Shared layers stay shared.
+    # All layers are built before the first is put into the model, so that an error leaves the model unchanged. Shared
+    # layers stay shared.
     built: dict[tuple[int, ...], nn.Module] = {}
     for _, _, replaced in found:
         key = tuple(map(id, replaced))

@@ -18,14 +18,14 @@ def switchable(
 ) -> Tensor:
     """(x − Σ_k w_k·μ_k)/√(Σ_k w'_k·σ²_k + ε) for k = instance, layer, batch.
 
-    ``mean`` and ``variance`` are those of k = batch, with axes of length 1.
+    ``mean`` and ``variance`` are the statistics of k = batch, with axes of length 1.
     """
     spatial = [axis for axis in range(2, x.dim())]  # noqa: C416 - TorchScript knows no list(range())
     instance = x.mean(spatial, keepdim=True) if len(spatial) > 0 else x
     square = torch.square(x - instance)
     within = square.mean(spatial, keepdim=True) if len(spatial) > 0 else square
     layer = instance.mean([1], keepdim=True)
-    # The variance over channels and space, from that within channels and that of their means.
+    # The variance over channels and space is the mean variance within channels plus the variance of the channel means.
     total = within.mean([1], keepdim=True) + torch.square(instance - layer).mean([1], keepdim=True)
     center = mean_weight[0] * instance + mean_weight[1] * layer + mean_weight[2] * mean
     spread = var_weight[0] * within + var_weight[1] * total + var_weight[2] * variance

@@ -15,8 +15,8 @@ class WeightStandardization(nn.Module):
     r"""Ŵ = (W − mean W)/√(var W + ε) for each output channel, over its inputs and kernel.
 
     Qiao et al., *Micro-Batch Training with Batch-Channel Normalization and Weight Standardization* (2019). At
-    inference Ŵ is a constant, which :func:`nnorm_export.freeze` folds into the layer, as it does any parametrization of
-    ``torch.nn.utils.parametrize``, weight norm among them.
+    inference Ŵ is a constant, which :func:`nnorm_export.freeze` folds into the layer, like any parametrization of
+    ``torch.nn.utils.parametrize``, weight norm for example.
 
         parametrize.register_parametrization(conv, "weight", WeightStandardization())
 
@@ -37,7 +37,7 @@ class WeightStandardization(nn.Module):
 
     @classmethod
     def counterpart(cls, replaced: Sequence[nn.Module], eps: float = 1e-10) -> nn.Module:
-        """Return the layer itself, with this parametrization of its weight unless it already has one."""
+        """Return the layer itself, with this parametrization added to its weight unless it is there already."""
         (layer,) = replaced
         present = getattr(getattr(layer, "parametrizations", None), "weight", ())
         if any(isinstance(parametrization, cls) for parametrization in present):
