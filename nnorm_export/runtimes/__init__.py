@@ -35,7 +35,7 @@ RUNTIMES: dict[str, Runtime] = {
 
 
 def runtimes_for(path: str | Path) -> list[Runtime]:
-    """The runtimes that open files of the kind of ``path``, the one that :func:`load` takes first."""
+    """The runtimes that open the format of ``path``; the first is the default of :func:`load`."""
     own = [runtime for runtime in RUNTIMES.values() if runtime.is_own(path)]
     return own or [runtime for runtime in RUNTIMES.values() if runtime.opens_onnx]
 
@@ -44,17 +44,16 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     """Opens a model file in a runtime: ``runner = load("model.onnx"); logits, = runner(images)``.
 
     Args:
-        path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or what
-            :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program` or
-            :func:`nnorm_export.export_aoti` wrote, or :func:`nnorm_export.export` for a target: ``.pte`` of ExecuTorch,
-            ``.tflite`` of LiteRT, ``.mlpackage`` of Core ML (on macOS). TorchScript is code in a language of its own,
-            and what ``export_aoti`` writes is machine code, which can do what any program can: load either only from
-            those that you trust.
-            Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
-        runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
-            and the runtime of the file's format for other files.
-        trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
-            pickled objects or text that is not data. Other files are not affected.
+        path: an ONNX file, an engine of TensorRT (``.plan``, ``.engine``), or a file of
+            :func:`nnorm_export.export_torchscript`, :func:`nnorm_export.export_program`,
+            :func:`nnorm_export.export_aoti`, or :func:`nnorm_export.export` for a target: ``.pte`` of ExecuTorch,
+            ``.tflite`` of LiteRT, ``.mlpackage`` of Core ML (on macOS). TorchScript files are code, and the files of
+            ``export_aoti`` are machine code that can do anything: load them only from sources that you trust.
+            Or the URL of a model on a server with the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
+        runtime: the name of a runtime; ``nnorm-export doctor`` lists the names. None is ONNX Runtime on the CPU for
+            ONNX, and the runtime of the file's format for other files.
+        trust_pickle: open an exported program (``.pt2``) even if loading it runs code from the file, because it has
+            pickled objects or text that is not data. Other formats are not affected.
         options: the runtime's own, see :class:`.session.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
             :class:`.tensorrt_runner.TensorRTRunner`.
 
@@ -63,7 +62,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
         RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
         NnormExportError: the runtime is unknown.
 
-    A file that is replaced meanwhile is opened again, so that a graph never runs with the weights of another.
+    If the file is replaced while it is opened, it is opened again, so that graph and weights belong to one file.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ModelFileError(f"the path of a model is {type(path).__name__}; give a str or a pathlib.Path")
