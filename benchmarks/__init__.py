@@ -2,5 +2,5 @@
 
 import os
 
-# Threads of PyTorch that wait must not take the cores from the session whose turn it is. Read when torch is imported.
+# Waiting threads of PyTorch must not take the cores from the session that is timed. torch reads this when imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

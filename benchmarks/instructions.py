@@ -1,10 +1,11 @@
-"""The instructions that the CPU kernels run for each element, counted by valgrind, against those on record.
+"""The instructions that the CPU kernels run for each element, counted by valgrind and compared with a record.
 
 python -m benchmarks.instructions PROGRAM [--record]
 
-A count is the same on a busy machine. It fails at 3 % more than on record, and says where there are fewer. PROGRAM is
-count_instructions of the C++ tests (`make bench-check` builds it). valgrind knows no AVX-512; the kernels for it are
-made of the same code as those for AVX2. Another compiler makes other instructions: a record is of one compiler.
+A count does not depend on the load of the machine. The program fails at 3 % more instructions than in the record, and
+lists cases with fewer. PROGRAM is count_instructions of the C++ tests (`make bench-check` builds it). valgrind does not
+run AVX-512; the kernels for AVX-512 have the same source as those for AVX2. Each compiler has its own record, because
+another compiler makes other instructions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 RECORD = Path(__file__).parents[1] / "results" / "instructions.json"
-MOST = 1.03  # in times of the record
+LARGEST_RATIO = 1.03  # of instructions to the record
 _MEASURED = re.compile(r"measured<(\d+)")
 
 
@@ -40,7 +41,7 @@ def count(program: Path) -> tuple[str, dict[str, float]]:
 
 
 def inclusive(text: str) -> dict[int, int]:
-    """Number of a ``measured`` -> its instructions with those of all that it calls, of a file of callgrind."""
+    """Number N of a function ``measured<N>`` in a file of callgrind -> its instructions, with all that it calls."""
     names: dict[str, str] = {}
     counts: dict[int, int] = defaultdict(int)
     inside: int | None = None
@@ -63,7 +64,7 @@ def compare(compiler: str, found: dict[str, float], record: dict[str, dict[str, 
     sentences = [f"{name} is not on record" for name in found.keys() - before.keys()]
     sentences += [f"{name} is on record, and was not counted" for name in before.keys() - found.keys()]
     for name in found.keys() & before.keys():
-        if found[name] > MOST * before[name]:
+        if found[name] > LARGEST_RATIO * before[name]:
             more = found[name] / before[name] - 1
             sentences.append(f"{name}: {found[name]} instructions for an element, {more:.1%} more than {before[name]}")
     return sorted(sentences)
@@ -90,7 +91,7 @@ def main() -> None:
     if wrong := compare(compiler, found, record):
         sys.exit("\n".join([*wrong, "If that must be: make bench-check RECORD=--record"]))
     fewer = [f"{name}: {found[name]}, {before} on record" for name, before in record[compiler].items()
-             if found[name] < before / MOST]  # fmt: skip
+             if found[name] < before / LARGEST_RATIO]  # fmt: skip
     print("\n".join([f"{len(found)} kernels run no more instructions than on record ({compiler})", *fewer]))
 
 

@@ -5,8 +5,8 @@ python -m benchmarks.int8 [--threads 1 2] [--batch N …] [--repeats N] [--sessi
 
 The twin is a network with BatchNorm2d or LayerNorm. torch.onnx.export folds a BatchNorm2d that follows a convolution.
 
-Every file is opened several times, and a figure is the median over the turns of all sessions: the ratio of an int8
-ResNet18 at batch 1 differs by up to 0.02 between sessions.
+Every file is opened several times, because the ratio of an int8 ResNet18 at batch 1 differs by up to 0.02 between
+sessions. A figure is the median over the turns of all sessions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CALIBRATION = 32
 
 @dataclass
 class Row:
-    """A contestant: its file, whether kernels run it, how many nodes cost more than they compute, and its timings."""
+    """A contestant: its file, whether kernels run it, the counts of nodes that only move or convert data, timings."""
 
     name: str
     path: Path
@@ -110,7 +110,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 def _open(name: str, row: Row, threads: int, folder: Path) -> nnorm_export.Runner:
-    """A session of a row's file, whose nodes are counted."""
+    """A session of a row's file. The nodes of the file are counted."""
     settings = session_options(threads)
     settings.optimized_model_filepath = str(folder / "optimized.onnx")
     if row.kernels:

@@ -1,8 +1,8 @@
 """The kernels alone, each as a model of one node in ONNX Runtime, with ONNX Runtime's own operators for comparison.
 
-In service the nodes before it have woken a session's threads and the processor's clock, and the caches hold what other
-nodes have used. So a small kernel runs for some time before it is timed, while the threads of the other sessions sleep;
-and each run takes other tensors, together more than the second-level cache holds.
+In a network the nodes before a kernel have woken the session's threads, raised the processor's clock, and filled the
+caches with other tensors. Therefore a small kernel runs for some time before it is timed, while the threads of the
+other sessions sleep. Each run takes other tensors, together more than the second-level cache holds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 # Elements of float32 in the input. Small ones rotate, see ROTATING; 8 MiB fit the third-level cache, 256 MiB do not.
 SIZES = {"128 KiB": 2**15, "8 MiB": 2**21, "256 MiB": 2**26}
 WIDTH, CHANNELS, EXTENT = 768, 64, 1024
-SMALL = 2**18  # elements; a run of more takes much longer than to wake a thread
-UNTIL_ASLEEP = 0.1  # seconds; ONNX Runtime's threads spin for half of it after a run
-UNTIL_AWAKE = 0.02  # seconds of runs that are not timed; the first hundred are slower
+SMALL = 2**18  # elements; with more elements a run takes much longer than waking a thread
+UNTIL_ASLEEP = 0.1  # seconds; ONNX Runtime's threads spin for half of this time after a run
+UNTIL_AWAKE = 0.02  # seconds of untimed runs, because the first hundred runs are slower
 TIMED_RUNS = 20
-ROTATING = 2**20  # elements of the inputs that runs take in turn
+ROTATING = 2**20  # elements of all inputs through which the runs rotate
 DTYPES = {
     "float32": (np.float32, TensorProto.FLOAT),
     "float16": (np.float16, TensorProto.FLOAT16),
@@ -42,7 +42,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operator: its inputs, their shape for a given number of elements, and what it is compared with."""
+    """One operator: its inputs, their shape for a number of elements, and the operator to compare it with."""
 
     op_type: str
     base: str
@@ -51,14 +51,14 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Its inputs after X that have one number for each channel, or for each element of a row."""
+        """The inputs with one number for each channel, or for each element of a row."""
         if self.op_type in OPERATORS:
             return OPERATORS[self.op_type].parameters
         return ("weight", "bias") if self.op_type == "LayerNormalization" else ()
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Its inputs of the shape of X."""
+        """The inputs after X of the same shape as X."""
         return OPERATORS[self.op_type].operands if self.op_type in OPERATORS else ()
 
     @property
@@ -72,7 +72,7 @@ class Kernel:
         return elements // (CHANNELS * extent), CHANNELS, extent
 
 
-# ReLU, a copy with a comparison, takes the least time that an elementwise operator can take.
+# ReLU, a copy with a comparison, is the fastest elementwise operator.
 KERNELS = [
     Kernel("Relu", "Relu", True),
     *(Kernel(f"BatchNormalNorm{epilogue}", "Relu", True) for epilogue in ("", "Relu", "AddRelu")),
@@ -85,7 +85,7 @@ KERNELS = [
 
 
 def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any]:
-    """A run of the node on tensors that are bound once, so that nothing is allocated or copied."""
+    """A function that runs the node on tensors that are bound once, so that a run allocates and copies nothing."""
     rng = np.random.default_rng(0)
     kind, element = DTYPES[kernel.dtype]
     arithmetic = np.float64 if kernel.dtype == "float64" else np.float32
@@ -127,7 +127,7 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
 
 
 def _wake(runs: Mapping[str, Callable[[], Any]], threads: int, name: str) -> None:
-    """Runs the kernel until its threads and the processor's clock are awake, and those of the others asleep."""
+    """Runs the kernel until its threads are awake, the threads of the others sleep and the clock is at full speed."""
     if threads > 1:
         time.sleep(UNTIL_ASLEEP)
     end = time.perf_counter() + UNTIL_AWAKE
@@ -136,7 +136,7 @@ def _wake(runs: Mapping[str, Callable[[], Any]], threads: int, name: str) -> Non
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, str, int], Timing]:
-    """(kernel, size, threads) -> its timing, relative to what it is compared with."""
+    """(kernel, size, threads) -> the timing, with its ratio to the timing of the compared operator."""
     sizes = dict(list(SIZES.items())[:1]) if options.quick else SIZES
     results = {}
     task = progress.add_task("kernels", total=len(sizes) * len(options.threads))

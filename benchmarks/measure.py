@@ -1,13 +1,13 @@
-"""Timing files side by side, so that the ratios mean something on a machine that does other work too.
+"""Timing files side by side, so that the ratios are stable on a machine that does other work too.
 
-The sessions take turns, so that a slow moment falls on all of them; a ratio is the median of the ratios within one
-turn. Each turn has an order of its own: what ran before leaves the caches full of its weights and code. In
-one process an int8 ResNet18 at batch 1 took 1.07 and 1.09 times its twin (1 and 2 threads); directly behind the twin in
-every turn, with float32 networks in front of the twin, 1.05 and 1.08, and the other way round 1.09 and 1.13.
+The sessions take turns, so that a slow moment affects all of them. A ratio is the median of the ratios within one turn.
+Each turn has another order, because the previous contestant leaves the caches full of its weights and code. In one
+process an int8 ResNet18 at batch 1 took 1.07 and 1.09 times its twin (1 and 2 threads). Directly after the twin in
+every turn, with float32 networks before the twin, it took 1.05 and 1.08, and in the reverse order 1.09 and 1.13.
 
-Within a run a session's threads spin while they wait, as they do in service; left alone they would go on after it and
-take the cores from the next session, so they are told to stop. A network wakes them once, at its start. A kernel timed
-alone would wake them in every run, which it does not in service: kernels.py keeps them awake.
+During a run the waiting threads of a session spin, as in service. After a run they would spin on and take the cores
+from the next session, so a session option stops them. A network wakes its threads once, at its start. A kernel that is
+timed alone would wake them in every run, unlike in service, so kernels.py keeps them awake.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from benchmarks.processor import processor
 
 @dataclass(frozen=True)
 class Timing:
-    """Median milliseconds of a run, their ratio to those of the base, and the seconds of every turn."""
+    """Median milliseconds of a run, their ratio to the base's milliseconds, and the seconds of every turn."""
 
     milliseconds: float
     ratio: float
     seconds: tuple[float, ...] = ()
 
     def times(self, other: Timing) -> float:
-        """How many times as long as ``other``, the median of the turns."""
+        """The median, over the turns, of this time divided by the time of ``other``."""
         return statistics.median(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
 
 
@@ -58,7 +58,7 @@ def open_session(path: Path, threads: int, kernels: bool) -> nnorm_export.Runner
 
 
 def turns(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """``names`` in another order for each of ``count`` turns, the same orders in every run of the program."""
+    """Yields ``names`` in a random order for each of ``count`` turns, equal in every run of the program."""
     order, contestants = random.Random(0), list(names)
     for _ in range(count):
         yield order.sample(contestants, len(contestants))
@@ -75,8 +75,8 @@ def time_in_turns(
 ) -> dict[str, Timing]:
     """Times each contestant ``repeats`` times after some turns of warm-up.
 
-    ``advance`` is called every turn, and ``prepare`` before a contestant's, untimed. The time of a turn is the median
-    of that many ``runs``.
+    ``advance`` is called in every turn, and ``prepare`` before the runs of a contestant, both untimed. The time of a
+    turn is the median of ``runs`` runs.
     """
     warm_up = max(2, repeats // 5)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -108,7 +108,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def describe_machine() -> str:
-    """The CPU, the cores that this process may use, and the versions of what ran."""
+    """The CPU, the cores that this process may use, and the versions of the packages."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
         f"{processor()}, {cores} cores; {platform.system()} {platform.machine()}, "
@@ -123,7 +123,7 @@ def markdown_table(lines: list[list[str]]) -> list[str]:
 
 
 def with_section(page: str, heading: str, text: str) -> str:
-    """``page`` with ``text`` below ``## heading``: in the place of what is there, or at the end."""
+    """``page`` with ``text`` as the section ``## heading``, which is replaced, or added at the end."""
     introduction, *sections = page.split("\n## ")
     by_heading = {section.partition("\n")[0]: section.strip() for section in sections}
     by_heading[heading] = f"{heading}\n\n{text.strip()}"

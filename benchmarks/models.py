@@ -1,7 +1,7 @@
-"""The networks that are measured, and the published formulation of the layers as a baseline.
+"""The measured networks, and the published formulation of the layers as a baseline.
 
-All networks take the class of their normalization, so that a network and its *twin* with the plain norm differ in
-nothing else.
+All networks take the class of their normalization, so that a network and its *twin* with the plain norm differ only in
+this class.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class MultilayerPerceptron(nn.Module):
 
 
 def build(network: Callable[..., nn.Module], norm: Norm, samples: Tensor, **sizes: Any) -> nn.Module:
-    """A network in eval mode whose normalizations do real work: see :func:`randomize`. The same seed for every norm."""
+    """A network in eval mode after :func:`randomize`, with the same seed for every norm."""
     torch.manual_seed(0)
     model = network(norm, **sizes).eval()
     randomize(model, samples)
@@ -162,9 +162,9 @@ def build(network: Callable[..., nn.Module], norm: Norm, samples: Tensor, **size
 
 @torch.no_grad()
 def randomize(model: nn.Module, samples: Tensor) -> None:
-    """Random affine parameters, λ in 0.5 to 1.5, and running statistics near those that the layer meets on ``samples``.
+    """Sets random affine parameters, λ in 0.5 to 1.5, and running statistics close to the statistics on ``samples``.
 
-    Statistics drawn at random would let the activations overflow: ψ grows faster than its argument where λ > 1.
+    Random statistics would let the activations overflow, because ψ grows faster than its argument for λ > 1.
     """
 
     def measure_statistics(layer: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -190,7 +190,7 @@ def randomize(model: nn.Module, samples: Tensor) -> None:
 class MaskedBatchNormalNorm2d(BatchNormalNorm2d):
     """The published formulation at inference: signs, float32 masks and pow, as users of the authors' code export it.
 
-    It has fewer nodes than their code, 927 instead of 970 for ResNet18, so a comparison favours it.
+    It has fewer nodes than the authors' code, 927 instead of 970 for ResNet18, so a comparison favors this baseline.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class MaskedBatchNormalNorm2d(BatchNormalNorm2d):
 
 
 class MaskedBatchNormalNorm1d(BatchNormalNorm1d):
-    """The same over rows of numbers."""
+    """:class:`MaskedBatchNormalNorm2d` over rows of numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _masked_batch_normal_norm(self, x)
@@ -242,7 +242,7 @@ def _sign_without_zero(values: Tensor) -> Tensor:
 
 
 def _masked_power_transform(h: Tensor, sign: Tensor, lmbda: Tensor, delta: float) -> Tensor:
-    """Both branches everywhere, each times its mask."""
+    """ψ as the sum of both branches, each multiplied by its mask."""
     magnitude = h.abs()
     unshifted = 1.0 + sign * (lmbda - 1.0)
     exponent = unshifted + _sign_without_zero(unshifted) * delta

@@ -1,6 +1,6 @@
 """Whole networks: our files in every form, the twins with plain norms, and the export of the published code.
 
-Each file is compared with its PyTorch model before it is timed, and the table says which implementation ran it.
+Each file is compared with its PyTorch model before it is timed, and the table names the implementation that ran.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IMAGES = (3, 32, 32)
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the tables; ``shape`` is that of a sample, and a turn's time the median of ``runs``."""
+    """A network of the tables. ``shape`` is the shape of a sample; the time of a turn is the median of ``runs``."""
 
     build: Callable[..., nn.Module]
     twin: Norm
@@ -92,7 +92,7 @@ NETWORKS = {
     ),
 }
 
-# What each row of the tables is.
+# Row of the tables -> its explanation.
 EXPLANATIONS = {
     TWIN: "the same network with BatchNorm or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm",
     "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
@@ -109,18 +109,18 @@ EXPLANATIONS = {
     "eager_twin": "the twin in PyTorch",
     "aoti_twin": "nnorm_export.export_aoti() of the twin",
 }
-# What a row is compared with besides the twin in ONNX Runtime: the row without normality layers, or without a file.
+# Row -> the row to compare it with besides the twin in ONNX Runtime: without normality layers, or without a file.
 AGAINST = {"torchscript": "eager", "pt2": "eager", "aoti": "aoti_twin"}
-# PyTorch's own formats: the file, its exporter, and which model it is made of.
+# Row of a PyTorch format -> (the file, its exporter, the model).
 PYTORCH_FILES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "torchscript": ("torchscript.pt", nnorm_export.export_torchscript, "ours"),
     "pt2": ("program.pt2", nnorm_export.export_program, "ours"),
     "aoti": ("aoti.pt2", nnorm_export.export_aoti, "ours"),
     "aoti_twin": ("twin.aoti.pt2", nnorm_export.export_aoti, "twin"),
 }
-# Which implementation must have run the normalizations that are nodes.
+# Row -> the implementation that must have run the normalizations that are nodes.
 RAN_BY = {"bodies": "body", "fused": "kernel", "optimized": "kernel"}
-# The rows that are files, and which file each of them opens.
+# Row -> the file that it opens.
 FILES = {
     TWIN: "twin",
     "published": "published",
@@ -134,7 +134,7 @@ FILES = {
 
 @dataclass
 class Row:
-    """A contestant: the nodes of its file, or why there is none, and its timings by (threads, batch)."""
+    """A contestant: the nodes of its file, or the reason why there is no file, and timings by (threads, batch)."""
 
     network: str
     variant: str
@@ -144,7 +144,7 @@ class Row:
 
 
 def write_plain(model: nn.Module, samples: Tensor, path: Path) -> None:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists every optional package that is not installed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of every missing optional package
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(model, (samples,), path, dynamo=True, dynamic_shapes=({0: "batch"},), external_data=False)
@@ -195,7 +195,7 @@ class Contestants:
             )
 
     def write_for_pytorch(self, row: str) -> None:
-        """Writes the file of a row, which its exporter compares with PyTorch."""
+        """Writes the file of a row. The exporter compares the file with PyTorch."""
         file, write, model = PYTORCH_FILES[row]
         write(self.models[model], (self.samples,), self.folder / f"{self.name}-{file}")
 
@@ -228,7 +228,7 @@ class Contestants:
         return runs
 
     def _compare(self, runs: dict[str, Callable[[Tensor], Any]]) -> None:
-        """Compares OpenVINO and torch.compile, whose results no exporter has verified, with PyTorch eager."""
+        """Compares OpenVINO and torch.compile with PyTorch eager, because no exporter has verified their results."""
         expected = runs["eager"](self.samples).numpy()
         for row in ("openvino", "compiled"):
             result = runs[row](self.samples)
@@ -330,7 +330,7 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
 
 
 def tables(rows: Sequence[Row], options: argparse.Namespace) -> list[list[list[str]]]:
-    """One table for each network: lines of cells, the headings first."""
+    """One table for each network, as lines of cells with the headings first."""
     by_network = {name: [row for row in rows if row.network == name] for name in dict.fromkeys(r.network for r in rows)}
     return [
         [headings(name, options), *(cells(row, options) for row in part if row.timings)]

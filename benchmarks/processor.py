@@ -9,7 +9,7 @@ from nnorm_export.runtimes.onnxruntime.overflow import VNNI
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's name; on x86 with what tells apart CPUs of one name.
+    """Return the CPU's name; on x86 with family, model and instruction sets, because different CPUs share names.
 
     >>> processor()  # doctest: +SKIP
     'AMD EPYC (family 25, model 17; AVX-512, VNNI)'

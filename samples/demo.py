@@ -1,9 +1,9 @@
-"""What ``make demo`` runs: trains two networks, exports, verifies and serves them, and compares with torch.onnx.export.
+"""The program of ``make demo``: trains two networks, exports, verifies and serves them, and times torch.onnx.export.
 
     python samples/demo.py
 
-torch.onnx.export writes each trained network as it stands, in eval mode, and the network's twin: the same network with
-nn.BatchNorm2d or nn.LayerNorm. The twin is not trained, because the values of its weights do not change its time.
+torch.onnx.export writes each trained network in eval mode without nnorm_export, and the network's twin: the same
+network with nn.BatchNorm2d or nn.LayerNorm. The twin is not trained, because the values of weights do not change times.
 """
 
 # ruff: noqa: E402 - the first line is printed before the imports, which take seconds
@@ -18,7 +18,7 @@ START = time.perf_counter()
 
 
 def announce(stage: str) -> None:
-    """A line of progress on stderr, with the seconds since the start; stdout holds results only."""
+    """Prints progress on stderr, with the seconds since the start, so that stdout has results only."""
     print(f"{time.perf_counter() - START:4.0f} s  {stage}", file=sys.stderr, flush=True)
 
 
@@ -61,7 +61,7 @@ SAMPLES = Path(__file__).resolve().parent
 OUTPUT = Path("demo")
 IMAGES = OUTPUT / "validation.npz"
 ROUNDS = 50
-TABLE_WIDTH = 110  # where stdout is not a terminal
+TABLE_WIDTH = 110  # if stdout is not a terminal
 BUDGET = (
     "x × the error budget: the largest error of the file as a share of what is allowed, which is 10 times the error\n"
     "that float32 rounding causes in PyTorch itself; above 1 × the export fails and writes no file"
@@ -108,19 +108,19 @@ class File:
 
     path: Path
     label: str
-    is_twin: bool = False  # and not trained
-    why_not: str = ""  # the error, if the file could not be written
+    is_twin: bool = False  # a twin is not trained
+    failure: str = ""  # the error, if the file could not be written
 
 
 class TorchExports:
-    """The files of torch.onnx.export. A second process writes them, while this one trains."""
+    """The files of torch.onnx.export. A second process writes the files while this process trains."""
 
     def __init__(self, processes: Executor, images: Tensor) -> None:
         self._processes, self._images = processes, images
         self._errors: dict[Path, Future[str]] = {}
 
     def start(self, model: nn.Module, path: Path) -> None:
-        model_and_images = pickle.dumps((model, self._images))  # torch's own way would take shared memory
+        model_and_images = pickle.dumps((model, self._images))  # torch's own pickling would use shared memory
         self._errors[path] = self._processes.submit(export_with_torch, model_and_images, path)
 
     def error(self, path: Path) -> str:
@@ -128,10 +128,10 @@ class TorchExports:
 
 
 def export_with_torch(model_and_images: bytes, path: Path) -> str:
-    """Writes ``path`` with torch alone; returns the reason if it cannot."""
+    """Writes ``path`` with torch alone. Returns the reason of a failure, else an empty text."""
     model, images = pickle.loads(model_and_images)
     path.unlink(missing_ok=True)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists every optional package that is not installed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of every missing optional package
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -178,14 +178,14 @@ def files_of(network: Network, exports: TorchExports) -> list[File]:
     plain, twin = path_of(network, "-torch"), path_of(network, "-twin")
     return [
         File(path_of(network), "nnorm_export"),
-        File(plain, "torch.onnx.export", why_not=exports.error(plain)),
-        File(twin, f"{network.plain_norm} twin", is_twin=True, why_not=exports.error(twin)),
+        File(plain, "torch.onnx.export", failure=exports.error(plain)),
+        File(twin, f"{network.plain_norm} twin", is_twin=True, failure=exports.error(twin)),
     ]
 
 
 def measure(paths: Sequence[Path], images: Tensor) -> dict[Path, list[float]]:
     """The seconds per batch in each turn. The files take turns, so that a change in the machine's load affects all."""
-    # One thread: the time of several depends on what else the machine does.
+    # One thread, because the time of several threads depends on the load of the machine.
     runners = {path: nnorm_export.load(path, intra_op_num_threads=1) for path in paths}
     batch = images.numpy()
     seconds: dict[Path, list[float]] = {path: [] for path in paths}
@@ -198,7 +198,7 @@ def measure(paths: Sequence[Path], images: Tensor) -> dict[Path, list[float]]:
 
 
 def ratio(times: Sequence[float] | None, others: Sequence[float] | None, decimals: int) -> str:
-    """The median of the ratios turn by turn: on a busy machine it is steadier than the ratio of the medians."""
+    """The median of the ratios of each turn, which varies less on a busy machine than the ratio of the medians."""
     if times is None or others is None:
         return "–"
     return f"{statistics.median(a / b for a, b in zip(times, others, strict=True)):.{decimals}f}×"
@@ -211,7 +211,7 @@ def accuracy(path: Path, data: digits.Digits) -> float:
 
 def new_table() -> Table:
     title = f"ms per batch of {digits.BATCH_SIZE} handwritten digits in ONNX Runtime, with one thread"
-    # Without padding on the left the table fits into 80 columns.
+    # No padding on the left, so that the table fits into 80 columns.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("network")
     table.add_column("file", overflow="fold")
@@ -221,12 +221,12 @@ def new_table() -> Table:
 
 
 def add_rows(table: Table, name: str, files: Sequence[File], outcome: digits.Outcome, data: digits.Digits) -> None:
-    written = [file.path for file in files if not file.why_not]
+    written = [file.path for file in files if not file.failure]
     seconds = measure(written, data.validation_images[: digits.BATCH_SIZE])
     _, plain, twin = (seconds.get(file.path) for file in files)
     table.add_section()
     for file in files:
-        if file.why_not:
+        if file.failure:
             table.add_row(name, file.label, *("–",) * 6)
             continue
         own = seconds[file.path]
@@ -248,7 +248,7 @@ def caption_of(files: Sequence[File]) -> str:
         "twin: the same network with plain norms, untrained, by torch.onnx.export",
         f"times and ratios are medians of {ROUNDS - ROUNDS // 10} turns",
     ]
-    failures = dict.fromkeys(file.why_not for file in files if file.why_not)
+    failures = dict.fromkeys(file.failure for file in files if file.failure)
     lines += [f"no file of torch.onnx.export: {error}" for error in failures]
     try:
         nnorm_export.get_library_path()
@@ -258,7 +258,7 @@ def caption_of(files: Sequence[File]) -> str:
 
 
 def serve(path: Path) -> str:
-    """The line that a new process prints; it serves the file without PyTorch."""
+    """The line that a new process prints, which serves the file without PyTorch."""
     program = SAMPLES / "serve_without_pytorch.py"
     return subprocess.run(
         [sys.executable, program, path, IMAGES], stdout=subprocess.PIPE, text=True, check=True
@@ -266,7 +266,7 @@ def serve(path: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as the user may type it: relative to the working folder, if it is inside."""
+    """``path`` relative to the working folder, if it is inside."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
@@ -281,7 +281,7 @@ def next_steps() -> str:
 
 
 def main() -> None:
-    # Networks as small as these train faster with one thread than with two, and torch.onnx.export needs the other core.
+    # Networks of this size train faster with one thread than with two, and torch.onnx.export needs the other core.
     torch.set_num_threads(1)
     data = digits.Digits.load()
     OUTPUT.mkdir(exist_ok=True)
@@ -291,7 +291,7 @@ def main() -> None:
         announce("starting torch.onnx.export in a second process: it writes the files to compare with")
         for network in (RESNET, VIT):
             exports.start(twin_of(network.build()), path_of(network, "-twin"))
-        # The transformer first: torch.onnx.export takes long for it, and this process has the other network to train.
+        # The transformer first, because torch.onnx.export takes long for it, while the other network is trained.
         models = {network.name: train(network, exports) for network in (VIT, RESNET)}
         outcomes = {network.name: export(network, models[network.name]) for network in (RESNET, VIT)}
         digits.announce(BUDGET)

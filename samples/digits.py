@@ -1,4 +1,4 @@
-"""What the samples share: the data, one training loop, and serving a file in batches."""
+"""Shared by the samples: the data, the training loop, and serving a file in batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nnorm_export import ExportReport, Runner
 
 SEED = 0
 BATCH_SIZE = 64
-MOST_PROGRESS_LINES = 5  # where stderr is not a terminal
+MOST_PROGRESS_LINES = 5  # if stderr is not a terminal
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained model and its file, both measured on the validation set."""
+    """The accuracies of a trained model and of its file on the validation set."""
 
     name: str
     model: nn.Module
@@ -84,7 +84,7 @@ def arguments(description: str, *, epochs: int) -> argparse.Namespace:
 
 
 def train(model: nn.Module, digits: Digits, *, epochs: int, learning_rate: float, description: str) -> None:
-    """AdamW with a one-cycle schedule; a progress bar on stderr if that is a terminal, otherwise a few lines."""
+    """Trains by AdamW with a one-cycle schedule. Shows a progress bar if stderr is a terminal, else a few lines."""
     console = Console(stderr=True)
     batches = (len(digits.train_images) - 1) // BATCH_SIZE + 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
@@ -113,12 +113,12 @@ def predict(model: nn.Module, images: Tensor) -> NDArray[np.int64]:
 
 
 def serve(runner: Runner, images: Tensor) -> NDArray[np.int64]:
-    """The classes that an exported file predicts; the last batch is smaller, which a dynamic batch allows."""
+    """The classes that an exported file predicts. The last batch is smaller, because the batch axis is dynamic."""
     dtype = runner.inputs[0].dtype  # a file in half precision has inputs in half precision
     outputs = [runner(batch.numpy().astype(dtype, copy=False))[0] for batch in images.split(BATCH_SIZE)]
     return np.concatenate(outputs).argmax(1)
 
 
 def announce(message: str) -> None:
-    """A line on stderr, so that stdout holds results only."""
+    """Prints a line on stderr, so that stdout has results only."""
     print(message, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Exports the vision transformer in float16 and bfloat16, its normalizations' sums in float32, and says what it costs.
+"""Exports the vision transformer in float16 and bfloat16, with normalizations in float32, and measures the accuracy.
 
 python samples/export_in_half_precision.py [--epochs N] [--output FOLDER]
 """
@@ -16,7 +16,7 @@ import nnorm_export
 
 @dataclass(frozen=True)
 class Half:
-    """A file, what ran it, and its accuracy on the validation set, with the float32 file's."""
+    """A file, its runtime, and its accuracy on the validation set beside the accuracy of the float32 file."""
 
     path: Path
     dtype: str
@@ -36,17 +36,17 @@ def export_in_half_precision(output: Path, epochs: int = train_and_export_vit.EP
     data = digits.Digits.load()
     images = data.validation_images
 
-    # First: does a normalization meet values on real data that float16 cannot represent?
+    # First, whether real data lead to values in a normalization that float16 cannot represent.
     for risk in nnorm_export.float16_risks(outcome.model, (images,)):
         digits.announce(f"{risk.path}: {'; '.join(risk.unsafe + risk.sums)}")
 
     written = []
-    # ONNX Runtime has no bfloat16 on processors, so onnx's evaluator runs that file, slowly. GPUs have both types.
+    # ONNX Runtime has no bfloat16 on processors, so onnx's evaluator runs this file, slowly. GPUs have both types.
     for dtype, runtime in (("fp16", "onnxruntime"), ("bf16", "reference")):
         path = output / f"vit.{dtype}.onnx"
-        # Weights and activations are halves; a normalization takes its sums, λ̂ and ψ in float32 and rounds once.
+        # Weights and activations are in half precision; a normalization computes in float32 and rounds once.
         nnorm_export.export(outcome.model, (images[:8],), path, dtype=dtype)
-        # The inputs of the file are in half precision too, as load() reports.
+        # The inputs of the file are in half precision too, as ``runner.inputs`` says.
         runner = nnorm_export.load(path, runtime)
         served = digits.serve(runner, images)
         accuracy = float((served == data.validation_labels.numpy()).mean())

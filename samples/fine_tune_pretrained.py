@@ -1,7 +1,7 @@
 """Converts a trained network to normality normalization, fine-tunes it, exports it and serves it.
 
-The network has the layers of timm's ResNets, a batch norm with its activation among them. Its weights are made here, by
-training on handwritten digits; others come with ``timm.create_model("resnet18", pretrained=True)``.
+The network has layers like timm's ResNets, for example a batch norm with its activation. It is first trained here on
+handwritten digits; a network of timm has its weights from ``timm.create_model("resnet18", pretrained=True)``.
 
 python samples/fine_tune_pretrained.py [--epochs N] [--output FOLDER]
 """
@@ -21,11 +21,11 @@ import nnorm_export
 from nnorm_export.layers import convert_normal_norm
 
 EPOCHS = 10
-_BATCHES = 10  # from which statistics and λ are estimated
+_WARM_START_BATCHES = 10
 
 
 class NormAct(nn.BatchNorm2d):
-    """A batch norm and its activation in one layer, as timm has them: the conversion keeps the activation."""
+    """A batch norm and its activation in one layer, as in timm. The conversion keeps the activation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -50,7 +50,7 @@ class Residual(nn.Module):
 
 
 def pretrained(data: digits.Digits, epochs: int) -> nn.Module:
-    """A plain network that knows the digits."""
+    """A network with plain norms, trained on the digits."""
     stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), NormAct(16))
     body = nn.Sequential(Residual(16), nn.MaxPool2d(2), Residual(16))
     model = nn.Sequential(stem, body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
@@ -64,10 +64,10 @@ def fine_tune_and_export(output: Path, epochs: int = EPOCHS) -> str:
     model = pretrained(data, epochs)
     accuracies = {"plain": _accuracy(model, data)}
 
-    # λ starts at 1, where the network computes what it did. A few batches then estimate statistics and λ.
+    # With λ = 1 the network computes the same as before. Statistics and λ are then estimated from a few batches.
     loader = DataLoader(TensorDataset(data.train_images, data.train_labels), digits.BATCH_SIZE, shuffle=True)
     model, report = convert_normal_norm(
-        model, noise_train=0.1, warm_start=itertools.islice(loader, _BATCHES), return_report=True
+        model, noise_train=0.1, warm_start=itertools.islice(loader, _WARM_START_BATCHES), return_report=True
     )
     accuracies["converted"] = _accuracy(model, data)
     digits.train(model, data, epochs=epochs, learning_rate=2e-3, description="fine-tuning")

@@ -1,4 +1,4 @@
-"""Quantizes the residual network to int8, calibrated on images of the training set, its normalizations as tables.
+"""Quantizes the residual network, with its normalizations, to int8, calibrated on images of the training set.
 
 python samples/quantize_to_int8.py [--epochs N] [--output FOLDER]
 """
@@ -19,7 +19,7 @@ CALIBRATION_IMAGES = 512
 
 @dataclass(frozen=True)
 class Quantized:
-    """What quantize() reports, the accuracies on the validation set in float32 and int8, and what ran the tables."""
+    """The report of quantize(), the accuracies in float32 and int8 on the validation set, and the implementations."""
 
     report: nnorm_export.QuantizeReport
     float32_accuracy: float
@@ -45,7 +45,7 @@ def quantize(output: Path, epochs: int = train_and_export_resnet.EPOCHS) -> Quan
         test=data.validation_images,
         min_agreement=0.98,
     )
-    # The file is still portable: kernels run its normalizations if they are installed, otherwise bodies.
+    # The file is still portable: if kernels are installed, they run its normalizations, otherwise bodies do.
     runner = nnorm_export.load(report.path)
     served = digits.serve(runner, data.validation_images)
     accuracy = float((served == data.validation_labels.numpy()).mean())

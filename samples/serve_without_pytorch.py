@@ -18,7 +18,7 @@ import numpy as np
 import nnorm_export
 
 BATCH_SIZE = 64
-PASSES = 20  # the digits are few: one pass over them takes milliseconds
+PASSES = 20  # over the digits, because one pass takes only milliseconds
 
 
 def serve(path: Path, archive: Path, threads: int) -> str:
@@ -35,7 +35,7 @@ def serve(path: Path, archive: Path, threads: int) -> str:
             runner(batch)
     rate = PASSES * len(images) / (time.perf_counter() - start)
 
-    # By "kernel", or by "body" if no kernels are installed: the same formula in ONNX's own operators, which is slower.
+    # "kernel", or "body" if no kernels are installed: the same formula in ONNX's own operators, which is slower.
     ran = ", ".join(f"{count} by {what}" for what, count in Counter(runner.implementations.values()).items())
     return (
         f"{path}: {(classes == labels).mean():.2%} of {len(images)} images right, {rate:,.0f} images/s, "

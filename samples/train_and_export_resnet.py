@@ -61,11 +61,11 @@ def train(epochs: int = EPOCHS) -> ResNet:
 
 
 def export(model: ResNet, output: Path) -> digits.Outcome:
-    """Writes ``resnet.onnx`` into the folder, and measures it beside the model."""
+    """Writes ``resnet.onnx`` into the folder, and measures the accuracy of the file and of the model."""
     data = digits.Digits.load()
     output.mkdir(parents=True, exist_ok=True)
 
-    # Freezes a copy, writes the file, and compares it with PyTorch; raises ParityError, and writes nothing, otherwise.
+    # Freezes a copy, writes the file and compares it with PyTorch. If they differ, raises ParityError without a file.
     report = nnorm_export.export(model, (data.validation_images[:8],), output / "resnet.onnx")
 
     runner = nnorm_export.load(report.path)

@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/install.py --extra test --constraint requirements/test.txt
 
-On Linux pip's own choice of PyTorch is a build for CUDA, of some 4 GB more. The CPU build is taken where pip finds one:
-in the places that pip is configured for, or in PyTorch's own index, if it can be reached.
+On Linux pip's own choice of PyTorch is a build for CUDA, which has some 4 GB more. The script installs the CPU build if
+pip finds one, in the indexes that pip is configured for or in PyTorch's own index, if it can be reached.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 SECONDS_FOR_INDEX = 5
 COMPILERS = ("c++", "g++", "clang++")
-# The pins that belong to one PyTorch; the disassemblers of CUDA do not.
+# The pins that belong to one PyTorch, which CUDA's disassemblers do not.
 OF_TORCH = re.compile(r"torch=|triton=|cuda-|nvidia-(?!cuda-cuobjdump|cuda-nvdisasm)")
 ROOT = Path(__file__).resolve().parent.parent
-# Measured on Linux with two cores: gigabytes of the environment, minutes at 30 MB a second.
+# Sizes of the environment and times at 30 MB a second, measured on Linux with two cores.
 SIZE_ON_CPU, SIZE_WITH_CUDA = "1.8 GB, about 2 minutes", "5.6 GB, about 5 minutes"
 
 
@@ -36,12 +36,12 @@ def say(message: str) -> None:
 
 
 def pip_install(what: str, *arguments: str, environment: dict[str, str] | None = None) -> bool:
-    """Run ``pip install``, with pip's last line on a terminal, and say how long it took.
+    """Run ``pip install``, show pip's last line on a terminal, and print the time.
 
     Returns:
-        whether it succeeded; if not, pip's last lines are printed.
+        whether pip succeeded. After a failure pip's last lines are printed.
     """
-    # --no-compile: Python compiles the modules that are imported; torch has thousands more.
+    # --no-compile, because Python compiles modules when they are imported, and most modules of torch never are.
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *arguments]
     start, last = time.monotonic(), deque[str](maxlen=60)
     is_terminal, width = sys.stderr.isatty(), shutil.get_terminal_size().columns - 1
@@ -69,12 +69,12 @@ def pinned_torch(constraint: Path) -> str:
 
 
 def without_torch(pins: str) -> str:
-    """The lines of ``pins`` that fit every PyTorch."""
+    """The lines of ``pins`` that do not belong to one PyTorch."""
     return "".join(line for line in pins.splitlines(keepends=True) if not OF_TORCH.match(line))
 
 
 def reachable(index: str) -> bool:
-    """Whether ``index`` answers at once; pip itself would wait for minutes."""
+    """Whether ``index`` answers within seconds. pip itself would wait for minutes."""
     try:
         with urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS_FOR_INDEX):
             return True
@@ -83,7 +83,7 @@ def reachable(index: str) -> bool:
 
 
 def has_cpu_build(requirement: str, options: list[str]) -> bool:
-    """Whether pip finds a build of exactly ``requirement``; nothing is downloaded but its metadata."""
+    """Whether pip finds a build of exactly ``requirement``. Only its metadata is downloaded."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", *options]
     return subprocess.run([*command, requirement], capture_output=True, check=False).returncode == 0
 
@@ -118,7 +118,7 @@ def install_package(extra: str, constraints: list[str]) -> bool:
             "There is no C++ compiler: nnorm_export is installed without its kernels, and files run by their bodies. "
             "Install one (on Debian: apt install g++), then run `make clean` and this again."
         )
-    # The build's own tools stay in the environment, so that the next builds find the folder of this one up to date.
+    # The build tools stay in the environment, so that later builds find this build folder up to date.
     return pip_install("the tools that build", "scikit-build-core", "cmake", "ninja", *constraints) and pip_install(
         f"nnorm_export, {kernels}and the packages of the tests",
         *("--no-build-isolation", "--editable", f"{ROOT}[{extra}]"),

@@ -4,10 +4,9 @@
     make lock LOCK=--upgrade       # the newest versions
     make lock LOCK='zoo ray'       # two environments
 
-Each file serves Python 3.10 to 3.14 on all platforms: a line that is not for all of them has a marker.
-requirements/test.txt is that of `.venv` and requirements/gpu.txt that of `.venv-gpu`; pyproject.toml names their
-packages. An environment "on top of .venv" takes
-what is installed there, and its file lists the other packages.
+Each file is for Python 3.10 to 3.14 on all platforms: a line that is not for all of them has a marker.
+requirements/test.txt is the file of `.venv`, requirements/gpu.txt the file of `.venv-gpu`; pyproject.toml names their
+packages. An environment "on top of .venv" uses the packages installed there, and its file lists the other packages.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ON_TOP = "# On top of .venv."
 ONE_FOR_ALL = "# One version for all Pythons"
 NOTE = "# Written by `make lock`; not to be edited.\n"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# What an environment takes from the package itself.
+# Environment -> the extra of the package that it installs.
 EXTRAS = {"test": "test", "gpu": "test-gpu"}
 
 
@@ -51,7 +50,7 @@ def pin(name: str, *, upgrade: bool) -> None:
     command += ["--python-platform", "x86_64-manylinux_2_35"] if ONE_FOR_ALL in asked else ["--universal"]
     is_on_top = ON_TOP in asked
     if is_on_top:
-        # What .venv has is taken as it is, whatever the packages on top ask for: the tests show that they run with it.
+        # The versions of .venv are fixed, whatever the packages on top require. The tests show that both fit.
         command += ["--overrides", str(TEST)]
     if name in EXTRAS:
         command += [str(ROOT / "pyproject.toml"), "--extra", EXTRAS[name]]
@@ -64,7 +63,7 @@ def pin(name: str, *, upgrade: bool) -> None:
 
 
 def in_venv() -> set[str]:
-    """The packages that .venv has on every Python."""
+    """The packages that .venv contains on every Python."""
     pins = [Requirement(line) for line in TEST.read_text().splitlines() if name_of(line)]
     found = []
     for python in PYTHONS:

@@ -41,13 +41,13 @@ class Outcome:
 
 
 def closing_line(output: str) -> str:
-    """What the tests said at their end; "" if they said nothing that is known."""
+    """The closing line of the tests; "" if there is no known one."""
     found = [next(filter(None, match.groups())) for match in CLOSING.finditer(output)]
     return "; ".join(found[-2:])
 
 
 def run(part: Part, log: Path) -> Outcome:
-    """Run a part; its output goes to ``log``, and on the screen if it fails."""
+    """Run a part. Its output goes to ``log``, and is printed if the part fails."""
     start = time.monotonic()
     with log.open("wb") as stream:
         code = subprocess.call(
@@ -65,7 +65,7 @@ def run(part: Part, log: Path) -> Outcome:
 def run_all(parts: Sequence[Part], folder: Path, jobs: int) -> int:
     """Run ``parts``, ``jobs`` at a time, in their order; return the exit code of the whole.
 
-    A part that waits for another does not hold a place back: the next one that can start does.
+    A part that waits for another part does not occupy a job: the next part that can start runs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, Outcome] = {}
@@ -104,7 +104,7 @@ def run_all(parts: Sequence[Part], folder: Path, jobs: int) -> int:
         try:
             for worker in workers:
                 worker.result()
-        except BaseException:  # Ctrl-C has ended the parts that run; no other one starts
+        except BaseException:  # Ctrl-C has ended the running parts; no other part starts
             with changed:
                 waiting.clear()
                 changed.notify_all()
@@ -116,6 +116,6 @@ def run_all(parts: Sequence[Part], folder: Path, jobs: int) -> int:
 
 
 def unknown_names(parts: Sequence[Part]) -> list[str]:
-    """The names in ``after`` that no part has; a run would never end."""
+    """The names in ``after`` that no part has, for which a run would wait forever."""
     known = {part.name for part in parts}
     return sorted({name for part in parts for name in part.after} - known)

@@ -1,6 +1,6 @@
 """Runs the notebooks in docs/notebooks and writes their outputs into them: ``make notebooks``.
 
-Only outputs are kept: no times, and nothing about this machine.
+Only outputs are kept, without times and facts about this machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def executed(path: Path) -> NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     metadata = dict(notebook.metadata)
     with tempfile.TemporaryDirectory() as folder:
-        # Sockets in the folder: TCP ports that are free now may be another kernel's a moment later.
+        # Sockets in the folder, because another kernel may take a free TCP port first.
         sockets = {"transport": "ipc", "ip": f"{folder}/s", "connection_file": f"{folder}/kernel.json"}
         kernel = AsyncKernelManager(kernel_name="python3", **sockets)
         environment = {**os.environ, "TMPDIR": folder, "IPYTHONDIR": folder, "OMP_NUM_THREADS": "1"}

@@ -2,8 +2,8 @@
 
     python scripts/run_parts.py --jobs 2 lint test-cpp bench-check:test-cpp
 
-``bench-check:test-cpp`` starts when test-cpp has passed, and takes what it made as it is. The output of each part is in
-build/parts/NAME.log, and is printed if the part fails.
+``bench-check:test-cpp`` starts when test-cpp has passed, and does not build its files again. The output of each part is
+in build/parts/NAME.log, and is printed if the part fails.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def part_of(text: str, make: str) -> parts.Part:
     name, _, after = text.partition(":")
     earlier = tuple(filter(None, after.split(",")))
     made = [option for each in earlier for option in ("--assume-old", each)]
-    # The flags of the make that runs this program name its jobserver, which is not open here.
+    # MAKEFLAGS of the make that runs this program names a jobserver, which is not open here.
     environment = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
-    # The variables of its command line stand there too, behind "--", and hold for the parts.
+    # MAKEFLAGS also has the variables of make's command line, after "--", which the parts need.
     variables = shlex.split(os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
     return parts.Part(name, [make, "--no-print-directory", name, *made, *variables], earlier, environment)
 

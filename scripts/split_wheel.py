@@ -3,9 +3,9 @@
     python scripts/split_wheel.py split FILE --size 20M -o DIR
     python scripts/split_wheel.py join DIR -o FILE
 
-For a wheel of hundreds of megabytes, as that of onnxruntime-gpu, and a machine that limits the size of uploads. The
+For a wheel of hundreds of megabytes, like that of onnxruntime-gpu, and a machine that limits the size of uploads. The
 folder of the parts also has manifest.json: name, size and SHA-256 of the file and of each part. Files are read and
-written in small pieces and get their names when they are complete and verified. Standard library only.
+written in small pieces, and get their names when they are complete and verified. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class SplitError(Exception):
-    """An error that the user can correct; only its message is shown."""
+    """An error that the user can correct. Only its message is printed."""
 
 
 def parse_size(text: str) -> int:
@@ -43,26 +43,26 @@ def parse_size(text: str) -> int:
 
 @contextlib.contextmanager
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when the block ends without an exception; otherwise it is removed."""
+    """Yields a file that gets its name if the block ends without an exception, and is removed otherwise."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-        Path(name).chmod(0o644)  # mkstemp makes it readable by its owner only
+        Path(name).chmod(0o644)  # mkstemp makes the file readable by its owner only
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 
 
-def copy(source: BinaryIO, target: BinaryIO, limit: int | None, *digests: Any) -> int:
-    """Copies up to `limit` bytes, or all, and feeds them to the digests; returns how many there were."""
+def copy(source: BinaryIO, destination: BinaryIO, limit: int | None, *digests: Any) -> int:
+    """Copies at most `limit` bytes, or all, and updates the digests with them. Returns the number of bytes."""
     copied = 0
     while limit is None or copied < limit:
         piece = source.read(PIECE if limit is None else min(PIECE, limit - copied))
         if not piece:
             break
-        target.write(piece)
+        destination.write(piece)
         for digest in digests:
             digest.update(piece)
         copied += len(piece)
@@ -89,8 +89,8 @@ def split(file: Path, size: int, folder: Path) -> Path:
             total += copied
             parts.append({"name": name, "size": copied, "sha256": digest.hexdigest()})
     manifest = {"format": FORMAT, "name": file.name, "size": total, "sha256": whole.hexdigest(), "parts": parts}
-    with written_atomically(folder / MANIFEST) as target:  # written last, so that a folder with a manifest is complete
-        target.write(json.dumps(manifest, indent=1).encode())
+    with written_atomically(folder / MANIFEST) as manifest_file:  # last, so that a folder with a manifest is complete
+        manifest_file.write(json.dumps(manifest, indent=1).encode())
     return folder / MANIFEST
 
 
@@ -115,13 +115,13 @@ def join(folder: Path, file: Path) -> Path:
     if file.is_dir():
         file /= Path(manifest["name"]).name
     whole = hashlib.sha256()
-    with written_atomically(file) as target:
+    with written_atomically(file) as joined:
         for part in manifest["parts"]:
             path, digest = folder / Path(part["name"]).name, hashlib.sha256()
             if not path.is_file():
                 raise SplitError(f"{path} is missing; the manifest lists {len(manifest['parts'])} parts")
             with path.open("rb") as source:
-                copied = copy(source, target, None, whole, digest)
+                copied = copy(source, joined, None, whole, digest)
             if copied != part["size"] or digest.hexdigest() != part["sha256"]:
                 raise SplitError(
                     f"{path} is damaged: {copied} bytes where {part['size']} were written, or others; bring it again"

@@ -1,9 +1,9 @@
-"""Runs `make test` and the types with each Python that is found, each in a fresh clone of the last commit.
+"""Runs `make test` and mypy with each installed Python, each in a fresh clone of the last commit.
 
-    python scripts/test_pythons.py             # 3.10 to 3.14, those that are there
+    python scripts/test_pythons.py             # the installed ones of 3.10 to 3.14
     python scripts/test_pythons.py 3.10 3.13
 
-Pythons are taken from the PATH and from pyenv. The clones are in build/pythons/VERSION; an environment has up to 6 GB.
+The Pythons of the PATH and of pyenv are used. The clones are in build/pythons/VERSION; an environment has up to 6 GB.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def works(python: str) -> bool:
 
 
 def interpreter(version: str) -> str | None:
-    """Return a working Python of ``version``: the newest of pyenv, else that in the PATH; None if there is none."""
+    """Return a working Python of ``version``: the newest of pyenv, else the one in the PATH, else None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [
         str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{version}.*"), key=numbers, reverse=True)
     ]
     for candidate in [*candidates, shutil.which(f"python{version}")]:
-        # A shim of pyenv is in the PATH for versions that are not chosen; it fails.
+        # pyenv has a shim in the PATH for versions that are not chosen, and this shim fails.
         if candidate and works(candidate):
             return candidate
     return None

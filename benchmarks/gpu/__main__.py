@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu [--models resnet18 resnet50 vit] [--batch N …] [--repeats N] [--no-layers] [--quick] [--write]
 
-Exits with 3, and says why, where there is no GPU or no ONNX Runtime for it.
+Exits with 3 and the reason if there is no GPU, or no ONNX Runtime for GPUs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Single layers of a size that fills a GPU: PyTorch, torch.compile and ONNX Runtime's CUDA provider on one stream.
 
-Contestants take turns; in its turn each runs several times, on tensors that rotate through more memory than the cache
-holds, between two events on the stream. Tensors are so large that what the processor does is hidden behind the GPU.
+Contestants take turns. In a turn a contestant runs several times between two events on the stream, on tensors that
+rotate through more memory than the cache holds. Tensors are so large that the GPU takes longer than the processor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.measure import turns
 from benchmarks.networks import write_plain
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 
-SLOTS, RUNS = 3, 12  # tensors of a turn, and runs
+SLOTS, RUNS = 3, 12  # pairs of tensors and runs of a turn
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-3}  # relative to the layer in float64
 COPY = "copy (torch)"
 
@@ -64,7 +64,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def randomized(layer: nn.Module) -> nn.Module:
-    """Parameters and statistics that do real work; λ in 0 to 2."""
+    """``layer`` with random parameters and statistics, and λ in 0 to 2."""
     nn.init.uniform_(layer.weight, 0.5, 1.5)
     nn.init.normal_(layer.bias, std=0.1)
     for name, buffer in layer.named_buffers():
@@ -76,7 +76,7 @@ def randomized(layer: nn.Module) -> nn.Module:
 
 
 def run_in_onnxruntime(session: Any, slots: list[tuple[Tensor, Tensor]]) -> Callable[[int], Tensor]:
-    """A run on the tensors of a slot, enqueued on the session's stream without waiting for it."""
+    """A function that enqueues a run on the tensors of a slot on the session's stream, without waiting."""
     bindings = [bind(session, x, y) for x, y in slots]
     run_options = onnxruntime.RunOptions()
     run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -91,7 +91,7 @@ def run_in_onnxruntime(session: Any, slots: list[tuple[Tensor, Tensor]]) -> Call
 def contestants(
     case: Case, folder: Path, slots: list[tuple[Tensor, Tensor]], provider_options: dict[str, str]
 ) -> dict[str, Callable[[int], Tensor]]:
-    """Name -> a function that runs on a slot and returns its result, compared with float64 on the first samples."""
+    """Name -> a function that runs on a slot and returns the result. Results are first compared with float64."""
     torch.manual_seed(0)
     ours, twin = (randomized(make(case.width)) for make in (case.ours, case.twin))
     example = torch.randn((2, *case.shape[1:]))
@@ -155,7 +155,7 @@ def time_on_stream(runs: dict[str, Callable[[int], Tensor]], repeats: int, strea
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> list[list[list[str]]]:
-    """A table for every case: lines of cells, the headings first."""
+    """A table for every case, as lines of cells with the headings first."""
     tables = []
     every = cases(options.quick)
     task = progress.add_task("layers", total=len(every))
@@ -177,7 +177,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[list[list[s
 
 
 def table(case: Case, milliseconds: dict[str, float]) -> list[list[str]]:
-    """Microseconds, gigabytes per second read and written if each tensor is once, and the ratio to a copy."""
+    """Microseconds, gigabytes per second (each tensor read or written once), and the ratio to a copy."""
     moved = 2 * math.prod(case.shape) * case.dtype.itemsize
     return [
         [case.name, "µs", "GB/s", "× copy"],

@@ -1,4 +1,4 @@
-"""ResNet50 for images of ImageNet's size, with any class of normalization, as benchmarks/models.py has its networks."""
+"""ResNet50 for images of ImageNet's size, with any class of normalization, as in benchmarks/models.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whole networks in ONNX Runtime on the GPU: normality layers in each form, plain norms, the published code.
 
-Tensors are bound and each run is a replay of a CUDA graph where ONNX Runtime can capture one; a run is timed by the
-clock of its caller, who waits for the result. Each file is compared with its PyTorch model before it is timed.
+Tensors are bound, and each run is the replay of a CUDA graph if ONNX Runtime can capture one. The caller's clock times
+a run, until the result is there. Each file is compared with its PyTorch model before it is timed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from benchmarks.networks import write_plain
 from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
 
 TWIN = "twin"
-# What each row of the tables is.
+# Row of the tables -> its explanation.
 EXPLANATIONS = {
     TWIN: "the same network with BatchNorm2d or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm2d",
     "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
     "primitives": "nnorm_export.export(form='primitives')",
     "fused": "nnorm_export.export(), the portable file, with the kernels",
 }
-# Relative to the PyTorch model in float32 on the processor: without TF32, and with it, as it is timed.
+# Errors relative to the PyTorch model in float32 on the processor: without TF32, and with TF32, which is timed.
 BOUND, BOUND_WITH_TF32 = 1e-3, 3e-2
 
 
@@ -67,7 +67,7 @@ NETWORKS = {
 
 @dataclass
 class Results:
-    """A network's timings by (row, batch), and notes about them."""
+    """The timings of a network by (row, batch), and notes on them."""
 
     network: str
     timings: dict[tuple[str, int], Timing] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Results:
 
 
 class Contestants:
-    """One network's files in a folder, and the models they were made from."""
+    """The files of a network in a folder, and their PyTorch models."""
 
     def __init__(self, name: str, folder: Path, quick: bool) -> None:
         self.name, self.folder, self.network = name, folder, NETWORKS[name]
@@ -101,13 +101,13 @@ class Contestants:
             nnorm_export.export(self.model(row), (self.example,), self.path(row), form=form, verify=False)
 
     def open(self, row: str, images: Tensor, results: Results) -> Callable[[], None]:
-        """A run of the file on images in the GPU's memory whose result has been checked."""
+        """A function that runs the file on images in the GPU's memory, after a check of the result."""
         if row == "fused":
             refuse_bodies(self.path(row))
         with torch.inference_mode():
             expected = self.model(row)(images)
         self._run(row, images, expected, BOUND, use_tf32="0")
-        # NonZero waits for the GPU. An attempt to capture it would leave a capture open, and what follows would fail.
+        # NonZero waits for the GPU. An attempt to capture it would leave a capture open, and later calls would fail.
         reason = "it has NonZero, whose shape the processor waits for" if self._has(row, "NonZero") else ""
         try:
             if not reason:
@@ -131,11 +131,11 @@ class Contestants:
 
         def run(
             _alive: tuple[Tensor, Tensor] = (x, y),
-        ) -> None:  # the binding keeps only their addresses, so this keeps the tensors alive
-            session.run_with_iobinding(binding)  # returns when the results are there
+        ) -> None:  # the defaults keep the tensors alive, because the binding has only their addresses
+            session.run_with_iobinding(binding)  # waits for the results
 
         synchronize()
-        for _ in range(4):  # two at least come before a graph is captured
+        for _ in range(4):  # ONNX Runtime captures the graph after at least two runs
             run()
         y.fill_(torch.nan)
         synchronize()

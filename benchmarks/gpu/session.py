@@ -1,4 +1,4 @@
-"""ONNX Runtime on the GPU with tensors of PyTorch's: nothing that is timed includes a copy."""
+"""ONNX Runtime on the GPU with tensors of PyTorch, so that no timing includes a copy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_session(path: Path, *, kernels: bool, batch: int | None = None, **provi
 
 
 def refuse_bodies(path: Path) -> None:
-    """Ends the program if the normalizations of a file would not be run by the kernels."""
+    """Ends the program unless kernels run all normalizations of the file."""
     ran = nnorm_export.load(path, "onnxruntime-cuda", kernels=True).implementations
     if set(ran.values()) != {"kernel"}:
         raise SystemExit(f"{path.name}: not run by the kernels, so it is not timed: {ran}")
@@ -45,11 +45,11 @@ def dynamic_axes(path: Path) -> set[str]:
 
 
 def bind(session: Any, x: Tensor, y: Tensor) -> Any:
-    """Binds the session's one input and one output once."""
+    """Binds the one input and the one output of the session."""
     binding = session.io_binding()
-    (source,), (target,) = session.get_inputs(), session.get_outputs()
+    (source,), (result,) = session.get_inputs(), session.get_outputs()
     binding.bind_input(source.name, x.device.type, 0, ELEMENTS[x.dtype], tuple(x.shape), x.data_ptr())
-    binding.bind_output(target.name, y.device.type, 0, ELEMENTS[y.dtype], tuple(y.shape), y.data_ptr())
+    binding.bind_output(result.name, y.device.type, 0, ELEMENTS[y.dtype], tuple(y.shape), y.data_ptr())
     return binding
 
 

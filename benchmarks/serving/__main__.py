@@ -1,4 +1,4 @@
-"""What a server adds to a session: ResNet18 through Triton's Python backend or Ray Serve, beside the session alone.
+"""The overhead of a server: ResNet18 through Triton's Python backend or Ray Serve, beside the session alone.
 
 python -m benchmarks.serving triton|ray --python PYTHON [--clients N] [--seconds S] [--write]
 
@@ -79,7 +79,7 @@ def ray(python: Path, model: Path, folder: Path) -> Iterator[Callable[[], Ask]]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        "RAY_worker_niceness": "0",  # or the clients, which share the processor, would come first
+        "RAY_worker_niceness": "0",  # otherwise the clients, which share the processor, would have priority
     }
     command = [python, ROOT / "samples" / "ray" / "serve.py", model, "--replicas", "1", "--threads", "1"]
     log = folder / "serve.log"
@@ -134,7 +134,7 @@ def one_client(server: Ask, alone: Ask, batches: Sequence[int], count: int) -> l
 
 
 def processor_times(server: Ask, count: int) -> str:
-    """The server's processes that work for a request of one image, and their milliseconds of a processor."""
+    """The processes of the server that work for a request of one image, each with its milliseconds of a processor."""
     images, before = _images(1), _seconds_of_children()
     for _ in range(count):
         server(images)
@@ -145,17 +145,17 @@ def processor_times(server: Ask, count: int) -> str:
 
 
 def _seconds_of_children() -> dict[tuple[int, str], float]:
-    """(process, its title) -> the seconds of a processor it has taken, of all that this process has begun."""
+    """(id, title) of each child process -> the seconds of a processor that it has used."""
     seconds = {}
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended since
+        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             times, (title, *_) = child.cpu_times(), [*child.cmdline(), child.name()]
             seconds[child.pid, Path(title).name.strip()] = times.user + times.system
     return seconds
 
 
 def many_clients(client: Callable[[], Ask], alone: Ask, clients: int, seconds: float) -> list[list[str]]:
-    """A table: images a second, of the session before and after the server."""
+    """A table: images a second of the server, and of the session before and after the server."""
     before = _images_a_second(alone, clients, seconds / 2)
     taken: list[float] = []
     connected = threading.Barrier(clients)

@@ -2,8 +2,8 @@
 
 python -m benchmarks.zoo [--only PATTERN …] [--limit SECONDS] [--no-times] [--kept] [--write [--note TEXT]]
 
-Each architecture runs in a process of its own; its result is kept in build/zoo, and only what is missing there runs.
-Without times an architecture takes a third as long; a later run with them measures it again.
+Each architecture runs in its own process and its result is kept in build/zoo. Only architectures without a result run.
+Without times an architecture takes a third as long; a later run with times measures it again.
 Needs timm, torchvision and transformers beside the package (`make zoo` installs them).
 """
 
@@ -77,7 +77,7 @@ def _path(name: str) -> Path:
 
 
 def _result(name: str, limit: int, *, timed: bool) -> dict[str, Any]:
-    """What :mod:`benchmarks.zoo.one` found, kept from an earlier run or found now."""
+    """The result of :mod:`benchmarks.zoo.one`, from an earlier run or from a new one."""
     path = _path(name)
     if path.exists():
         kept: dict[str, Any] = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The architectures of the zoo: how each is built, with random weights, and what it is run on.
+"""The architectures of the zoo, each with its construction (random weights) and its inputs.
 
 timm: the smallest model of every module that has one below 100 million parameters. torchvision, segmentation and
 transformers: the families that people use, at small sizes. Nothing is downloaded.
@@ -38,8 +38,8 @@ _TORCHVISION = (
     "swin_v2_t maxvit_t segmentation.fcn_resnet50 segmentation.deeplabv3_mobilenet_v3_large "
     "segmentation.lraspp_mobilenet_v3_large video.r3d_18 video.s3d"
 )
-_CHANGED = {"inception_v3": 299, "maxvit_t": 224, "s3d": 224}  # what these need
-_SIZE = 64  # where a network takes any
+_REQUIRED_SIZES = {"inception_v3": 299, "maxvit_t": 224, "s3d": 224}
+_DEFAULT_SIZE = 64  # of networks that take images of any size
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,15 @@ def catalog() -> dict[str, Architecture]:
 
 
 def without_operators_of_torchvision() -> None:
-    """torchvision's own operators do not load beside a CPU build of torch; its Python models need their names only."""
+    """Defines operators of torchvision without code: torchvision's own do not load beside a CPU build of torch.
+
+    Its Python models need only the names.
+    """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _LIBRARIES.append(library)  # its definitions go with it
+    _LIBRARIES.append(library)  # torch removes the definitions when the library is deleted
 
 
 _LIBRARIES: list[torch.library.Library] = []
@@ -88,7 +91,7 @@ def _timm(name: str) -> Architecture:
     def inputs(model: nn.Module) -> dict[str, Tensor]:
         settings: Any = model.default_cfg
         shape = settings["input_size"]
-        size = shape[-1] if settings.get("fixed_input_size") else max(_SIZE, min(shape[-1], 128))
+        size = shape[-1] if settings.get("fixed_input_size") else max(_DEFAULT_SIZE, min(shape[-1], 128))
         return {"x": torch.randn(2, shape[0], size, size)}
 
     return Architecture("timm", name, build, inputs)
@@ -106,7 +109,7 @@ def _torchvision(name: str) -> Architecture:
             options |= {"init_weights": False, "aux_logits": False}
         if family == "segmentation":
             options["weights_backbone"] = None
-        if short == "DenseNet":  # the class, for one that is smaller than all that have names
+        if short == "DenseNet":  # the class, because every named variant is larger
             options = {"growth_rate": 16, "block_config": (2, 2, 2, 2), "num_init_features": 32}
         model: nn.Module = getattr(module, short)(**options)
         return model
@@ -114,13 +117,13 @@ def _torchvision(name: str) -> Architecture:
     def inputs(model: nn.Module) -> dict[str, Tensor]:
         name = next(iter(inspect.signature(model.forward).parameters))
         frames = (16,) if family == "video" else ()
-        size = _CHANGED.get(short, 224 if "vit" in short else _SIZE)
+        size = _REQUIRED_SIZES.get(short, 224 if "vit" in short else _DEFAULT_SIZE)
         return {name: torch.randn(2, 3, *frames, size, size)}
 
     return Architecture("torchvision", name, build, inputs)
 
 
-# name -> (class, settings, inputs); the model computes the logits or the last hidden states.
+# name -> (class, settings, inputs). The model returns the logits or the last hidden states.
 _SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 _TOKENS = {"input_ids": (2, 16)}
 _PIXELS = {"pixel_values": (2, 3, 64, 64)}

@@ -28,12 +28,12 @@ from nnorm_export.layers import convert_normal_norm
 
 _STEPS = 3
 _REPEATS = 7
-_SHORT = 60  # seconds: exports that take less run twice
-_CLOSE = 1e-3  # of the greatest value: what a file of plain torch.onnx.export may differ by
+_SHORT_EXPORT = 60  # seconds: exports that take less run twice
+_TOLERANCE = 1e-3  # of a file of plain torch.onnx.export, in shares of the greatest value
 
 
 def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
-    """What became of the architecture ``name``; ``failure`` says why it stopped early. ``timed``: with the times."""
+    """The results for the architecture ``name``, with times if ``timed``; ``failure`` is the reason of an early end."""
     architecture = catalog()[name]
     torch.manual_seed(0)
     twin = architecture.build()
@@ -81,7 +81,7 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
 
 
 def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The times of the file and of its export, which took ``seconds`` of the processor, beside those of the twin's."""
+    """The times of the file and of its export (``seconds`` of the processor), beside the times of the twin."""
     inputs, plain = options["kwargs"], path.with_name("twin.onnx")
     # The same arguments: without dynamic_shapes, export makes the batch dynamic.
     same: dict[str, Any] = {"kwargs": inputs, "dynamo": True, "verbose": False}
@@ -94,7 +94,7 @@ def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any
     except Exception as error:  # the errors of torch's exporter have no common class; the table shows each message
         return {"twin": f"torch.onnx.export: {first_line(error)}"}
     plain_seconds = time.process_time() - start
-    if seconds + plain_seconds < _SHORT:  # a second time, the other one first; the smaller figures count
+    if seconds + plain_seconds < _SHORT_EXPORT:  # again in reverse order; the smaller figures count
         start = time.process_time()
         torch.onnx.export(twin, (), plain, **same)
         plain_seconds = min(plain_seconds, time.process_time() - start)
@@ -105,14 +105,14 @@ def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any
 
 
 def _import_exporters(folder: Path) -> None:
-    """Runs both exporters once: the first run imports modules, and that time does not belong to an architecture."""
+    """Runs both exporters once, so that the times of an architecture do not include the import of modules."""
     small = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
     torch.onnx.export(small, (torch.randn(2, 4),), folder / "small.onnx", dynamo=True, verbose=False)
     nnorm_export.export(convert_normal_norm(small), (torch.randn(2, 4),), folder / "small.onnx")
 
 
 def _train(model: nn.Module, inputs: dict[str, Tensor]) -> str:
-    """Three steps of gradient descent, so that λ and the statistics are those of a network that is trained."""
+    """Three steps of gradient descent, so that λ and the statistics differ from their initial values."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model.train()
     try:
@@ -120,7 +120,7 @@ def _train(model: nn.Module, inputs: dict[str, Tensor]) -> str:
             optimizer.zero_grad()
             outputs = [leaf for leaf in pytree.tree_leaves(model(**inputs)) if isinstance(leaf, Tensor)]
             floats = [output.float() for output in outputs if output.is_floating_point()]
-            # Numbers other than 0: a head that starts at 0 would stay there.
+            # Random targets, because a head that starts at 0 would stay at 0 with targets of 0.
             losses = [(output - torch.randn_like(output)).square().mean() for output in floats]
             torch.stack(losses).sum().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -131,7 +131,7 @@ def _train(model: nn.Module, inputs: dict[str, Tensor]) -> str:
 
 
 def _plain_is_right(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> str:
-    """Whether torch.onnx.export alone writes a file that computes what the model does: right, wrong, or why not."""
+    """``right`` or ``wrong``, by the results of a file of torch.onnx.export alone, or the error of the export."""
     try:
         torch.onnx.export(model, (), path, kwargs=inputs, dynamo=True, verbose=False)
         session = onnxruntime.InferenceSession(path, session_options(1), providers=["CPUExecutionProvider"])
@@ -142,11 +142,11 @@ def _plain_is_right(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> 
     except Exception as error:  # torch's exporter and ONNX Runtime share no base class; the table shows the message
         return first_line(error)
     pairs = list(zip(results, expected, strict=False))
-    return "right" if all(np.abs(a - b).max() <= _CLOSE * np.abs(b).max() for a, b in pairs) else "wrong"
+    return "right" if all(np.abs(a - b).max() <= _TOLERANCE * np.abs(b).max() for a, b in pairs) else "wrong"
 
 
 def _time(path: Path, twin: Path, inputs: dict[str, Tensor]) -> float:
-    """The file's time by kernels in times of the twin's, one thread, taking turns."""
+    """The time of the file with kernels divided by the time of the twin, on one thread, taking turns."""
     arrays = [value.numpy() for value in inputs.values()]
     ours = open_session(path, 1, kernels=True)
     plain = open_session(twin, 1, kernels=False)

@@ -1,4 +1,4 @@
-"""The command line ``nnorm-export``: it parses and prints; everything else is the package's own functions."""
+"""The command line ``nnorm-export``. It parses options and prints results; the package's functions do the work."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _root(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command, ``["inspect", "net.onnx", "--json"]`` or that of the process, and returns its exit code.
+    """Runs one command, ``["inspect", "net.onnx", "--json"]`` or the process's own, and returns the exit code.
 
-    It raises nothing and leaves the process running: programs and tests may call it again and again.
+    The function raises nothing and does not end the process, so that programs and tests may call it repeatedly.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -68,8 +68,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _flushed(exited.code if isinstance(exited.code, int) else 0 if exited.code is None else 2)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:  # of --help, --version and --install-completion, which are outside of the commands
-        if code := _flushed(0):  # standard output cannot be written, which it has said
+    except OSError as error:  # from --help, --version or --install-completion, which no Command handles
+        if code := _flushed(0):  # standard output cannot be written, and _flushed has printed the error
             return code
         print(f"error: {error}", file=sys.stderr)
         return NnormExportError.exit_code
@@ -77,12 +77,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Writes what is buffered. A closed pipe is not an error; Python would report one at the end."""
-    if sys.stdout is None:  # the shell has closed it
+    """Flushes standard output and returns the exit code. Python would report a closed pipe as an error at the end."""
+    if sys.stdout is None:  # the shell has closed standard output
         return code
     try:
         sys.stdout.flush()
-    except (OSError, ValueError) as error:  # ValueError: it is closed
+    except (OSError, ValueError) as error:  # ValueError: the stream is closed
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):

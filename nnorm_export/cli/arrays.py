@@ -1,7 +1,7 @@
-"""Arrays from a shape (random, seeded) or from a NumPy file: what ``--input`` takes, without PyTorch.
+"""The arrays of ``--input``, random (seeded) of a given shape or from a NumPy file, without PyTorch.
 
-:mod:`nnorm_export.cli.inputs` makes tensors of them. Where ``forward`` takes a dict, its entries are named by a
-path: ``batch.ids`` is ``batch["ids"]``.
+:mod:`nnorm_export.cli.inputs` converts the arrays to tensors. If ``forward`` takes a dict, paths name its entries:
+``batch.ids`` is ``batch["ids"]``.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _DTYPES = {
     **{name: dtype.numpy for name, dtype in DTYPES.items()},
 }
 FLOATING = {dtype.name: dtype.numpy for dtype in FLOATS}
-_READABLE = {*_DTYPES.values(), np.dtype(np.complex64), np.dtype(np.complex128)}  # what PyTorch has of NumPy's
-_FILES = (".npy", ".npz")
-# A name is a path of keys; `data.npz:key` has none.
+_READABLE = {*_DTYPES.values(), np.dtype(np.complex64), np.dtype(np.complex128)}  # the dtypes of NumPy that PyTorch has
+_ENDINGS = (".npy", ".npz")
+# The name is a path of keys. `data.npz:key` has no name.
 _NAMED = re.compile(r"(?:(?P<name>(?![^:]*\.np[yz]:)[A-Za-z_]\w*(?:\.\w+)*):)?(?P<rest>.+)", re.DOTALL | re.IGNORECASE)
-_ALL = "*"  # data.npz:* is a dict of all arrays
+_ALL_ARRAYS = "*"  # data.npz:* is a dict of all arrays
 _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)?(?:\[(?P<bracketed>[\d,\sx]*)\]|(?P<bare>\d+(?:\s*[,x]\s*\d+)*))")
 
 
 @dataclass
 class Inputs:
-    """A call of the model: positional and named values, and notices on how they came about."""
+    """A call of the model: positional and named values, and notices on how the values were read."""
 
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class Inputs:
     def nest(self) -> None:
         """Makes ``{"batch": {"ids": value}}`` of ``{"batch.ids": value}``.
 
-        The keys of a dict are sorted, because their order is that of the file's inputs, and must not depend on the
-        order of the options.
+        The keys of a dict are sorted. Their order is the order of the file's inputs, which must not depend on the order
+        of the options.
         """
         nested: dict[str, Any] = {}
         for path in sorted(self.kwargs, key=lambda path: (path.count("."), path)):
@@ -81,10 +81,10 @@ def _sorted(value: Any) -> Any:
 
 
 def paths_of(names: Sequence[str], parameters: Sequence[str]) -> dict[str, str]:
-    """A file's name of an input -> its path: an entry of a parameter that is a dict, or the parameter at its place.
+    """Name of an input in a file -> its path: an entry of a parameter that is a dict, or the parameter in its position.
 
-    A parameter is taken for a dict if several names, none of them its own, begin with it as
-    :func:`nnorm_export.models.arguments.leaf_names` writes them.
+    A parameter is a dict if several names begin with the parameter's name, as
+    :func:`nnorm_export.models.arguments.leaf_names` writes names, and no name is the parameter's name itself.
     """
     owners: dict[str, list[str]] = {}
     for name in names:
@@ -106,7 +106,7 @@ def read_inputs_of_file(
 ) -> tuple[dict[str, Array], list[str]]:
     """Returns the arrays that ``specs`` describe, by the names of a file's inputs, and notices."""
     floating = next((dtype for dtype in dtypes_by_name.values() if dtype in FLOATING.values()), FLOAT32)
-    inputs = read_all(specs, list(dtypes_by_name), floating)  # its names may have dots
+    inputs = read_all(specs, list(dtypes_by_name), floating)  # names in a file may have dots
     by_position = dict(zip(dtypes_by_name, inputs.args, strict=False))
     values = by_position | inputs.kwargs
     if nested := [name for name, value in values.items() if isinstance(value, dict)]:
@@ -120,10 +120,13 @@ def read_all(
     floating: np.dtype[Any],
     own_names: dict[str, str] | None = None,
 ) -> Inputs:
-    """The inputs, dicts not yet nested.
+    """The inputs, before dicts are nested.
 
-    ``floating`` is the dtype of floating-point inputs that name none. ``own_names`` maps a file's names for the inputs
-    to paths of ``parameters``, which is None if any name goes. Without ``own_names`` an input has no entries.
+    Args:
+        specs: the values of ``--input``.
+        parameters: the names of the parameters; None allows any name.
+        floating: the dtype of floating-point inputs whose spec names no dtype.
+        own_names: name of an input in a file -> path of a parameter; None if the inputs are not dicts.
     """
     inputs = Inputs()
     generator = np.random.default_rng(SEED)
@@ -144,15 +147,15 @@ def read_all(
 
 def _split(spec: str) -> tuple[str | None, Path | None, str]:
     """Returns the name, the file, and the text after the name."""
-    if is_regular(spec):  # a path may have colons
-        if Path(spec).suffix.lower() not in _FILES:
+    if is_regular(spec):  # the path of a file may have colons
+        if Path(spec).suffix.lower() not in _ENDINGS:
             raise _unparsable(spec, ", which is not a .npy or .npz file")
         return None, Path(spec), spec
     match = _NAMED.fullmatch(spec)
     if match is None:
         raise _unparsable(spec)
     name, rest = match["name"], match["rest"]
-    is_file = Path(rest).suffix.lower() in _FILES or ".npz:" in rest.lower()
+    is_file = Path(rest).suffix.lower() in _ENDINGS or ".npz:" in rest.lower()
     return name, Path(rest) if is_file else None, rest
 
 
@@ -193,9 +196,9 @@ def _add_file(
     if colon and head.lower().endswith(".npz"):  # data.npz:key
         path = Path(head)
     else:
-        key = name or ""  # by default the input's own name
+        key = name or ""  # by default the name of the input
     arrays = _read(path)
-    if key == _ALL:
+    if key == _ALL_ARRAYS:
         if not isinstance(arrays, dict):
             raise NnormExportError(
                 f"{path}: one array, and {path}:* is a dict of the arrays of a .npz file; leave out :*"
@@ -213,7 +216,7 @@ def _add_file(
     if not isinstance(arrays, dict):
         inputs.add(name, _array(arrays, path, name, floating, inputs.notices))
         return
-    unnamed = all(re.fullmatch(r"arr_\d+", key) for key in arrays)  # np.savez without keywords
+    unnamed = all(re.fullmatch(r"arr_\d+", key) for key in arrays)  # names of np.savez without keywords
     accepted = None if unnamed or parameters is None else {*parameters}
     wanted = [key for key in arrays if accepted is None or {key, key.partition(".")[0]} & accepted]
     if not wanted:
@@ -246,7 +249,7 @@ def _read(path: Path) -> Any:
         ) from error
     except NnormExportError:
         raise
-    except Exception as error:  # NumPy reads a header as Python text, whose errors have no common base
+    except Exception as error:  # NumPy parses a header as Python text, whose errors have no common base
         raise NnormExportError(
             f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
         ) from error
@@ -258,8 +261,8 @@ def _array(given: Any, path: Path, name: str | None, floating: np.dtype[Any], no
         raise NnormExportError(
             f"{path}: {name or 'its array'} is {given.dtype}, which PyTorch does not have; convert it with .astype"
         )
-    array: Array = np.ascontiguousarray(given, dtype).reshape(given.shape)  # of no axes, it makes one
-    if dtype in FLOATING.values() and dtype != floating:  # NumPy's default is float64, a model's rarely
+    array: Array = np.ascontiguousarray(given, dtype).reshape(given.shape)  # it adds an axis to a scalar
+    if dtype in FLOATING.values() and dtype != floating:  # NumPy's default is float64, which few models take
         notices.append(f"{path.name}: {name or 'its array'} converted from {dtype} to the model's {floating}")
         array = array.astype(floating)
     return array

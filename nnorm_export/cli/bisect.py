@@ -23,14 +23,14 @@ def bisect(
 ) -> None:
     """Find the first layer at which a runtime differs from PyTorch.
 
-    Every normalization is run twice: in the file, where its input shows the
-    error that it inherits, and alone on the input that PyTorch gave it, where
-    its output shows its own. Errors are shares of the error budget of verify.
-    The exit code is 1 if anything differs.
+    Every normalization is run twice: in the file, where the error of its input
+    comes from earlier layers, and alone on PyTorch's input, where the error of
+    its output is its own. Errors are shares of the error budget of verify. The
+    exit code is 1 if a layer differs.
 
-    With --exact the bits of two runs are compared instead: of this machine and
-    the one that recorded a certificate, or of two runtimes. It says which
-    normalization first computes other bits from the same ones.
+    With --exact the bits of two runs are compared instead: on this machine and
+    on the machine that recorded a certificate, or in two runtimes. The result
+    is the first normalization that computes other bits from equal inputs.
 
     Examples:
 

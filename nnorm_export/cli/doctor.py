@@ -24,13 +24,13 @@ def doctor(
 ) -> None:
     """List the runtimes, whether they work here, and how to install the rest.
 
-    The bits of the kernels are a digest of what they compute of fixed numbers:
-    with one release they are the same on every machine.
+    The bits of the kernels are a digest of their results on fixed numbers. All
+    machines with the same release have the same digest.
 
-    With a file, each runtime opens it and shows what runs each normalization:
-    a kernel, its body, or a plugin. The exit code is 3 if the chosen runtime
-    is missing or lacks something, and 2 if it refuses the file. Opening
-    TorchScript or a package of AOTInductor runs its code.
+    With a file, each runtime opens the file and shows whether a kernel, a body
+    or a plugin runs each normalization. The exit code is 3 if the chosen
+    runtime or a part of it is missing, and 2 if the runtime refuses the file.
+    Opening TorchScript or a package of AOTInductor runs its code.
 
     Examples:
 

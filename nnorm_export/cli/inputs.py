@@ -1,4 +1,4 @@
-"""Example inputs of a model: what ``--input`` describes (:mod:`nnorm_export.cli.arrays`), as tensors."""
+"""The example inputs of a model: the arrays of ``--input`` (:mod:`nnorm_export.cli.arrays`) as tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nnorm_export.models.modules import unwrapped
 
 
 def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str] = ()) -> Inputs:
-    """Returns the inputs that ``specs`` describe; those without a name are in the order of ``forward``.
+    """Returns the inputs that ``specs`` describe; inputs without a name are in the order of ``forward``.
 
-    ``aliases`` are the names of the model's inputs in a file, in the order of ``forward``; the entries of a dict have
-    names of their own there, ``batch_ids`` for ``batch.ids``.
+    ``aliases`` are the names of the model's inputs in a file, in the order of ``forward``. In a file the entries of a
+    dict have separate names, ``batch_ids`` for ``batch.ids``.
 
     Raises:
-        NnormExportError: a spec that cannot be parsed, a file that cannot be read, or a name given twice.
+        NnormExportError: a spec cannot be parsed, a file cannot be read, or a name is given twice.
     """
     parameters = forward_parameters(model)
     tensors = (*model.parameters(), *model.buffers())
@@ -33,7 +33,7 @@ def read_inputs(specs: Sequence[str], model: nn.Module, *, aliases: Sequence[str
 
 
 def forward_parameters(model: nn.Module) -> list[str] | None:
-    """Returns the names of what ``forward`` takes; None if it takes any."""
+    """Returns the names of the parameters of ``forward``; None if it takes ``**kwargs``."""
     parameters = inspect.signature(unwrapped(model).forward).parameters.values()
     if any(p.kind == p.VAR_KEYWORD for p in parameters):
         return None

@@ -27,12 +27,12 @@ def inspect(
 ) -> None:
     """Show a file's format, inputs, normalizations, their λ and what runs them.
 
-    ONNX, TorchScript, exported programs (.pt2), packages of AOTInductor, and the
-    files of ExecuTorch, LiteRT and Core ML.
-    Files that other programs wrote are described too, with fewer facts. If other
-    programs have changed an exported file (dropped its functions, converted it to
-    float16), this command says what they changed and what to do.
-    To see what runs the normalizations, the file is opened in its runtime, which
+    The command reads ONNX, TorchScript, exported programs (.pt2), packages of
+    AOTInductor, and the files of ExecuTorch, LiteRT and Core ML. Files that
+    other programs wrote are described with fewer facts. If other programs have
+    changed an exported file (removed its functions, converted it to float16),
+    the command names the changes and the remedies.
+    The runtime of the file opens it to find what runs the normalizations. That
     runs the code of TorchScript: use --no-run for files that you do not trust.
     Packages of AOTInductor are machine code and are not opened. Exported
     programs run no code without --trust-pickle.
@@ -71,7 +71,7 @@ def _print(description: ModelDescription) -> None:
         typer.echo("\nno normality normalization that nnorm_export knows")
         return
     rows = [_row(layer) for layer in description.layers]
-    # A fact that all layers share is printed once: the paths of real models need the width of the table.
+    # A fact that all layers share is printed once, because the paths of real models need the width of the table.
     shared = [name for name in ("variant", "ε", "run by") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
     if shared:
         facts.append(("all layers", ", ".join(f"{name} {rows[0][name]}" for name in shared if rows[0][name] != "-")))
@@ -84,7 +84,7 @@ def _print(description: ModelDescription) -> None:
 def _facts(description: ModelDescription) -> list[tuple[str, str]]:
     sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
     is_own = "unknown" not in (description.form, description.form or description.producer)
-    target = description.optimized_for
+    machine = description.optimized_for
     torch_version = f", torch {description.versions['torch']}" if "torch" in description.versions else ""
     return [
         ("file", ", ".join(sizes)),
@@ -94,7 +94,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("operators", description.operators or ""),
         ("target", (description.target or "") if description.target != description.format else ""),
         ("quantized", description.quantization or ""),
-        ("for", f"{target}; optimized by ONNX Runtime {target.onnxruntime}" if target else ""),
+        ("for", f"{machine}; optimized by ONNX Runtime {machine.onnxruntime}" if machine else ""),
         ("for", f"{description.compiled_for} processors" if description.compiled_for else ""),
         ("opset", f"{description.opset}, IR version {description.ir_version}" if description.opset else ""),
         ("made by", description.producer + torch_version),

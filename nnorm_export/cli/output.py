@@ -1,4 +1,4 @@
-"""What the commands print and how they fail: results go to stdout; notices, progress and errors to stderr."""
+"""The output of commands: results go to stdout; notices, progress and errors go to stderr."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from nnorm_export.parity.verdict.outcome import ParityReport
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an exception that this package does not know
-INTERRUPTED = 130  # the exit code of shells; click's own, 1, would mean a mismatch here
-BROKEN_PIPE = 141  # the shell reports 128 + SIGPIPE for a program whose output pipe was closed
-_REPORT = """
+UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h, for an unexpected exception
+INTERRUPTED = 130  # 128 + SIGINT, as in shells; click's own exit code, 1, means a mismatch here
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
+_HOW_TO_REPORT = """
 This is a fault of nnorm-export or of a library that it calls, and says nothing about the file. Please report it
 with the output of the same command with --verbose, and that of nnorm-export doctor --json (see SECURITY.md for
 how to report in private)."""
-_UsageError: Any = typer.BadParameter.__bases__[0]  # click's; newer versions of typer carry their own click
+_UsageError: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer contain
 
 
 def _with_plain_flags(params: list[Any]) -> list[Any]:
-    """The parameters of a command, whose flags ``--help`` shows without ``<bool>``."""
+    """The parameters of a command, changed so that ``--help`` shows flags without ``<bool>``."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -62,7 +62,7 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command that prints every error as one message on stderr, and exits with the code that the error stands for."""
+    """A command that prints every error as one message on stderr, and exits with the exit code of the error."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _with_plain_flags(super().get_params(ctx))
@@ -93,21 +93,21 @@ class Command(TyperCommand):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise typer.Exit(BROKEN_PIPE) from None
-        except SystemExit as error:  # of the user's code: its 0 must not pass for a verdict of this command
+        except SystemExit as error:  # from the user's code: exit code 0 would mean that the files are equal
             message = f"the model's code, or a library, ended the program: sys.exit({error.code!r})"
             _fail(error, message, NnormExportError.exit_code, as_json, verbose)
-        except (OSError, MemoryError) as error:  # of the user's model or of the disk
+        except (OSError, MemoryError) as error:  # from the user's model or the disk
             message = f"{type(error).__name__}: {error}" if str(error) else "not enough memory"
             _fail(error, message, NnormExportError.exit_code, as_json, verbose)
         except typer.Exit:
             raise
-        except Exception as error:  # a defect of this package: Python would exit with 1, and 1 means "differs" here
-            _fail(error, f"unexpected {type(error).__name__}: {error}{_REPORT}", UNEXPECTED, as_json, verbose)
+        except Exception as error:  # a defect of this package: Python's exit code 1 means "differs" here
+            _fail(error, f"unexpected {type(error).__name__}: {error}{_HOW_TO_REPORT}", UNEXPECTED, as_json, verbose)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Where rich itself ends the process with code 1, which would mean a mismatch."""
+        """Raise the error: rich would exit with code 1, which means a mismatch."""
         raise BrokenPipeError
 
 
@@ -115,44 +115,44 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool | None, v
     if verbose:
         echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     if as_json:
-        with contextlib.suppress(OSError):  # which may be what is told here: standard output cannot be written
+        with contextlib.suppress(OSError):  # the error may be that standard output cannot be written
             print_json({"error": message, "exit_code": code})
     echo(message, err=True, label="error")
     raise typer.Exit(code) from None
 
 
 def shown(text: str) -> str:
-    """``text`` with control characters, line ends and marks of direction as escapes: a terminal would obey them.
+    """``text`` with escapes for characters that a terminal interprets: control characters, line ends, bidi marks.
 
     Only the beginning of a very long text is shown, because a message may quote a whole file.
     """
     beginning = "".join(
-        character.encode("unicode_escape").decode() if unicodedata.category(character) in _OBEYED else character
-        for character in text[:_LONGEST]
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in _ESCAPED else character
+        for character in text[:_MOST_CHARACTERS]
     )
-    return beginning if len(text) <= _LONGEST else f"{beginning}… ({len(text) - _LONGEST} more characters)"
+    more = len(text) - _MOST_CHARACTERS
+    return beginning if more <= 0 else f"{beginning}… ({more} more characters)"
 
 
-_LONGEST = 20_000  # characters
+_MOST_CHARACTERS = 20_000  # of a text
 
-
-# Control characters, marks of direction, unpaired surrogates (of names that are not UTF-8), line ends.
-_OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Unicode categories: control characters, bidi marks, unpaired surrogates (of names that are not UTF-8), line ends.
+_ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def command_text(words: Sequence[str]) -> str:
-    """A command as a shell takes it, without the users and passwords of URLs: reports are passed on."""
+    """A command quoted for a shell, without the users and passwords of URLs, because others may read the report."""
     return shown(shlex.join(map(without_user, words)))
 
 
-COMMAND_LINE = "nnorm_export.command_line"  # the key of a command's text in its context
+COMMAND_LINE = "nnorm_export.command_line"  # the key of the command's text in typer's context
 
 
 def echo(text: str = "", *, err: bool = False, label: str = "") -> None:
     """Prints lines of text, each as :func:`shown` returns it.
 
-    With a ``label`` the first line follows it and the others are indented, so that no line of a message passes for
-    another message.
+    With a ``label``, the first line follows the label and the other lines are indented, so that no line looks like a
+    new message.
     """
     lines = [shown(line) for line in text.split("\n")]
     if label:
@@ -162,7 +162,7 @@ def echo(text: str = "", *, err: bool = False, label: str = "") -> None:
 
 
 def _colored(label: str, err: bool) -> str:
-    """``label`` in its color, where the stream shows colors and NO_COLOR does not forbid them."""
+    """``label`` in its color, if the stream shows colors and NO_COLOR is not set."""
     console = _Console(stderr=err)
     return typer.style(label, _COLORS.get(label)) if console.color_system and not console.no_color else label
 
@@ -173,7 +173,7 @@ _COLORS = {"error": "red", "warning": "yellow", "DIFFERENT": "red", "NOT COMPARE
 def _show_warning(
     show: Callable[..., None], message: Warning | str, category: type[Warning], filename: str, *rest: Any
 ) -> None:
-    """Shows a warning of this package as one line; those of others with their place in the code, as Python does."""
+    """Shows a warning of this package as one line, and other warnings as Python does, with their place in the code."""
     if Path(filename).is_relative_to(_PACKAGE):
         echo(str(message), err=True, label="warning")
     else:
@@ -182,17 +182,17 @@ def _show_warning(
 
 @dataclass
 class Output(OutputOptions):
-    """How much a command prints, and as what."""
+    """Prints the progress and the result of a command, as the options say."""
 
     @contextlib.contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Shows what goes on, its steps and for how long, on a terminal; --verbose prints their times at the end.
+        """Shows the work ``what``, its steps and their clocks on a terminal; --verbose prints the times at the end.
 
-        What the user's code prints goes to stderr.
+        The output of the user's code goes to stderr.
         """
         console = _Console(stderr=True)
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-            for category in (FutureWarning, DeprecationWarning):  # torch's own code causes them, not the user's model
+            for category in (FutureWarning, DeprecationWarning):  # torch's own code causes these, not the user's model
                 warnings.simplefilter("ignore", category)
             warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
             steps = None
@@ -206,7 +206,7 @@ class Output(OutputOptions):
 
     @contextlib.contextmanager
     def progressing(self, what: str) -> Iterator[Callable[[str, float], None] | None]:
-        """Shows a progress bar if stderr is a terminal, and yields what sets its text and the part that is done."""
+        """Shows a progress bar if stderr is a terminal, and yields its update function (text, share done)."""
         console = _Console(stderr=True)
         if self.quiet or not console.is_terminal:
             yield None
@@ -231,7 +231,7 @@ class Output(OutputOptions):
     def fail(self, message: str) -> None:
         """Raises the ParityError of a command that has shown its result."""
         if self.json_output:
-            echo(message, err=True, label="error")  # stdout already has its one object
+            echo(message, err=True, label="error")  # stdout already has the JSON object
             raise typer.Exit(ParityError.exit_code)
         raise ParityError(message)
 
@@ -241,7 +241,7 @@ def print_json(value: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has neither infinity nor NaN; they become text."""
+    """``value`` with infinity and NaN, which JSON does not have, as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -250,7 +250,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Prints lines of a name and a value, without empty values; a long value continues below itself."""
+    """Prints a line with name and value for each fact that is not empty. Long values are wrapped in their column."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -258,14 +258,14 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def one_line(message: str) -> str:
-    """An error's message, which may have several lines, as a fact."""
+    """A message, which may have several lines, as one line."""
     return " ".join(message.split())
 
 
 def print_table(
     columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = False, apart: bool = False
 ) -> None:
-    """Prints a table, ``apart`` after an empty line; the columns after the first are text, or ``numbers``."""
+    """Prints a table, with ``apart`` after an empty line; ``numbers`` aligns columns after the first on the right."""
     if apart:
         typer.echo()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -277,21 +277,21 @@ def print_table(
 
 def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
     for row in rows:
-        # As Text: brackets in values are not markup.
+        # Text, because rich would read brackets in a str as markup.
         table.add_row(*(Text(shown(cell), _COLORS.get(cell, "")) for cell in row))
     console = _Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _ENDLESS  # grep finds names, paths and hashes whole
+        console.width = _UNLIMITED_WIDTH  # no wrapping, so that grep finds whole names, paths and hashes
     with console.capture() as captured:
         console.print(table)
     text = captured.get()
-    if not console.is_terminal:  # rich fills each line up to the longest
+    if not console.is_terminal:  # rich pads each line to the longest line
         text = "\n".join(line.rstrip() for line in text.split("\n"))
     console.file.write(text)
-    console.file.flush()  # before what comes on stderr
+    console.file.flush()  # before messages on stderr
 
 
-_ENDLESS = 100_000  # characters of a line
+_UNLIMITED_WIDTH = 100_000  # characters
 
 
 def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None:

@@ -1,4 +1,4 @@
-"""How options are declared: the panels of ``--help`` that they stand in, their choices and their completion."""
+"""Helpers that declare options: their panel in ``--help``, their choices and their completion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 
 def _panel(name: str | None) -> Callable[..., Any]:
-    """Returns a function that declares an option of a panel of ``--help``.
+    """Returns a function that declares an option in the panel ``name`` of ``--help``.
 
-    It takes the option's flags and metavar (``--checkpoint -c FILE``), its help, and settings of typer.Option.
+    The function takes the option's flags and metavar (``--checkpoint -c FILE``), help, and settings of typer.Option.
     """
 
     def option(words: str, text: str, **settings: Any) -> Any:
@@ -24,15 +24,15 @@ def _panel(name: str | None) -> Callable[..., Any]:
 
 
 def completing(names: str) -> dict[str, Any]:
-    """Settings: completion from ``package.module:NAMES``, which is imported when the shell asks."""
+    """Settings of typer.Option: completion from ``package.module:NAMES``, which is imported only for a completion."""
     return {"autocompletion": lambda incomplete: [name for name in _named(names) if name.startswith(incomplete)]}
 
 
 def one_of(names: str, hints: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Settings: the value is one of ``package.module:NAMES``, which ``--help`` does not import.
+    """Settings of typer.Option: the value is one of ``package.module:NAMES``, which ``--help`` does not import.
 
     Args:
-        hints: what to say of other values that a user may try.
+        hints: other values that a user may try -> the hint in the error.
     """
 
     def parse(value: str) -> str:

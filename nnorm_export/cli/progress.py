@@ -14,10 +14,10 @@ from nnorm_export.steps import watched
 
 
 class Steps:
-    """Watches the steps of ``what``.
+    """Measures the steps of ``what``.
 
     Attributes:
-        seconds: step -> how long it took, those of one name together.
+        seconds: name of a step -> the seconds of all steps with this name.
     """
 
     def __init__(self, what: str, bar: Progress | None) -> None:
@@ -41,7 +41,7 @@ class Steps:
             self._bar.update(self._row, description=f"  {self._name}: {text}")
 
     def end(self) -> None:
-        """Stops the clock of the present step."""
+        """Stops the clock of the current step."""
         if self._name:
             self.seconds[self._name] = self.seconds.get(self._name, 0.0) + time.monotonic() - self._step_began
         if self._bar is not None and self._row is not None:
@@ -55,13 +55,13 @@ class Steps:
 
 
 def description() -> TextColumn:
-    """The column of what is done, which gives way: a long path must not push the clock off the line."""
+    """The column of the description. It wraps, so that a long path does not push the clock off the line."""
     return TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
 
 
 @contextmanager
 def shown_steps(what: str, console: Console | None) -> Iterator[Steps]:
-    """Shows ``what`` and its steps on ``console``, a line for each with its own clock, and removes them at the end."""
+    """Shows ``what`` and its steps on ``console``, each in a line with a clock, and removes the lines at the end."""
     if console is None:
         steps = Steps(what, None)
         with watched(steps):

@@ -1,4 +1,4 @@
-"""``--model``, what belongs to it, and inputs for comparing it with a file."""
+"""The model of ``--model`` and its options, and inputs to compare it with a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DYNAMIC_ROWS = 4  # the length of a dynamic axis in random inputs
 
 @dataclass
 class Source:
-    """A module, and the program that it came from if it came from a ``.pt2`` file."""
+    """A module, and its exported program if it was read from a ``.pt2`` file."""
 
     module: nn.Module
     program: torch.export.ExportedProgram | None = None
@@ -46,8 +46,8 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
     """Returns the program in a ``.pt2`` file that ``torch.export.save`` wrote.
 
     Raises:
-        CheckpointError: no such file, not a program, one with an operator that is not installed, or, without
-            ``trust_pickle``, one that would run code.
+        CheckpointError: the file is missing or not a program, the program has an operator that is not installed, or,
+            without ``trust_pickle``, would run code.
     """
     import nnorm_export.operators  # noqa: F401 - registers the operators that the program may call
 
@@ -78,7 +78,7 @@ def load_source(options: ModelSourceOptions) -> Source:
         raise NnormExportError(
             f"{model} is a checkpoint, and weights need a model: -m package.module:factory --checkpoint {model}"
         )
-    torch.manual_seed(SEED)  # a factory's random weights are the same for every command
+    torch.manual_seed(SEED)  # so that a factory's random weights are equal in all commands
     module = build_model(model, parse_arguments(options.model_arg or ()))
     if checkpoint is None:
         return Source(module, notices=[f"no --checkpoint: the weights are those that {model} returns"])
@@ -96,7 +96,7 @@ def inputs_for(
     source: Source, specs: list[str] | None, path: str, runtime: str | None, *, timeout: float | None = None
 ) -> tuple[Any, list[str]]:
     """Returns inputs for comparing the model with the file ``path``, by position or by name, and notices."""
-    # Only TensorRT knows the inputs of an engine, and only the server those of its model.
+    # Only TensorRT can read the inputs of an engine, and only the server the inputs of its model.
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     described: Any = load(path, runtime, **options) if is_engine(path) or is_url(path) else describe(path)
     infos = described.inputs
@@ -111,7 +111,7 @@ def inputs_for(
         shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
         specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
         paths = paths_of([info.name for info in infos], forward_parameters(source.module) or [])
-        within = any("." in path for path in paths.values())  # entries of a dict
+        within = any("." in path for path in paths.values())  # some inputs are entries of a dict
         named = [f"{paths[info.name]}:{spec}" for info, spec in zip(infos, specs, strict=True)] if within else specs
         inputs = read_inputs(named, source.module)
         inputs.notices.append(f"no --input: random data of the file's shapes ({', '.join(specs)})")
@@ -121,7 +121,7 @@ def inputs_for(
 
 
 def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
-    """Returns the end of a message that the file ``path`` differs; empty where bisect does not take the file."""
+    """Returns the advice to run bisect, for a message that ``path`` differs; empty if bisect cannot read the file."""
     if is_engine(path) or is_url(path):
         return ""
     description = describe(path)

@@ -37,11 +37,12 @@ def verify(
     """Compare a file with the PyTorch model that it was made from.
 
     The reference is the model in float64. The file passes if its error in every
-    element is at most ten times what roundings cause in PyTorch, in the file's
-    own precision, or, if they are given, within --rtol and --atol. The exit code is 1 if it does not.
+    element is at most ten times the error that roundings cause in PyTorch, in
+    the file's own precision, or, if given, within --rtol and --atol. Otherwise
+    the exit code is 1.
     Without --input, the inputs are random and have the file's shapes; real
     data is a better test. Verifying TorchScript or a package of AOTInductor runs
-    its code: verify only those that you trust. A .pt2 program that would run
+    its code: verify only files that you trust. A .pt2 program that would run
     code while it loads is refused without --trust-pickle.
 
     Examples:
@@ -152,7 +153,7 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
 
 
 def _about(model: OptionalModelOptions, ctx: typer.Context) -> dict[str, str]:
-    """Where the model and the inputs come from, and the command, for the report."""
+    """The sources of the model and the inputs, and the command, for the report."""
     given = {
         "model": model.model,
         "checkpoint": model.checkpoint,
@@ -172,7 +173,7 @@ def _check_combinations(options: VerifyOptions) -> None:
 
 
 def _check_outputs(options: VerifyOptions) -> None:
-    """Raises the errors of the files to write that can be known before the comparison, which may take minutes."""
+    """Raises the errors of paths to write before the comparison, which may take minutes."""
     from nnorm_export.parity.certificates.signatures import check_private_key
     from nnorm_export.parity.certificates.write import check_folder
     from nnorm_export.parity.report.write_report import check_page

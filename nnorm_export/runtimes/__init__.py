@@ -35,7 +35,7 @@ RUNTIMES: dict[str, Runtime] = {
 
 
 def runtimes_for(path: str | Path) -> list[Runtime]:
-    """The runtimes that open files of the kind of ``path``, the one that :func:`load` takes first."""
+    """The runtimes that open the format of ``path``; the first is the default of :func:`load`."""
     own = [runtime for runtime in RUNTIMES.values() if runtime.is_own(path)]
     return own or [runtime for runtime in RUNTIMES.values() if runtime.opens_onnx]
 
@@ -63,7 +63,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
         RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
         NnormExportError: the runtime is unknown.
 
-    A file that is replaced meanwhile is opened again, so that a graph never runs with the weights of another.
+    If the file is replaced while it is opened, it is opened again, so that graph and weights belong to one file.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ModelFileError(f"the path of a model is {type(path).__name__}; give a str or a pathlib.Path")

@@ -1,7 +1,7 @@
-"""Clients on gevent, which work only in the thread that made them, for callers in any thread.
+"""Clients on gevent for callers in any thread. A client works only in the thread that made it.
 
-Each client has a thread of its own and is used again: there are as many as calls at the same time. In threads of the
-caller, each thread that ends would leave the open files of gevent's loop.
+Each client has its own thread and is reused: there are as many clients as simultaneous calls. A client in a caller's
+thread would leave the open files of gevent's loop behind when the thread ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-_Call = Callable[[Any], Any]  # of a client
+_Call = Callable[[Any], Any]  # takes a client
 
 
 class Connections:
@@ -27,21 +27,21 @@ class Connections:
         weakref.finalize(self, _end, self._free).atexit = False
 
     def ask(self, call: _Call) -> Any:
-        """Returns ``call(client)``, or raises what it raises."""
+        """Returns ``call(client)``, or raises its exception."""
         connection = self._take()
         try:
             return connection.ask(call)
         finally:
             if connection.is_idle:
                 self._free.append(connection)
-            else:  # the caller was interrupted; the next one would wait for this answer
+            else:  # the caller was interrupted, and the client is still busy
                 connection.end()
 
     def _take(self) -> _Connection:
         with suppress(IndexError):
             while True:
                 connection = self._free.pop()
-                if connection.is_alive():  # not in a process that was forked
+                if connection.is_alive():  # a forked process does not have the thread
                     return connection
         return _Connection(self._new_client)
 
@@ -67,7 +67,7 @@ class _Connection(threading.Thread):
             return answer.result()
         finally:
             self.is_idle = answer.done()
-            del answer  # its exception holds this frame, which would keep the runner
+            del answer  # the exception in it refers to this frame, which would keep the runner alive
 
     def end(self) -> None:
         self._work.put(None)
@@ -79,7 +79,7 @@ class _Connection(threading.Thread):
             try:
                 client = client or self._new_client()
                 answer.set_result(call(client))
-            except BaseException as error:  # the caller's thread raises it
+            except BaseException as error:  # the caller's thread raises the error
                 answer.set_exception(error)
             del work, call, answer
         if client is not None:

@@ -1,4 +1,4 @@
-"""describe_run(): what a model file is, and what runs each of its normalizations here."""
+"""describe_run(): the description of a model file, with the implementation that runs each normalization here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nnorm_export.runtimes import load
 
 
 def describe_run(path: str | Path, *, trust_pickle: bool = False) -> ModelDescription:
-    """:func:`.describe`, and the file opened in its runtime, to see what runs each normalization.
+    """:func:`.describe`, with the implementation of each normalization, for which the file is opened in its runtime.
 
-    A package of AOTInductor is not opened: that would run its machine code, and tell nothing more about it.
+    A package of AOTInductor is not opened, because that would run its machine code and add no facts.
     If the runtime cannot open the file, or is not installed, the description says so.
 
     Raises:

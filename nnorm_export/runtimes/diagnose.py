@@ -1,4 +1,4 @@
-"""diagnose(): what is installed, and what would run each normalization of a file in each runtime."""
+"""diagnose(): the installed components, and the implementation of each normalization of a file in each runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.runtime import installed_version
 from nnorm_export.runtimes.self_test import self_test
 
-# Packages that no runtime declares, with what they are for.
+# Package that no runtime declares -> the command that installs it, and its purpose.
 _OTHER_PACKAGES = {
     "openvino": "pip install openvino, for files of the form primitives",
     "matplotlib": "pip install 'nnorm_export[report]', for plots and reports",
@@ -30,16 +30,16 @@ _OTHER_PACKAGES = {
 
 @dataclass(frozen=True)
 class RuntimeDiagnosis:
-    """A runtime, for one file or in general.
+    """The state of a runtime, for one file or in general.
 
     Attributes:
-        runtime: its name, as :func:`nnorm_export.load` takes it.
-        problem: why it cannot run, with the remedy; empty if it can.
-        exit_code: that of the problem's error; 0 without a problem.
-        implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if the file has no such
-            nodes. With a problem or a note, what would run them.
-        known_faults: those of the runtime that would hit the file; see :attr:`.Runner.known_faults`.
-        note: what must happen before the runtime can run the file; see :attr:`Runtime.before_onnx`.
+        runtime: the name of the runtime, as :func:`nnorm_export.load` takes it.
+        problem: the reason why the runtime cannot run, with the remedy; empty if it can.
+        exit_code: the exit code of the problem's error; 0 without a problem.
+        implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if no normalization of the
+            file is a node. With a problem or a note, the implementations after it is resolved.
+        known_faults: the faults of the runtime that would affect the file; see :attr:`.Runner.known_faults`.
+        note: the step before the runtime can run the file; see :attr:`Runtime.before_onnx`.
     """
 
     runtime: str
@@ -52,13 +52,13 @@ class RuntimeDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis(Report):
-    """What :func:`diagnose` found.
+    """The result of :func:`diagnose`.
 
     Attributes:
-        components: what is installed and what is missing: packages, the kernels, the plugins.
+        components: installed and missing components: packages, the kernels, the plugins.
         runtimes: every runtime that opens files of this format; without a file, every runtime.
         needed: the runtime that must work.
-        changes: what other programs changed in the file, and what to do about it (:mod:`nnorm_export.files.changes`).
+        changes: changes that other programs made to the file, with remedies (:mod:`nnorm_export.files.changes`).
     """
 
     components: list[Component]
@@ -68,7 +68,7 @@ class Diagnosis(Report):
 
     @property
     def missing(self) -> RuntimeDiagnosis | None:
-        """The needed runtime, if it cannot run."""
+        """The diagnosis of the needed runtime if it cannot run, else None."""
         return next((found for found in self.runtimes if found.runtime == self.needed and found.problem), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,11 +76,11 @@ class Diagnosis(Report):
 
 
 def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trust_pickle: bool = False) -> Diagnosis:
-    """Looks at the installation and, with a file, at what runs its normalizations in each runtime.
+    """Checks the installation and, with a file, which implementation runs its normalizations in each runtime.
 
     Args:
-        path: a file of any format that a runtime opens; None looks at the installation alone.
-        runtime: the runtime that must work. None is the one that :func:`nnorm_export.load` takes for the file.
+        path: a file of any format that a runtime opens; None checks the installation alone.
+        runtime: the runtime that must work. None is the default of :func:`nnorm_export.load` for the file.
         trust_pickle: as for :func:`nnorm_export.load`.
 
     Raises:
@@ -101,7 +101,7 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
 
 
 def _self_tested() -> Component:
-    """The bits of the kernels on this machine, as one number that two machines can compare."""
+    """The digest of the results of the kernels on this machine, which is equal on two machines with equal bits."""
     try:
         return Component("bits of the kernels", self_test()[:16])
     except NnormExportError as error:
@@ -121,7 +121,7 @@ def _same_bits(value: str) -> Component:
 def _changes(path: str | Path) -> list[str]:
     try:
         return [] if is_url(path) else describe(path).changes
-    except ModelFileError:  # an engine, or a file that no runtime opens, as each of them says
+    except ModelFileError:  # an engine, or a file that no runtime opens, which each runtime reports
         return []
 
 
@@ -139,7 +139,7 @@ def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> 
 
 
 def _diagnose_unopened(runtime: Runtime, path: str | Path) -> RuntimeDiagnosis:
-    """Of a runtime that must build something of an ONNX file first; that may be possible where it cannot run."""
+    """The diagnosis of a runtime that first builds an engine of an ONNX file. Building may not need the runtime."""
     planned: dict[str, str] = {}
     try:
         planned = runtime.planned(path) if runtime.planned is not None else {}
@@ -153,7 +153,7 @@ def _components() -> Iterator[Component]:
     yield Component("nnorm_export", __version__)
     yield Component("Python", f"{platform.python_version()}, {sys.platform} {platform.machine()}")
     listed: set[str] = set()
-    # Runtimes may share a package; one that describes it goes before one that only names it.
+    # Runtimes may share a package: a runtime that declares ``components`` comes before one that only names packages.
     for runtime in sorted(RUNTIMES.values(), key=lambda runtime: runtime.components is None):
         for component in runtime.list_components():
             if component.name not in listed:

@@ -1,4 +1,4 @@
-"""A file that only kernels can run, to find out which dtypes they have."""
+"""A file that only kernels can run, to find the dtypes for which kernels exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
 
 def every_operator(dtype: Dtype, operators: Collection[Operator]) -> onnx.ModelProto:
-    """A file with a node of each operator, without bodies; tensors are ``dtype``, parameters have its arithmetic."""
+    """A file with a node of each operator, without bodies. Tensors are ``dtype``, parameters float32 or float64."""
     arithmetic = DTYPES["float64" if dtype.name == "float64" else "float32"]
     tensor = onnx.helper.make_tensor_value_info
     inputs, outputs, nodes = {}, [], []

@@ -1,4 +1,4 @@
-"""A model behind a server that speaks the KServe v2 protocol, such as Triton's, asked by NVIDIA's tritonclient."""
+"""A model on a server with the KServe v2 protocol, for example Triton, through NVIDIA's tritonclient."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 SCHEMES = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
 TIMEOUT = 60.0  # seconds
 _REMEDY = "pip install 'nnorm_export[serve]'"
-# MODEL[/VERSION], or as the protocol has it: v2/models/MODEL[/versions/VERSION].
+# MODEL[/VERSION], or the path of the protocol: v2/models/MODEL[/versions/VERSION].
 _PATH = re.compile(
     r"/+(?!v2(/+models)?/*$)(v2/models/+)?(?P<name>[^/]+)(/+(versions/+)?(?P<version>(?!versions/*$)[^/]+))?/*"
 )
-# Codes of gRPC and HTTP for a server that is not there, or too slow.
-_UNANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
+# Codes of gRPC and HTTP for a server that is unreachable or too slow.
+_UNREACHABLE = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
 _DTYPES = {dtype.kserve: dtype.numpy for dtype in DTYPES.values()}
 
 
@@ -39,16 +39,16 @@ def is_url(path: object) -> bool:
 class KServeRunner(Runner):
     """``load("grpc://localhost:8001/resnet")``, or ``http://localhost:8000/resnet/2`` for version 2 of the model.
 
-    The protocol's own paths are taken too: ``http://localhost:8000/v2/models/resnet/versions/2``. Threads may share a
-    runner.
+    The protocol's own paths are accepted too: ``http://localhost:8000/v2/models/resnet/versions/2``. Threads may share
+    a runner.
 
     Args:
-        timeout: the seconds that a call may take in all, however slowly the answer drips.
+        timeout: the most seconds of a whole call, also if the answer arrives in small pieces.
 
     Raises:
         RuntimeMissingError: tritonclient is not installed, or no server answers in time.
-        ModelFileError: the server does not have the model, it is not ready, or its answer is not of the protocol. A
-            later call also raises this if the server does not answer any more.
+        ModelFileError: the server does not have the model or is not ready, or its answer violates the protocol. A
+            later call also raises this error if the server stops answering.
     """
 
     runtime = "kserve"
@@ -59,7 +59,7 @@ class KServeRunner(Runner):
         self._timeout = timeout
         try:
             parts = urlsplit(url)
-            _ = parts.port  # raises if it is not a number
+            _ = parts.port  # raises if the port is not a number
         except ValueError as error:
             raise NnormExportError(f"{url} is not a URL ({error}); give http://HOST:PORT/MODEL[/VERSION]") from None
         path = _PATH.fullmatch(parts.path)
@@ -89,11 +89,11 @@ class KServeRunner(Runner):
 
     @property
     def implementations(self) -> dict[str, str]:
-        """Empty: a server does not say what runs its nodes."""
+        """Empty, because a server does not report the implementations of its nodes."""
         return {}
 
     def _ask(self, question: str, *arguments: Any, **options: Any) -> Any:
-        """Calls the method ``question`` of the client; the whole call takes at most the timeout."""
+        """Calls the method ``question`` of the client, for at most the timeout."""
         try:
             if self._is_grpc:
                 return getattr(self._grpc, question)(*arguments, **options, client_timeout=self._timeout)
@@ -101,7 +101,7 @@ class KServeRunner(Runner):
         except OSError as error:
             raise self._unanswered(error) from error
         except self._refusal as error:
-            if error.status() in _UNANSWERED:
+            if error.status() in _UNREACHABLE:
                 raise self._unanswered(error) from error
             raise
 
@@ -126,20 +126,20 @@ class KServeRunner(Runner):
             metadata: dict[str, Any] = self._ask("get_model_metadata", self._name, self._version, **json)
         except NnormExportError:
             raise
-        except Exception as error:  # the server's refusal, an answer that is not JSON, or a connection that broke
+        except Exception as error:  # a refusal by the server, an answer that is not JSON, or a broken connection
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         return metadata
 
     def _scalars_of_rows(self) -> set[str]:
-        """The tensors with one number per row, [N] in the model. Triton has no such shape: its clients send [N, 1]."""
+        """The tensors of shape [N] in the model, for which Triton's clients send [N, 1]."""
         json = {"as_json": True} if self._is_grpc else {}
         try:
             config = self._ask("get_model_config", self._name, self._version, **json)
-        except self._refusal:  # the call is Triton's extension of the protocol
+        except self._refusal:  # only Triton has this call, which is an extension of the protocol
             return set()
         except RuntimeMissingError:
             raise
-        except Exception as error:  # an answer that is not JSON, or a connection that broke
+        except Exception as error:  # an answer that is not JSON, or a broken connection
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         config = config.get("config", config)
         entries = [*config.get("input", []), *config.get("output", [])]
@@ -166,7 +166,7 @@ class KServeRunner(Runner):
         outputs = [self._client_module.InferRequestedOutput(info.name) for info in self.outputs]
         try:
             result = self._ask("infer", self._name, inputs, self._version, outputs=outputs)
-        except RuntimeMissingError as error:  # tests skip where a runtime is missing, and must not where a server fails
+        except RuntimeMissingError as error:  # tests skip this class, and must not if a server fails
             raise ModelFileError(
                 f"{self._url}: the server answered before, and does not answer these inputs "
                 f"({first_line(error.__cause__ or error)}); see its log, or give it more time (timeout=, --timeout)"
@@ -182,14 +182,14 @@ class KServeRunner(Runner):
         except self._refusal:
             if info.dtype != ml_dtypes.bfloat16:
                 raise
-            value.set_data_from_numpy(array.astype(np.float32))  # tritonclient before 26.06 takes bfloat16 in it
+            value.set_data_from_numpy(array.astype(np.float32))  # tritonclient before 26.06 takes bfloat16 as float32
         return value
 
     def _answer(self, info: TensorInfo, result: Any) -> Array:
-        """The output ``info``, if it is what the server's description of the model says."""
+        """The output ``info``. Raises an error if it differs from the server's description of the model."""
         try:
             array = result.as_numpy(info.name)
-        except Exception as error:  # sizes and dtypes that contradict each other, in several ways
+        except Exception as error:  # inconsistent sizes and dtypes raise several classes
             raise ModelFileError(
                 f"{self._url}: the server's answer for {info.name} cannot be read ({first_line(error)})"
             ) from error
@@ -197,7 +197,7 @@ class KServeRunner(Runner):
             raise ModelFileError(f"{self._url}: the server's answer lacks the output {info.name}")
         array = array[:, 0] if info.name in self._scalars and array.ndim > 1 else array
         carriers = {info.dtype}
-        if info.dtype == ml_dtypes.bfloat16:  # tritonclient before 26.06 returns it in float32
+        if info.dtype == ml_dtypes.bfloat16:  # tritonclient before 26.06 returns bfloat16 as float32
             carriers.add(np.dtype(np.float32))
         lengths = zip(info.shape, array.shape, strict=False)
         if (
@@ -216,8 +216,8 @@ class KServeRunner(Runner):
 def _in_time(seconds: float, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Returns ``call(*arguments, **options)`` of the HTTP client; raises TimeoutError if it takes longer.
 
-    The timeouts of the connection start again with every byte that arrives; gevent's is for the whole call. It is not
-    an Exception, which the client would take for an answer.
+    The connection's own timeouts restart with every byte. gevent's timeout is for the whole call, and is raised as a
+    BaseException, because the client would handle an Exception as an answer.
     """
     timeout_error: Any = importlib.import_module("gevent").Timeout
     try:

@@ -45,16 +45,16 @@ class ReferenceRunner(Runner):
         return {onnx_file.name_of(node): "body" for node in self._file.normalizations}
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
-        with np.errstate(all="ignore"):  # no warnings about NaN and infinity, as in every other runtime
+        with np.errstate(all="ignore"):  # other runtimes do not warn about NaN and infinity either
             results = self._evaluator.run(None, feed)
         # The evaluator computes some operators in a wider dtype than the graph's (float16 in onnx 1.2x).
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
 
 
 def _without_overloads(file: onnx_file.ModelFile) -> onnx.ModelProto | None:
-    """The model with a name of its own for each overload of a function; None for a file without overloads.
+    """The model with a separate name for each overload of a function; None for a file without overloads.
 
-    onnx's evaluator (1.23) knows functions by domain and name, and runs one overload for all.
+    onnx's evaluator (1.23) looks functions up by domain and name, and would run one overload for all.
     """
     if not any(function.overload for function in file.proto.functions):
         return None

@@ -1,4 +1,4 @@
-"""The one interface of all runtimes: open a file, take named arrays, return arrays in output order, say what ran."""
+"""The interface of all runtimes: open a file, run it on arrays, and report the implementations of normalizations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Runner(ABC):
 
     Attributes:
         runtime: the runtime's name, as ``load(path, runtime=…)`` takes it.
-        inputs, outputs: those of the model, in order.
+        inputs, outputs: the inputs and outputs of the model, in order.
         noted: what export() noted in the file: ``weights_sha256``, ``version`` and others; empty if the runtime does
             not show it.
     """
@@ -33,8 +33,8 @@ class Runner(ABC):
         """Runs the model on arrays in input order, or by name, or both; returns the outputs in order.
 
         Raises:
-            InputError: too many, too few or unknown inputs, an input of the wrong dtype or shape, or inputs on which
-                the runtime fails.
+            InputError: too many, too few or unknown inputs, an input of the wrong dtype or shape, or the runtime fails
+                on the inputs.
             ModelFileError: the model returns another number of outputs than the file describes.
         """
         feed = self.feed(arrays, named_arrays)
@@ -58,7 +58,7 @@ class Runner(ABC):
 
     @property
     def known_faults(self) -> list[str]:
-        """The known faults of the runtime that would hit the file, and how they are avoided or what to do."""
+        """The known faults of the runtime that would affect the file, each with the remedy or how it is avoided."""
         return []
 
     def by_bodies(self) -> Runner | None:
@@ -69,7 +69,7 @@ class Runner(ABC):
     def _run(self, feed: dict[str, Array]) -> list[Array]: ...
 
     def feed(self, arrays: Sequence[ArrayLike], named_arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
-        """The arrays by the names of the inputs, in their order.
+        """The arrays by the names of the inputs, in the order of the inputs.
 
         Raises:
             InputError: too many, too few or unknown inputs, or one of the wrong dtype or shape.
@@ -103,7 +103,7 @@ def _refuse_dicts(values: Sequence[ArrayLike]) -> None:
 def _fit(info: TensorInfo, value: ArrayLike) -> Array:
     try:
         array = as_array(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths; a tensor without elements
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of different lengths, or a tensor without elements
         raise InputError(
             f"input {info.name!r} is not an array ({first_line(error)}); the model takes {info}"
         ) from error

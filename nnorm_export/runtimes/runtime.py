@@ -1,4 +1,4 @@
-"""What a runtime declares: a module of this package has a tuple ``RUNTIMES`` of them, and ``_MODULES`` lists it."""
+"""The declaration of a runtime. Modules with a tuple ``RUNTIMES`` of declarations are listed in ``_MODULES``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nnorm_export.runtimes.runner import Runner
 
 @dataclass(frozen=True)
 class Component:
-    """Something that is installed, or missing.
+    """A component that is installed or missing.
 
     Attributes:
-        name: what it is.
-        found: a version or a path; empty if it is missing.
-        remedy: what to do if it is missing or does not work; else empty.
+        name: the name of the component.
+        found: a version or a path; empty if the component is missing.
+        remedy: what to do if the component is missing or does not work; else empty.
     """
 
     name: str
@@ -30,32 +30,33 @@ class Component:
 
     @classmethod
     def optional(cls, name: str, found: str | None, remedy: str) -> Component:
-        """A component whose ``remedy`` is needed only if it is missing."""
+        """A component with ``remedy`` only if it is missing."""
         return cls(name, found or "", "" if found else remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """A runtime, as :func:`nnorm_export.load`, ``doctor``, the pytest plugin and certificates need to know it.
+    """The declaration of a runtime for :func:`nnorm_export.load`, ``doctor``, the pytest plugin and certificates.
 
-    Calling it opens a file: ``RUNTIMES["onnxruntime"](path, **options)``.
+    Calling a declaration opens a file: ``RUNTIMES["onnxruntime"](path, **options)``.
 
     Attributes:
-        name: as ``load(path, runtime=…)`` takes it.
-        runner: its :class:`Runner`; ``"module:Class"`` if importing that takes long, or needs PyTorch.
-        packages: distributions that it comes in; its version is that of the first that is installed. Empty if its
-            version is not known here, as a server's is not.
-        extra: the extra of this package that installs it; None if it comes with every installation.
-        opens_onnx: whether it opens ONNX files.
-        is_own: whether a path is a file of its own format, or its URL. A file that no runtime claims is opened as ONNX.
-        check: raises RuntimeMissingError, with the remedy, if the runtime cannot run here. By default it runs where one
-            of ``packages`` is installed.
-        components: what ``doctor`` lists for it. By default ``packages`` with their versions.
-        may_unpickle: whether its files may hold pickles; its runner then takes ``trust_pickle``.
-        before_onnx: what must happen before it can run an ONNX file, if that takes minutes. ``doctor`` prints it, and
-            does not open ONNX files in such a runtime.
-        planned: with ``before_onnx``, what would run each normalization of an ONNX file there, as
-            :attr:`.Runner.implementations`, found in seconds and without a GPU.
+        name: the name that ``load(path, runtime=…)`` takes.
+        runner: the :class:`Runner`; ``"module:Class"`` if importing it takes long, or needs PyTorch.
+        packages: the distributions that contain the runtime; its version is the version of the first that is
+            installed. Empty if the version is unknown here, as for a server.
+        extra: the extra of this package that installs the runtime; None if every installation has the runtime.
+        opens_onnx: whether the runtime opens ONNX files.
+        is_own: whether a path is a file of the runtime's own format, or its URL. A file that no runtime claims is
+            opened as ONNX.
+        check: raises RuntimeMissingError, with the remedy, if the runtime cannot run here. The default requires one of
+            ``packages``.
+        components: the components that ``doctor`` lists. The default is ``packages`` with their versions.
+        may_unpickle: whether the runtime's files may contain pickles; then the runner takes ``trust_pickle``.
+        before_onnx: the step before the runtime can run an ONNX file, if it takes minutes. ``doctor`` prints the text,
+            and does not open ONNX files in this runtime.
+        planned: with ``before_onnx``, a function that returns the :attr:`.Runner.implementations` for an ONNX file in
+            seconds and without a GPU.
     """
 
     name: str

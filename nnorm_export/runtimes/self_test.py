@@ -1,6 +1,6 @@
-"""The self-test of ``doctor``: every operator and dtype by the kernels, on fixed numbers, as one digest.
+"""The self-test of ``doctor``: one digest of the results of all operators and dtypes by kernels, on fixed numbers.
 
-The kernels have the same bits with every instruction set, so two machines with the same release show the same digest.
+The kernels give the same bits with every instruction set, so two machines with the same release have the same digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nnorm_export.library import get_library_path
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX, PRODUCER
 from nnorm_export.runtimes import load
 
-_SHAPE = (3, 24, 5, 45)  # neither the channels nor the rows fill a vector
+_SHAPE = (3, 24, 5, 45)  # neither channels nor rows are a multiple of a vector's length
 _OPSET, _IR_VERSION = 20, 10
 
 
@@ -43,7 +43,7 @@ def _results(dtype: Dtype) -> list[Array]:
 
 
 def _model(dtype: Dtype) -> onnx.ModelProto:
-    """Every operator on the same inputs, without bodies: only kernels run it."""
+    """Every operator on the same inputs, without bodies, so that only kernels can run the model."""
     arithmetic = np.dtype(np.float64 if dtype.name == "float64" else np.float32)
     nodes: list[onnx.NodeProto] = []
     weights: dict[str, Array] = {}
@@ -71,7 +71,7 @@ def _model(dtype: Dtype) -> onnx.ModelProto:
 
 
 def _parameter(operator: Operator, name: str) -> Array:
-    """Numbers with few digits, which every dtype of the arithmetic has."""
+    """Numbers with few digits, which are exact in float32 and float64."""
     count = _SHAPE[1] if operator.is_per_channel else _SHAPE[-1]
     steps = np.arange(count, dtype=np.float64)
     values = {
@@ -86,7 +86,7 @@ def _parameter(operator: Operator, name: str) -> Array:
 
 
 def _numbers(seed: int, dtype: Dtype) -> Array:
-    """Numbers of both signs from 2⁻²⁹ to 128 by integers alone, as every version of NumPy makes them."""
+    """Numbers of both signs from 2⁻²⁹ to 128, computed with integers only: equal in every version of NumPy."""
     index = np.arange(np.prod(_SHAPE), dtype=np.int64) + seed * 1_000_003
     mantissas = (index * 2_654_435_761) % (1 << 24) - (1 << 23)
     return np.ldexp(mantissas.astype(np.float64), -29 + index % 13).reshape(_SHAPE).astype(dtype.numpy)

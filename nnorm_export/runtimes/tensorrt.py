@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX, through Polygraphy: engines, and ONNX files, of which an engine is built first."""
+"""TensorRT and TensorRT-RTX, through Polygraphy: they run engines, and ONNX files after building an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnorm_export.tensorrt import rtx
 _ENGINE_SUFFIXES = (".plan", ".engine")
 _PACKAGES = ("tensorrt", "polygraphy")
 _REMEDY = "pip install 'nnorm_export[tensorrt]'"
-# `tensorrt-rtx` requires the first of the others, which have the libraries; each may be installed alone.
+# `tensorrt-rtx` requires the second package. The second and third have the libraries, and may be installed alone.
 _RTX_PACKAGES = ("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12")
 
 
@@ -23,7 +23,7 @@ def is_engine(path: str | Path) -> bool:
 
 
 def is_rtx_engine(path: str | Path) -> bool:
-    """Whether a file is named as ``nnorm-export engine --rtx`` names it: the two kinds of engines have one suffix."""
+    """Whether a file is named ``*.rtx.plan`` or ``*.rtx.engine``, because both kinds of engines have one suffix."""
     return is_engine(path) and Path(path).stem.lower().endswith(".rtx")
 
 
@@ -40,7 +40,7 @@ def _require_rtx() -> None:
 
 
 def _planned_by_rtx(path: str | Path) -> dict[str, str]:
-    # It edits the file (onnx_ir), whose import takes seconds.
+    # Imported here, because onnx_ir, which edits the file, takes seconds to import.
     plan: Callable[[str | Path], dict[str, str]] = importlib.import_module("nnorm_export.tensorrt.engine").plan_for_rtx
     return plan(path)
 

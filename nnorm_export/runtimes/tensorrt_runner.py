@@ -1,6 +1,6 @@
 """The runners of TensorRT and TensorRT-RTX.
 
-Importing them takes seconds, because building an engine edits the file (onnx_ir).
+Importing this module takes seconds, because building an engine needs onnx_ir.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class TensorRTRunner(Runner):
     """A model in TensorRT, on the first NVIDIA GPU.
 
     Args:
-        path: an engine (``.plan`` or ``.engine``), or an ONNX file. An engine is built of the latter, which takes
-            minutes; :func:`nnorm_export.build_engine` writes it to a file.
+        path: an engine (``.plan`` or ``.engine``), or an ONNX file, from which an engine is built in minutes;
+            :func:`nnorm_export.build_engine` writes the engine to a file.
         plugins: run the normalizations with this package's plugins, see :func:`nnorm_export.build_engine`. For an
-            engine True and False assert what was built.
+            engine, True requires plugins and False requires bodies.
         profiles: input name -> least, best and greatest shape, for an ONNX file; as for ``build_engine``.
         tf32: let the GPU round float32 factors to TF32, for an ONNX file; as for ``build_engine``.
 
     Raises:
         ModelFileError: TensorRT refuses the file, or the engine does not run the normalizations as ``plugins`` says.
-        InputError: the file has dynamic axes that ``profiles`` does not fit.
+        InputError: ``profiles`` does not fit the dynamic axes of the file.
         RuntimeMissingError: TensorRT, Polygraphy or, where they are needed, the plugins are not installed.
     """
 
@@ -69,14 +69,14 @@ class TensorRTRunner(Runner):
 
     @cached_property
     def implementations(self) -> dict[str, str]:
-        """Read off the layers of the engine. In an engine that was opened only plugins are still nodes of the file."""
+        """Found in the layers of the engine. In an engine that was opened from a file, only plugins are nodes."""
         return dict.fromkeys(sorted(plugin_nodes(self._engine, self._tensorrt, self._path)), "plugin")
 
     def _builder(self) -> TensorRTBuilder | RtxBuilder:
         return TensorRTBuilder()
 
     def _load_plugins(self, plugins: bool | None) -> str:
-        """Loads the plugins that an engine may have; returns why there are none, or nothing."""
+        """Loads the plugins that an engine may need. Returns the reason if there are none, else an empty text."""
         return load_plugins(self._polygraphy, self._tensorrt, plugins)
 
     def _open(self, unavailable: str) -> Any:
@@ -104,17 +104,17 @@ class TensorRTRunner(Runner):
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         self._refuse_shapes(feed)
         plain = {name: bits(array) for name, array in feed.items()}
-        # Polygraphy's arrays are NumPy's, which has no bfloat16, so bits and raw buffers are passed. Polygraphy's own
-        # checks would refuse them; __call__ and _refuse_shapes have checked the inputs.
+        # Polygraphy takes NumPy arrays, which have no bfloat16, so bits and raw buffers are passed. Polygraphy's own
+        # checks would refuse bits; __call__ and _refuse_shapes have checked the inputs.
         results = self._runner.infer(plain, check_inputs=False, return_raw_buffers=True)
-        # The next run writes into the same buffers, so they are copied.
+        # The outputs are copied, because the next run writes into the same buffers.
         return [
             np.array(results[info.name].array).view(info.dtype).reshape(results[info.name].shape)
             for info in self.outputs
         ]
 
     def greatest_shape(self, name: str) -> tuple[int, ...]:
-        """The greatest shape of the input ``name`` that the engine is built for."""
+        """The greatest shape of the input ``name`` in the engine's profile."""
         return tuple(self._engine.get_tensor_profile_shape(name, 0)[2])
 
     def _refuse_shapes(self, feed: dict[str, Array]) -> None:
@@ -129,9 +129,9 @@ class TensorRTRunner(Runner):
 
 
 class TensorRTRtxRunner(TensorRTRunner):
-    """A model in TensorRT-RTX, on the first RTX card. Its kernels are compiled for the card when the file is opened.
+    """A model in TensorRT-RTX, on the first RTX card. The kernels are compiled for the card when the file is opened.
 
-    Arguments as of :class:`TensorRTRunner`; ``plugins=None`` runs what has a body with its body.
+    The arguments are those of :class:`TensorRTRunner`; ``plugins=None`` runs bodies where the file has them.
 
     Raises:
         RuntimeMissingError: this machine has no GPU, or TensorRT-RTX or Polygraphy is not installed.

@@ -1,4 +1,4 @@
-"""Serves a file in a session of your own: its options, the kernels, and buffers that are allocated once.
+"""Serves a file in your own session of ONNX Runtime: options, kernels, and buffers that are allocated once.
 
 python samples/embedded/serve.py MODEL.onnx IMAGES.npy [-o LOGITS.npy] [--batch N] [--threads N] [--device cpu|cuda]
     [--disable NAMES]
@@ -25,13 +25,13 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def open_session(path: Path, *, threads: int, device: str, disable: str = "") -> onnxruntime.InferenceSession:
-    """A session that runs each normalization by its kernel."""
+    """A session in which kernels run the normalizations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads  # 0: one for each core
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     if disable:
         options.add_session_config_entry("optimization.disable_specified_optimizers", disable)
-    nnorm_export.register(options)  # the only line that the kernels need; without it bodies run the normalizations
+    nnorm_export.register(options)  # this line is enough for kernels; without it bodies run the normalizations
     session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[device]])
     if PROVIDERS[device] not in session.get_providers():
         raise SystemExit(f"this ONNX Runtime has no {PROVIDERS[device]}; nnorm-export doctor says what to do")
@@ -49,8 +49,8 @@ class Model:
         self._bound: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits [N, …] of images [N, …]; the array is new each time."""
-        # The binding checks the number of bytes only, so the dtype is checked here.
+        """Logits [N, …] of images [N, …], in a new array."""
+        # The dtype is checked here, because the binding checks the number of bytes only.
         if images.dtype != np.float32 or list(images.shape[1:]) != self._input.shape[1:]:
             given = f"{images.dtype}{list(images.shape)}"
             raise SystemExit(f"the model takes float32{self._input.shape}, and these are {given}")

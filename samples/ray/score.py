@@ -2,9 +2,9 @@
 
 python samples/ray/score.py MODEL.onnx IMAGES.npy -o LOGITS.npy [--workers N] [--threads N] [--batch N] [--address A]
 
-The paths must be the same on all machines, as on a shared disk, and so must what is installed. Where a worker or its
-machine dies, Ray computes the batches that died with it again, elsewhere. Every row has one place in the result, so
-none can be there twice; that all have come is counted before the file gets its name.
+All machines must have the same paths, as on a shared disk, and the same packages. If a worker or its machine dies, Ray
+computes its batches again on another worker. Every row has one place in the result, so no row can be there twice. The
+rows are counted before the file gets its name.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Results = Iterable[dict[str, Array]]
 
 
 class Scorer:
-    """A worker. It takes the same batches as a single process would, so that its logits are equal to the last bit."""
+    """A worker. Its batches are those of a single process, so that the logits are equal to the last bit."""
 
     def __init__(self, model: Path, images: Path, batch: int, threads: int) -> None:
         self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
-        self._images = np.load(images, mmap_mode="r")  # reads a part of the file when it is used
+        self._images = np.load(images, mmap_mode="r")  # reads a part of the file on first use
         self._batch = batch
         self._name = f"{os.uname().nodename}, process {os.getpid()}"
 
     def __call__(self, asked: dict[str, Array]) -> dict[str, Array]:
-        """Run the batch with this number: logits, the rows that they belong to, the worker and its time."""
+        """Run the batch with this number. Returns the logits, their rows, the worker and the time."""
         first = int(asked["id"][0]) * self._batch
         images = np.ascontiguousarray(self._images[first : first + self._batch])
         start = time.perf_counter()
@@ -61,9 +61,9 @@ class Summary:
     """The result of a run.
 
     Attributes:
-        seconds: from asking for the first batch to the last, the start of the workers included.
-        repeated: how often a row came that was there already. It is not there twice.
-        workers: who -> rows, and the seconds that these took.
+        seconds: the time from the request for the first batch to the last batch, with the start of the workers.
+        repeated: the number of rows that were computed again. The result has each row once.
+        workers: worker -> its rows, and the seconds that they took.
     """
 
     rows: int = 0
@@ -87,7 +87,7 @@ def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: in
     """Batches in the order in which they finish, from ``workers`` in the cluster that ``ray.init`` has connected to."""
     count = _batches(images, batch)
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # there is one bar of rows instead
+    context.enable_progress_bars = False  # one bar of rows is shown instead
     scored = ray.data.range(count, override_num_blocks=min(count, 16 * workers)).map_batches(
         Scorer,
         fn_constructor_args=(model.resolve(), images.resolve(), batch, threads),
@@ -99,9 +99,9 @@ def with_ray(model: Path, images: Path, *, workers: int, threads: int, batch: in
 
 
 def connect(address: str | None, needed: int) -> None:
-    """Joins the cluster, or starts one here that hands out ``needed`` CPUs at least, however many there are.
+    """Joins the cluster, or starts one here with at least ``needed`` CPUs, whatever the machine has.
 
-    With as many CPUs as the workers take, no task that gives them work would ever start.
+    If the workers took all CPUs, the tasks that give them work would never start.
     """
     if address is None:
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, needed), log_to_driver=False)
@@ -122,10 +122,11 @@ def alone(model: Path, images: Path, *, threads: int, batch: int) -> Results:
 
 
 def collect(results: Results, output: Path, rows: int, *, seen: Callable[[int], None] = lambda rows: None) -> Summary:
-    """Write every row at its index in ``output``, which appears only when all ``rows``, at least one, are there.
+    """Write every row at its index in ``output``. The file gets its name only when all ``rows`` are written.
 
     Args:
-        seen: called with the number of rows so far, after each part.
+        rows: the number of rows, at least 1.
+        seen: called after each part with the number of rows so far.
 
     Raises:
         RuntimeError: rows are missing.

@@ -2,7 +2,7 @@
 
 python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--port N] [--address A]
 
-A request is an array of images as numpy.save writes it, and so is the answer:
+A request is an array of images in the format of numpy.save, and the answer is an array of logits in this format:
 
     buffer = io.BytesIO()
     numpy.save(buffer, images)
@@ -30,14 +30,14 @@ from starlette.responses import PlainTextResponse, Response
 import nnorm_export
 
 Array = NDArray[Any]
-LARGEST_BATCH = 32  # requests, of any number of images
+LARGEST_BATCH = 32  # requests, each with any number of images
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered; its message is sent to the client."""
+    """A request that cannot be answered. The message is sent to the client."""
 
 
-# Ray's own limit of 5 requests at a time in a replica would be a limit of its batches.
+# Ray's default of 5 simultaneous requests in a replica would limit the batches to 5 requests.
 @serve.deployment(max_ongoing_requests=2 * LARGEST_BATCH)
 class Scorer:
     """A replica: one session, which runs the images of several requests at once."""
@@ -71,7 +71,7 @@ class Scorer:
         )
 
     def _images(self, body: bytes) -> Array:
-        """Checked before the images are combined with those of other requests, which a bad one must not break."""
+        """The images of a request, checked alone, so that a bad request does not fail the requests of its batch."""
         try:
             images: Array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
         except Exception as error:  # NumPy raises many types of errors for invalid bytes
@@ -92,20 +92,20 @@ def main() -> None:
     parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
     options = parser.parse_args()
     needed = options.replicas * options.threads
-    cpus = {} if options.address else {"num_cpus": max(os.cpu_count() or 1, needed)}  # fewer would wait for ever
+    cpus = {} if options.address else {"num_cpus": max(os.cpu_count() or 1, needed)}  # fewer: no replica starts
     ray.init(address=options.address or "local", **cpus)
     if (present := ray.cluster_resources().get("CPU", 0)) < needed:
         raise SystemExit(
             f"the cluster has {present:g} CPUs, and --replicas times --threads are {needed}; ask for fewer"
         )
-    # If the cluster serves already, its address stays as it is.
+    # If the cluster already serves, its address does not change.
     serve.start(http_options={"host": options.host, "port": options.port})
     replicas = Scorer.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.threads})
     application = replicas.bind(str(options.model.resolve()), options.threads)
     serve.run(application, name=options.name, route_prefix=f"/{options.name}")
     print(f"serving {options.model} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    serve.delete(options.name)  # other applications of the cluster go on
+    serve.delete(options.name)  # only this application of the cluster
     ray.shutdown()
 
 

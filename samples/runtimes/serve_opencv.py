@@ -1,7 +1,7 @@
-"""Serves a file with OpenCV's module dnn, which needs nothing of nnorm_export.
+"""Serves a file with OpenCV's module dnn, without nnorm_export.
 
-The file has the shapes of the example that it was exported with, so the images come in batches of that size. OpenCV
-computes with images of any other shape, wrongly, so the shape is given again and checked.
+The shapes of the file are those of the example of the export, so the images are served in batches of this size. OpenCV
+computes wrong results for other shapes without an error, so the shape is given again and checked.
 
     nnorm-export export … --input 1,3,32,32 --target opencv -o model.onnx
     python samples/runtimes/serve_opencv.py model.onnx images.npy -o logits.npy --input 1,3,32,32
@@ -33,7 +33,7 @@ def main() -> None:
     logits = []
     for first in range(0, len(images), batch):
         network.setInput(images[first : first + batch])
-        logits.append(network.forward().copy())  # OpenCV uses the memory again
+        logits.append(network.forward().copy())  # OpenCV reuses the memory
     np.save(arguments.output, np.concatenate(logits))
     print(f"{len(images)} rows in {arguments.output}, by OpenCV {cv2.__version__}")
 

@@ -1,6 +1,6 @@
-"""Serves a file with OpenVINO, which needs nothing of nnorm_export.
+"""Serves a file with OpenVINO, without nnorm_export. These commands write the file:
 
-nnorm-export export … --target openvino -o model.onnx     or, of a file that is there already:
+nnorm-export export … --target openvino -o model.onnx     or, from an existing file:
 nnorm-export convert portable.onnx --form primitives -o model.onnx
 python samples/runtimes/serve_openvino.py model.onnx images.npy -o logits.npy
 """
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--device", default="CPU")
     arguments = parser.parse_args()
 
-    # Without the hint OpenVINO may compute in bfloat16 or float16, which some processors and all GPUs have.
+    # Without this hint OpenVINO may compute in bfloat16 or float16 on some processors and on GPUs.
     model = openvino.compile_model(arguments.model, arguments.device, {"INFERENCE_PRECISION_HINT": "f32"})
     logits = model(np.load(arguments.images))[0]
     np.save(arguments.output, logits)

@@ -1,4 +1,4 @@
-"""Trains the residual network on handwritten digits and writes what the page in this folder and samples/node read.
+"""Trains the residual network on handwritten digits, and writes the files for the page here and for samples/node.
 
     python samples/web/prepare.py [--epochs N] [--output samples/web/data]
 

@@ -1,8 +1,8 @@
-"""Faults of ONNX Runtime that this package knows: which files they hit, in which versions, and how to avoid them.
+"""Known faults of ONNX Runtime: the affected files and versions, and the remedies.
 
-All of them are optimizations of the graph that change what it computes, or break it. :func:`nnorm_export.load` switches
-such an optimization off for a file that it would hit; ``verify`` and ``doctor`` name it, because sessions that others
-open on the file are hit. The versions were found by running each pattern in 1.19 to 1.32.
+Every fault is an optimization of the graph that changes its results, or fails. :func:`nnorm_export.load` switches the
+optimization off for an affected file. ``verify`` and ``doctor`` name the fault, because other sessions on the file are
+affected too. The versions were found by running each pattern in 1.19 to 1.32.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nnorm_export.files.optimized_for import OPTIMIZED
 
 CONFIG_KEY = "optimization.disable_specified_optimizers"
 
-# Operators that ONNX Runtime removes or moves elsewhere, before it looks for a pattern.
-_MOVED = ("Identity", "Dropout", "Cast", "Transpose")
+# Operators that ONNX Runtime removes or moves before it looks for a pattern.
+_MOVED_OPERATORS = ("Identity", "Dropout", "Cast", "Transpose")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class Fault:
 
     Attributes:
         optimizer: the optimization of ONNX Runtime that is at fault.
-        pattern: what it is at fault for, in words.
-        effect: what comes of it.
+        pattern: the pattern of nodes that is optimized wrongly, in words.
+        effect: the effect of the fault.
         issue: the upstream issue; empty if there is none.
-        since: the first version that has the fault, as far as is known.
-        fixed: the first version without it; None if no release is known to be without.
-        on_cpu: whether only sessions for the CPU alone have it.
-        hits: whether the graph of a file has the pattern. It may also say so for a file that is not hit.
+        since: the first known version with the fault.
+        fixed: the first known version without the fault; None if there is none.
+        on_cpu: whether the fault occurs only in sessions that use the CPU alone.
+        hits: whether the graph of a file has the pattern. It may be True for a file that is not affected.
     """
 
     optimizer: str
@@ -55,7 +55,7 @@ class Fault:
 
     @property
     def remedy(self) -> str:
-        """What a session that load() does not open needs."""
+        """The option that a session needs if load() does not open it."""
         return f'options.add_session_config_entry("{CONFIG_KEY}", "{self.optimizer}")'
 
     def is_in(self, version: str) -> bool:
@@ -65,13 +65,13 @@ class Fault:
 
 
 def faults_of(file: ModelFile, version: str | None = None, *, on_cpu: bool = True) -> list[Fault]:
-    """The known faults that hit ``file``.
+    """The known faults that affect ``file``.
 
     Args:
-        version: of ONNX Runtime; None asks for the faults of any version.
+        version: the version of ONNX Runtime; None returns the faults of all versions.
         on_cpu: whether the session is for the CPU alone.
     """
-    if file.form == OPTIMIZED:  # its graph is not optimized again
+    if file.form == OPTIMIZED:  # ONNX Runtime does not optimize this graph again
         return []
     possible = [fault for fault in FAULTS if (version is None or fault.is_in(version)) and (on_cpu or not fault.on_cpu)]
     graph = Graph.of(file)
@@ -82,7 +82,7 @@ def avoid(options: Any, faults: list[Fault], others: str = "") -> None:
     """Switches the optimizations of ``faults`` off in ``options``, an ``onnxruntime.SessionOptions``.
 
     Args:
-        others: those that are off for another reason, with ";" between them.
+        others: optimizations that are off for other reasons, separated by ";".
     """
     if faults:
         names = {*(fault.optimizer for fault in faults), *filter(None, others.split(";"))}
@@ -91,7 +91,7 @@ def avoid(options: Any, faults: list[Fault], others: str = "") -> None:
 
 @dataclass(frozen=True)
 class Graph:
-    """What the faults are recognized by: a file, its standard nodes, and their types."""
+    """The data in which faults look for their patterns: a file, its standard nodes, and their operators."""
 
     file: ModelFile
     nodes: list[onnx.NodeProto]
@@ -109,8 +109,8 @@ def _pads_before_a_pool(graph: Graph) -> bool:
     makers = {name: node for node in graph.nodes for name in node.output}
     for node in graph.nodes:
         maker = makers.get(node.input[0]) if node.op_type in ("MaxPool", "AveragePool") and node.input else None
-        for _ in graph.nodes:  # as many steps as there are nodes: a damaged graph may have a circle
-            if maker is None or maker.op_type not in _MOVED or not maker.input:
+        for _ in graph.nodes:  # at most as many steps as nodes, because a damaged graph may have a cycle
+            if maker is None or maker.op_type not in _MOVED_OPERATORS or not maker.input:
                 break
             maker = makers.get(maker.input[0])
         if maker is not None and maker.op_type == "Pad":
@@ -130,8 +130,8 @@ def _multiplies_transposed_float64(graph: Graph) -> bool:
     return {"Transpose", "MatMul"} <= graph.op_types and graph.file.holds(onnx.TensorProto.DOUBLE)
 
 
-# What the optimizer of transposes moves none across.
-_BARRIERS = frozenset({"Reshape", "Flatten", "MatMul", "Gemm", "Conv", "ConvTranspose"})
+# Operators across which the optimizer moves no Transpose.
+_BARRIERS_OF_TRANSPOSES = frozenset({"Reshape", "Flatten", "MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
 def _multiplies_transposed_float16(graph: Graph) -> bool:
@@ -139,13 +139,13 @@ def _multiplies_transposed_float16(graph: Graph) -> bool:
         return False
     if "Attention" in graph.op_types:
         return True
-    made = [*with_nested(graph.file.proto.graph.node)]  # not those of functions: their values have names of their own
+    made = [*with_nested(graph.file.proto.graph.node)]  # without functions, in which names have another meaning
     makers = {name: node for node in made for name in node.output}
     reached = {name for node in made if node.op_type == "MatMul" for name in node.input}
     pending = [*reached]
     while pending:
         maker = makers.get(pending.pop())
-        if maker is None or maker.op_type in _BARRIERS:
+        if maker is None or maker.op_type in _BARRIERS_OF_TRANSPOSES:
             continue
         if maker.op_type == "Transpose" and not any(attribute.ints[:1] == [0] for attribute in maker.attribute):
             return True
@@ -175,7 +175,7 @@ FAULTS = (
     Fault(
         optimizer="Pad_Fusion",
         pattern="a Pad before a MaxPool or an AveragePool",
-        # MaxPool pads with -inf where Pad has 0; AveragePool rounds another extent up, or pads by more than its window.
+        # MaxPool pads with -inf instead of 0. AveragePool rounds another extent up, or pads by more than its window.
         effect="computes something else, or fails,",
         issue=f"{_ISSUES}/24737",
         since=(1, 18),
@@ -204,8 +204,8 @@ FAULTS = (
         hits=_multiplies_transposed_float64,
     ),
     Fault(
-        # The fusion leaves a node that the next optimization cannot handle. It gains little: float16 is slow there.
-        # export() moves the Transpose where it can (nnorm_export/graphs/transposes.py).
+        # The next optimization fails on a node that the fusion leaves. The fusion gains little, because float16 is slow
+        # on the CPU. export() moves the Transpose if possible (nnorm_export/graphs/transposes.py).
         optimizer="MatmulTransposeFusion",
         pattern="a Transpose of the first axis before a matrix product in float16, on x86",
         effect="ends the process",

@@ -1,4 +1,4 @@
-"""Whether a file that is optimized for ONNX Runtime's CPU kernels may run on this machine."""
+"""The check that a file optimized for ONNX Runtime's CPU kernels may run on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAME_ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def this_machine(ort: Any) -> Machine:
-    """This machine, as the installed module ``onnxruntime`` uses it."""
+    """This machine, with the layout that the installed module ``onnxruntime`` uses."""
     machine = platform.machine()
     architecture = _SAME_ARCHITECTURE.get(machine.lower(), machine)
     return Machine(architecture, _block_size(ort), ort.__version__)
@@ -45,8 +45,9 @@ def refuse_without_kernels(
     """Refuses to run an optimized file with anything but the kernels on the CPU.
 
     Raises:
-        ModelFileError: ``providers`` are others than the CPU's, or ``kernels`` is False.
-        RuntimeMissingError: there are no kernels. ``session_options`` of the user may have them from elsewhere.
+        ModelFileError: ``providers`` has a provider other than the CPU's, or ``kernels`` is False.
+        RuntimeMissingError: no kernels are installed. With ``session_options`` of the user, which may have kernels of
+            another installation, this is not checked.
     """
     if kernels is False or not on_cpu_alone(providers):
         asked = "kernels=False" if kernels is False else f"the providers {', '.join(providers)}"
@@ -64,7 +65,7 @@ def refuse_without_kernels(
 
 @lru_cache(maxsize=1)
 def _block_size(ort: Any) -> int | None:
-    """The channels of a block: ONNX Runtime brings 4 channels into blocks, which takes a millisecond, once."""
+    """The channels of a block, found by running ONNX Runtime once on 4 channels, which takes a millisecond."""
     tensor, graph = onnx.helper.make_tensor_value_info, onnx.helper.make_graph
     reorder = onnx.helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
     x, y = (tensor(name, onnx.TensorProto.FLOAT, shape) for name, shape in (("x", [1, 4, 1, 1]), ("y", None)))
@@ -76,6 +77,6 @@ def _block_size(ort: Any) -> int | None:
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
         blocked = session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0]
-    except Exception:  # on a processor without a blocked layout ONNX Runtime lacks this operator
+    except Exception:  # ONNX Runtime does not have this operator on a processor without a blocked layout
         return None
     return int(blocked.shape[1])

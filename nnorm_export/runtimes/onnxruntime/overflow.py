@@ -1,7 +1,7 @@
 """Files in int8 whose sums overflow on x86 processors without VNNI.
 
-ONNX Runtime multiplies 8 bits with 8 bits there, and adds two products in 16 bits (VPMADDUBSW): what is beyond 32,767
-becomes 32,767. The second factor, most often a weight, is safe up to 64: 255·64 + 255·64 = 32,640.
+On these processors ONNX Runtime multiplies 8 bits with 8 bits, and adds two products in 16 bits (VPMADDUBSW), where a
+sum above 32,767 becomes 32,767. Second factors, most often weights, of at most 64 are safe: 255·64 + 255·64 = 32,640.
 :func:`nnorm_export.quantize` writes such weights by default.
 """
 
@@ -20,26 +20,26 @@ from onnx import numpy_helper
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights, with_nested
 from nnorm_export.files.optimized_for import OPTIMIZED
 
-# Entries of a session's configuration with which no sum overflows. With the second, what is between DequantizeLinear
-# and QuantizeLinear computes in float.
+# Entries of a session's configuration that prevent the overflow. The second makes nodes between DequantizeLinear and
+# QuantizeLinear compute in float.
 IN_32_BITS, IN_FLOAT = "session.x64quantprecision", "session.disable_quant_qdq"
 WITHOUT_OVERFLOW = (IN_32_BITS, IN_FLOAT)
-_SAFE = 64
+_LARGEST_SAFE_WEIGHT = 64
 _CPUINFO = Path("/proc/cpuinfo")
-VNNI = frozenset(("avx512_vnni", "avx_vnni"))  # among the flags of Linux
-# Operator -> the number of the input that is the second factor: an int8 weight, or one behind DequantizeLinear.
-_READING_INT8 = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3, "ConvInteger": 1, "MatMulInteger": 1}
-_READING_FLOAT = {"Conv": 1, "Gemm": 1, "MatMul": 1}
+VNNI = frozenset(("avx512_vnni", "avx_vnni"))  # flags in Linux's /proc/cpuinfo
+# Operator -> index of its second factor. _INT8_FACTORS are int8; _FLOAT_FACTORS come from a DequantizeLinear.
+_INT8_FACTORS = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3, "ConvInteger": 1, "MatMulInteger": 1}
+_FLOAT_FACTORS = {"Conv": 1, "Gemm": 1, "MatMul": 1}
 _BEFORE_ROUNDING = ("Relu", "Clip")
 
 
 def overflow_of(file: ModelFile) -> str:
-    """What a user should know of ``file`` on this processor; empty if no sum can overflow, or if that is unknown."""
+    """The warning that sums of ``file`` may overflow here; empty if they cannot, or if the processor is unknown."""
     count = unsafe_weights(file) if lacks_vnni() else 0
     if not count:
         return ""
     remedy = "Quantize again with weights of 7 bits (nnorm-export quantize --reduce-range, reduce_range of other tools)"
-    if file.form != OPTIMIZED:  # ONNX Runtime optimizes its graph no more
+    if file.form != OPTIMIZED:  # ONNX Runtime does not optimize this graph again
         remedy += (
             f', or let the session add in 32 bits, which is slower: session_config={{"{IN_32_BITS}": "1"}} of load(), '
             f'options.add_session_config_entry("{IN_32_BITS}", "1") for a session of your own'
@@ -51,7 +51,7 @@ def overflow_of(file: ModelFile) -> str:
 
 
 def unsafe_weights(file: ModelFile) -> int:
-    """How many weights of products that ONNX Runtime computes in int8 have numbers beyond ±64."""
+    """The number of weights with elements beyond ±64, among the products that ONNX Runtime computes in int8."""
     if not any(weights for _, weights in _scopes(file.proto)):
         return 0
     count = 0
@@ -62,13 +62,13 @@ def unsafe_weights(file: ModelFile) -> int:
 
 
 def _is_unsafe(weight: onnx.TensorProto) -> bool:
-    return bool((np.abs(numpy_helper.to_array(weight).astype(np.int16)) > _SAFE).any())
+    return bool((np.abs(numpy_helper.to_array(weight).astype(np.int16)) > _LARGEST_SAFE_WEIGHT).any())
 
 
 def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[list[onnx.NodeProto], list[tuple[str, onnx.TensorProto]]]]:
-    """The nodes and the int8 weights, by name, of the graph and of each function, and of the graphs in their nodes.
+    """(nodes, named int8 weights) of the graph and of each function, and of the graphs in their nodes.
 
-    The two branches of an If may give one name to different weights, and to different values.
+    Each graph is separate, because the branches of an If may use one name for different weights and values.
     """
     for outer, initializers in ((proto.graph.node, proto.graph.initializer), *((f.node, ()) for f in proto.functions)):
         nodes = [*with_nested(outer)]
@@ -99,15 +99,15 @@ def _second_factors(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
         )
 
     for node in nodes:
-        if node.op_type in _READING_INT8:
-            yield node.input[_READING_INT8[node.op_type]]
-        # A Conv whose output is not rounded to 8 bits computes in float.
-        elif node.op_type in _READING_FLOAT and (node.op_type != "Conv" or is_rounded(node.output[0])):
-            yield from stored.get(node.input[_READING_FLOAT[node.op_type]], ())
+        if node.op_type in _INT8_FACTORS:
+            yield node.input[_INT8_FACTORS[node.op_type]]
+        # A Conv computes in float unless its output is rounded to 8 bits.
+        elif node.op_type in _FLOAT_FACTORS and (node.op_type != "Conv" or is_rounded(node.output[0])):
+            yield from stored.get(node.input[_FLOAT_FACTORS[node.op_type]], ())
 
 
 def lacks_vnni() -> bool:
-    """Whether this is an x86 processor that is known to have no VNNI; only Linux tells."""
+    """Whether this is an x86 processor without VNNI. False if unknown: only Linux lists the flags."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     try:

@@ -11,12 +11,12 @@ from nnorm_export.files.optimized_for import CPU
 from nnorm_export.names import listed
 
 CUDA = "CUDAExecutionProvider"
-AZURE = "AzureExecutionProvider"  # of pip's onnxruntime; it runs operators of its own domain alone, on a server
-Provider = str | tuple[str, dict[str, Any]]  # a name, or one with the provider's options
+AZURE = "AzureExecutionProvider"  # in pip's onnxruntime; runs only operators of its own domain, on a server
+Provider = str | tuple[str, dict[str, Any]]  # a name, or (name, options)
 
 
 def checked(providers: Sequence[Provider]) -> list[Provider]:
-    """The providers as a list; raises NnormExportError if one is not a name, or a name with options."""
+    """The providers as a list. Raises NnormExportError unless each is a name or (name, options)."""
     given = listed(providers, "providers")
     for provider in given:
         is_pair = isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], dict)
@@ -37,12 +37,12 @@ def on_cpu_alone(names: Sequence[str]) -> bool:
 
 
 def have_kernels(names: Sequence[str]) -> bool:
-    """Whether the installed libraries have kernels for all of the providers, and for the CPU, which is always one."""
+    """Whether the installed libraries have kernels for all providers. The CPU is always one of them."""
     return ({CPU, *names} - {AZURE}) <= providers_with_kernels()
 
 
 def providers_with_kernels() -> set[str]:
-    """The execution providers that the installed libraries have kernels for."""
+    """The execution providers for which the installed libraries have kernels."""
     cuda = {CUDA} if library.find_cuda_library() is not None else set()
     return {CPU} | cuda if library.find_library() is not None else set()
 

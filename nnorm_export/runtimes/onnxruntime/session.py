@@ -45,8 +45,8 @@ from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
 _REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu")
-_OLDEST = (1, 18)  # the API version that the kernels need
-_FOLLOWS_OVERLOADS = (1, 27)  # the first version in which a node of the graph chooses among the bodies of its operator
+_OLDEST_FOR_KERNELS = (1, 18)  # the kernels need this version of the API
+_OLDEST_WITH_OVERLOADS = (1, 27)  # since this version a node of the graph chooses among the bodies of its operator
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 _EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
@@ -54,7 +54,7 @@ _EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 
 def import_onnxruntime() -> Any:
     try:
-        import onnxruntime  # noqa: PLC0415 - an extra: this package works without it
+        import onnxruntime  # noqa: PLC0415 - an extra: this package works without onnxruntime
     except ImportError:
         raise RuntimeMissingError(
             f"ONNX Runtime is not installed: {_REMEDY}, or choose the runtime reference"
@@ -63,7 +63,7 @@ def import_onnxruntime() -> Any:
 
 
 def ran_by(names: Sequence[str], optimized: onnx.ModelProto) -> dict[str, str]:
-    """Node name -> ``kernel`` if the node is left in the graph that ONNX Runtime runs, else ``body``."""
+    """Node name -> ``kernel`` if the graph that ONNX Runtime runs still has the node, else ``body``."""
     kept = {onnx_file.name_of(node) for node in onnx_file.with_nested(optimized.graph.node) if node.domain == DOMAIN}
     return {name: "kernel" if name in kept else "body" for name in names}
 
@@ -75,23 +75,22 @@ class OnnxRuntimeRunner(Runner):
         path: the model file.
         providers: execution providers in order of preference; by default ``default_providers``, here the CPU's.
         session_options: the caller's ``onnxruntime.SessionOptions``, used unchanged (:func:`nnorm_export.register` adds
-            the kernels to it; :attr:`known_faults` says what else it needs). But an optimized file is always opened
-            without graph optimizations: its graph is final.
+            the kernels; :attr:`known_faults` lists other options that the file needs). Only an optimized file is always
+            opened without graph optimizations, because its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them.
-        kernels: run the normalizations with this package's kernels, not with their bodies. None, the default, does so
-            if they are installed for all of the providers: kernels for one provider alone would move activations
-            between devices. An optimized file always needs them.
+        kernels: whether this package's kernels run the normalizations, not their bodies. The default None uses kernels
+            if they are installed for all providers: kernels for only one of the providers would move activations
+            between devices. An optimized file always needs kernels.
 
-    ``session_options`` have threads, configuration and kernels of their own, so the last three are refused beside them.
+    ``session_options`` include threads, configuration and kernels, so the last three arguments are refused beside it.
 
     Raises:
         NnormExportError: an option is wrong, or is refused beside ``session_options``.
-        ModelFileError: ONNX Runtime refuses the file, it is optimized for another machine, a node of the domain
-            ``nnorm`` is invalid, or kernels would run a node whose body is unknown
-            (:mod:`nnorm_export.files.bodies`).
+        ModelFileError: ONNX Runtime refuses the file, the file is optimized for another machine, a node of the domain
+            ``nnorm`` is invalid, or kernels would run a node whose body is unknown (:mod:`nnorm_export.files.bodies`).
         RuntimeMissingError: ONNX Runtime, a provider or, with ``kernels=True``, the library is not installed, or a
-            provider cannot start here. ONNX Runtime itself would then run the file on the CPU, with a line in its log.
+            provider cannot start here. ONNX Runtime itself would only log this and run the file on the CPU.
     """
 
     runtime = "onnxruntime"
@@ -117,23 +116,23 @@ class OnnxRuntimeRunner(Runner):
                 f"intra_op_num_threads is {intra_op_num_threads!r}; give a whole number, 0 to let ONNX Runtime decide"
             )
         self._ort = import_onnxruntime()
-        self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads them itself
+        self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads the weights itself
         self.noted = self._file.metadata
         refuse_invalid(self._file)
         self._providers = checked(self.default_providers if providers is None else providers)
         self._require_providers()
         self._is_on_cpu = on_cpu_alone(names_of(self._providers))
-        self._machine = machine_of(self._file)
-        if self._machine is not None:
-            refuse_elsewhere(self._file, self._machine, self._ort)
+        self._optimized_for = machine_of(self._file)
+        if self._optimized_for is not None:
+            refuse_elsewhere(self._file, self._optimized_for, self._ort)
             refuse_without_kernels(self._file, names_of(self._providers), kernels, session_options)
             kernels = True
-        if session_options is not None:  # they may have kernels
+        if session_options is not None:  # the caller's options may have kernels
             refuse_unknown_bodies(self._file)
         self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._is_on_cpu)
         self._callers_options = session_options
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
-        # Its optimized graph is read without the weights; it needs none that are packed for kernels.
+        # Only the optimized graph is read, without weights, so that no weight needs to be packed for kernels.
         self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
         if session_options is None:
             self._graph_options.add_session_config_entry(_EXTERNAL_WEIGHTS, "weights")
@@ -156,7 +155,7 @@ class OnnxRuntimeRunner(Runner):
 
     @cached_property
     def implementations(self) -> dict[str, str]:
-        """Read off the graph that ONNX Runtime optimized: a node that is left in it is run by a kernel."""
+        """Found in the graph that ONNX Runtime optimized: a kernel runs each node that this graph still has."""
         names = [onnx_file.name_of(node) for node in self._file.normalizations]
         if not names:
             return {}
@@ -177,7 +176,7 @@ class OnnxRuntimeRunner(Runner):
         """Whether an entry of the session's configuration is 1."""
         try:
             return str(self._options.get_session_config_entry(key)) == "1"
-        except RuntimeError:  # ONNX Runtime raises it for an entry that nobody set, which is off
+        except RuntimeError:  # ONNX Runtime raises this for an entry that is not set
             return False
 
     def _require_providers(self) -> None:
@@ -202,7 +201,7 @@ class OnnxRuntimeRunner(Runner):
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        # Weights outside of the arena, which grows in powers of two, and keeps the room of weights that were packed.
+        # Weights outside of the arena, which grows in powers of two and does not free the memory of packed weights.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         for key, value in self._config.items():
             options.add_session_config_entry(key, value)
@@ -219,8 +218,8 @@ class OnnxRuntimeRunner(Runner):
         return options
 
     def _open(self, options: Any, **changes: Any) -> Any:
-        """A session with ``options``, of which ``changes`` are set for as long as it is opened."""
-        if self._machine is not None:
+        """A session with ``options``; ``changes`` are set in the options only while the session is opened."""
+        if self._optimized_for is not None:
             changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         with (
             loading(self._file.path, self._ort.__version__, lambda error: self._reason(str(error).strip())),
@@ -230,22 +229,22 @@ class OnnxRuntimeRunner(Runner):
 
     def _bodies_of_which_one_runs(self) -> Iterator[str]:
         version = [int(part) for part in self._ort.__version__.split(".")[:2]]
-        if version < [*_FOLLOWS_OVERLOADS] and any(function.overload for function in self._file.proto.functions):
+        if version < [*_OLDEST_WITH_OVERLOADS] and any(function.overload for function in self._file.proto.functions):
             yield (
                 "this version runs one body for all nodes of an operator, and the file has several, as for "
                 "LayerNormalNorms over one axis and over two; use the kernels, the form 'primitives' "
                 "(convert --form primitives), or ONNX Runtime "
-                f"{'.'.join(map(str, _FOLLOWS_OVERLOADS))} or newer"
+                f"{'.'.join(map(str, _OLDEST_WITH_OVERLOADS))} or newer"
             )
 
     def _reason(self, reason: str) -> str:
         if lost := [name for name in self._file.external_data if not (self._file.path.parent / name).exists()]:
             return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({reason})"
-        if self._machine is not None:
+        if self._optimized_for is not None:
             return (
-                f"the file was optimized by ONNX Runtime {self._machine.onnxruntime}. If you gave session_options, "
-                "call nnorm_export.register(session_options) first; else optimize the portable file again with this "
-                f"ONNX Runtime. ({reason})"
+                f"the file was optimized by ONNX Runtime {self._optimized_for.onnxruntime}. If you gave "
+                "session_options, call nnorm_export.register(session_options) first; else optimize the portable file "
+                f"again with this ONNX Runtime. ({reason})"
             )
         if changes := [*changes_of(self._file), *self._bodies_of_which_one_runs()]:
             return f"{'; '.join(changes)}. ({reason})"
@@ -262,7 +261,7 @@ class OnnxRuntimeRunner(Runner):
         return reason
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
-        # run() takes NumPy's arrays, which cannot be bfloat16; a call with OrtValues takes 40 µs longer.
+        # run() takes NumPy arrays, which cannot be bfloat16. A call with OrtValues takes 40 µs longer.
         if not self._has_bfloat16:
             results: list[Array] = self._session.run(self._output_names, feed)
             return results
@@ -299,9 +298,9 @@ class OnnxRuntimeRunner(Runner):
 class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
     """A model in an ONNX Runtime session on a GPU; operators that the CUDA provider lacks run on the CPU.
 
-    The normalizations are run by the kernels for GPUs if those are installed, else by their bodies, on the GPU too.
+    Kernels for GPUs run the normalizations if these kernels are installed, else bodies, on the GPU too.
     Convolutions and matrix products of float32 are computed in float32. ONNX Runtime's own default is TF32, which loses
-    half of the digits; ``providers=["CUDAExecutionProvider"]`` selects it.
+    half of the digits; ``providers=["CUDAExecutionProvider"]`` selects TF32.
     """
 
     runtime = "onnxruntime-cuda"
@@ -333,11 +332,11 @@ def _onnxruntime() -> Component:
         return Component("ONNX Runtime", "", _REMEDY)
     both = [package for package in _PACKAGES if installed_version(package)]
     version = tuple(int(part) for part in re.findall(r"\d+", onnxruntime.__version__)[:2])
-    api = f", API {version[1]}" if version[0] == 1 else ""  # the C interface is numbered as the minor versions are
+    api = f", API {version[1]}" if version[0] == 1 else ""  # the API version is the minor version
     found = f"{onnxruntime.__version__}{api}, with {', '.join(onnxruntime.get_available_providers())}"
     if len(both) > 1:
         return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
-    if version < _OLDEST:
+    if version < _OLDEST_FOR_KERNELS:
         return Component("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
     return Component("ONNX Runtime", found)
 
@@ -356,7 +355,7 @@ def _kernels() -> Component:
 
 
 def _kernel_dtypes(dtypes: Iterable[Dtype], operators: Collection[Operator]) -> Iterator[str]:
-    """Those of ``dtypes`` for which ONNX Runtime opens a file that only kernels can run."""
+    """Names of the ``dtypes`` for which ONNX Runtime opens a file that only kernels can run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "operators.onnx"
         for dtype in dtypes:
@@ -385,6 +384,6 @@ RUNTIMES = (
         extra="onnxruntime-gpu",
         opens_onnx=True,
         check=lambda: require_provider(import_onnxruntime(), CUDA),
-        components=lambda: (),  # ONNX Runtime is listed above
+        components=lambda: (),  # the first declaration lists ONNX Runtime
     ),
 )

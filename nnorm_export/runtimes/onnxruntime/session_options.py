@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: what is refused beside a caller's options, and changed in them; errors of loading."""
+"""Options of ONNX Runtime's sessions: arguments that exclude a caller's options, temporary changes, loading errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _changing = threading.Lock()  # threads may share options
 
 
 def refuse_beside_options(threads: int, config: Mapping[str, str] | None, kernels: bool | None) -> None:
-    """Refuses what ``session_options`` of the caller have themselves."""
+    """Refuses arguments that the caller's ``session_options`` already include."""
     if config:
         raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
     if threads:
@@ -28,7 +28,7 @@ def refuse_beside_options(threads: int, config: Mapping[str, str] | None, kernel
 
 @contextmanager
 def changed(options: Any, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Sets the attributes ``changes`` of ``options`` for the block, which no other block does meanwhile."""
+    """Sets the attributes ``changes`` of ``options`` for the block, under a lock."""
     with _changing:
         unchanged = {name: getattr(options, name) for name in changes}
         try:
@@ -49,5 +49,5 @@ def loading(path: Path, version: str, reason: Callable[[Exception], str]) -> Ite
     """
     try:
         yield
-    except Exception as error:  # ONNX Runtime raises classes of its own that are not public and share no base.
+    except Exception as error:  # ONNX Runtime's own classes are not public and share no base
         raise ModelFileError(f"{path}: ONNX Runtime {version} cannot load it: {reason(error)}") from error

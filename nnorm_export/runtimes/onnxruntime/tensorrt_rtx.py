@@ -1,4 +1,4 @@
-"""ONNX Runtime with NVIDIA's provider for TensorRT-RTX, a library that ONNX Runtime loads when it is asked to."""
+"""ONNX Runtime with NVIDIA's provider for TensorRT-RTX, a library that ONNX Runtime loads after a registration."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from nnorm_export.tensorrt.rtx import why_no_gpu
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 
 _MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
-_PACKAGES = (  # the first requires one of the others, which have the library
+_PACKAGES = (  # the first requires one of the others, which contain the library
     "onnxruntime-ep-nv-tensorrt-rtx",
     "onnxruntime-ep-nv-tensorrt-rtx-cu13",
     "onnxruntime-ep-nv-tensorrt-rtx-cu12",
 )
 _REMEDY = "pip install 'nnorm_export[onnxruntime-tensorrt-rtx]'"
-_registered: set[str] = set()  # names of libraries; ONNX Runtime refuses a second registration
+_registered: set[str] = set()  # names of libraries, because ONNX Runtime refuses a second registration
 
 
 class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
-    """A model in an ONNX Runtime session on an RTX card, by TensorRT-RTX; what that does not take runs on the CPU.
+    """A model in an ONNX Runtime session on an RTX card. The CPU runs the operators that TensorRT-RTX does not have.
 
-    The normalizations are run by their bodies, which TensorRT-RTX fuses with their neighbors: the provider takes no
-    plugins. The first run compiles the kernels for the card.
+    Bodies run the normalizations, because the provider takes no plugins. TensorRT-RTX fuses them with their neighbors.
+    The first run compiles the kernels for the card.
 
     Args:
         path: the model file.
@@ -68,14 +68,14 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
 
     @property
     def implementations(self) -> dict[str, str]:
-        """Bodies for all: a session has no kernels for this provider, and the provider takes no plugins."""
+        """Always bodies: a session has no kernels for this provider, and the provider takes no plugins."""
         return dict.fromkeys((name_of(node) for node in self._file.normalizations), "body")
 
     def _require_providers(self) -> None:
-        """The device was found in ``__init__``."""
+        """Do nothing: ``__init__`` has found the device."""
 
     def _new_session(self, options: Any) -> Any:
-        if not options.has_providers():  # the caller's may have
+        if not options.has_providers():  # the caller's options may have providers
             options.add_provider_for_devices(self._devices, self._provider_options)
         return self._ort.InferenceSession(str(self._file.path), options)
 
