@@ -74,7 +74,7 @@ def test_a_file_that_is_right_for_the_example_alone_is_not_written(
 ) -> None:
     x = torch.randn(5, 4)
     program = torch.export.export(freeze(linear()), (x,), dynamic_shapes=({0: Dim("batch")},))
-    from nnorm_export.exporting import onnx as exporting  # noqa: PLC0415 - export() is a function of the package
+    from nnorm_export.exporting.formats import onnx as exporting  # noqa: PLC0415 - export() is a function of the package
 
     translate = exporting.translate
 
