@@ -42,7 +42,7 @@ class Dtype:
 
     @property
     def onnx_type(self) -> int:
-        """Its number in ``onnx.TensorProto``."""
+        """The number of the dtype in ``onnx.TensorProto``."""
         return int(onnx.TensorProto.DataType.Value(self.onnx))
 
     @property
@@ -52,7 +52,7 @@ class Dtype:
 
     @property
     def triton(self) -> str:
-        """Its name in Triton's ``config.pbtxt``."""
+        """The name of the dtype in Triton's ``config.pbtxt``."""
         return f"TYPE_{self.kserve}"
 
 

@@ -40,7 +40,7 @@ def needed_by(what: str) -> Iterator[None]:
 
 
 def fault_of(version: str) -> str:
-    """What to do about an installed PyTorch of this version; empty if it is new enough."""
+    """The message that an installed PyTorch of this version is too old; empty if it is new enough."""
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= _OLDEST_PYTORCH:
         return ""
     return f"nnorm_export needs PyTorch {'.'.join(map(str, _OLDEST_PYTORCH))} or newer: {REMEDY}"

@@ -1,4 +1,4 @@
-"""The program of ``make demo``: trains two networks, exports, verifies and serves them, and times torch.onnx.export.
+"""The program of ``make demo``: trains two networks, exports, verifies, serves them, compares with torch.onnx.export.
 
     python samples/demo.py
 

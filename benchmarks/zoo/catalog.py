@@ -57,7 +57,7 @@ TWELVE = (
     "torchvision/resnet18", "torchvision/DenseNet", "torchvision/segmentation.lraspp_mobilenet_v3_large",
     "transformers/bert", "transformers/gpt2", "transformers/wav2vec2", "transformers/detr",
 )  # fmt: skip
-"""Of different kinds and small: what `make test-zoo` runs."""
+"""Small architectures of different kinds, for `make test-zoo`."""
 
 
 def catalog() -> dict[str, Architecture]:

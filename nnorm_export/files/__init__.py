@@ -1,1 +1,1 @@
-"""What a model file is and says of itself, read and written without running it."""
+"""Model files: their formats, descriptions and parts, read and written without running them."""

@@ -60,13 +60,13 @@ def _unknown_text(file: ModelFile, unknown: dict[str, str]) -> str:
     else:
         remedy = "The file was edited or damaged after export: export the model again"
     return (
-        f"{found}. A kernel would compute something other than the file says. {remedy}, or run what the file says, by "
-        "its bodies: load(path, kernels=False), or the runtime reference"
+        f"{found}. A kernel would compute other values than the file's bodies. {remedy}, or run the bodies: "
+        "load(path, kernels=False), or the runtime reference"
     )
 
 
 def unknown_bodies(file: ModelFile) -> dict[str, str]:
-    """Operator -> why this package did not write its body. Operators without a kernel or a body are left out."""
+    """Operator -> the reason why its body is unknown. Operators without a kernel or a body are left out."""
     unknown = {}
     arithmetic: dict[tuple[str, str, str], str] = {}
     redefined = {function.name for function in file.proto.functions if function.domain in _STANDARD}
@@ -76,7 +76,7 @@ def unknown_bodies(file: ModelFile) -> dict[str, str]:
         found = arithmetic_of(function)
         shadowed = sorted(redefined.intersection(node.op_type for node in function.node))
         if found is None:
-            unknown[function.name] = f"it is none of those that {PRODUCER} {__version__} knows"
+            unknown[function.name] = f"{PRODUCER} {__version__} does not know it"
         elif shadowed:
             unknown[function.name] = f"the file has a function of its own for {', '.join(shadowed)}"
         else:
@@ -109,8 +109,8 @@ def _wrong_version(file: ModelFile) -> str:
     versions = {entry.version for entries in imports for entry in entries if entry.domain == DOMAIN}
     if others := sorted(versions - {DOMAIN_VERSION}):
         return (
-            f"the file declares version {others[0]} of the domain {DOMAIN}, and {PRODUCER} {__version__} knows version "
-            f"{DOMAIN_VERSION} alone: upgrade {PRODUCER} if a newer one wrote the file, else export the model again"
+            f"the file declares version {others[0]} of the domain {DOMAIN}, and {PRODUCER} {__version__} knows only "
+            f"version {DOMAIN_VERSION}: upgrade {PRODUCER} if a newer one wrote the file, else export the model again"
         )
     return ""
 

@@ -95,8 +95,8 @@ def _with_bodies_for_other_exponents(file: ModelFile) -> str:
         return ""
     return (
         f"{_counted(merged)} with exponents near 0 that call the body for other exponents: tools that do not know "
-        "overloads of functions, such as onnxslim, make one body of two. Kernels and ONNX Runtime's CPU provider "
-        "compute the same by it; runtimes whose Tanh is less accurate near 0 do not. A body for another axis fails. "
+        "overloads of functions, such as onnxslim, merge two bodies into one. Kernels and ONNX Runtime's CPU provider "
+        "still compute the same; runtimes whose Tanh is less accurate near 0 do not. A body for another axis fails. "
         f"{_RESTORE} puts the body back"
     )
 
@@ -141,8 +141,8 @@ def _with_half_arithmetic(file: ModelFile) -> str:
 def _half_text(what: str, effect: str) -> str:
     blocked = ", ".join(repr(name) for name in OPERATORS)
     return (
-        f"a converter to float16 has turned {what} too, for which files of any dtype keep float32: {effect}. Export in "
-        "float16 (nnorm-export export --dtype fp16), or convert the portable file by onnxconverter_common with "
+        f"a converter to float16 has converted {what} too, which must stay float32: {effect}. Export in float16 "
+        "(nnorm-export export --dtype fp16), or convert the portable file by onnxconverter_common with "
         f"op_block_list=[*DEFAULT_OP_BLOCK_LIST, {blocked}]"
     )
 
@@ -179,8 +179,8 @@ def _inlined(file: ModelFile) -> str:
     if file.form not in ("portable", "custom") or not file.layers or _nodes(file):
         return ""
     return (
-        f"its {len(file.layers)} normalizations are not nodes any more: a tool has put the bodies in their place, as "
-        "onnx.inliner does. The file computes the same, and no kernel or plugin runs it; serve the file that export "
+        f"its {len(file.layers)} normalizations are not nodes any more: a tool such as onnx.inliner has replaced "
+        "them by their bodies. The file computes the same, but no kernel or plugin runs it; serve the file that export "
         "wrote if there are kernels"
     )
 

@@ -56,7 +56,7 @@ def refuse_quantized(file: ModelFile) -> None:
     if quantized := [node for node in file.normalizations if node.op_type in QUANTIZED_OPERATORS]:
         raise ModelFileError(
             f"{file.path}: {quantized[0].name or quantized[0].op_type} is a {quantized[0].op_type}, which takes "
-            "integers in the place of PyTorch's values; give the float file that this one was quantized from"
+            "integers, not PyTorch's values; give the float file from which this file was quantized"
         )
 
 

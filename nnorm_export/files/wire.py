@@ -90,7 +90,7 @@ def _without(file: BinaryIO, start: int, end: int, path: tuple[int, ...], counte
 
 
 def _fields(file: BinaryIO, start: int, end: int, counted: Iterator[int]) -> Iterator[tuple[int, int, int, int]]:
-    """(number, start, start of the content, end) of each field of the message; the number is 0 unless kind _BYTES."""
+    """(number, start, start of the content, end) of each field; the number is 0 for varints and fixed sizes."""
     position = start
     while position < end:
         if next(counted) > _MOST_FIELDS:

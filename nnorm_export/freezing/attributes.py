@@ -18,7 +18,9 @@ def keep_constants(layer: nn.Module, frozen: nn.Module) -> None:
 
 
 def explain(model: nn.Module, error: Exception) -> str:
-    """What to do about ``error`` of the frozen ``model``; empty unless an attribute that frozen layers lack may be why.
+    """The remedy for ``error`` of the frozen ``model``, if an attribute that frozen layers lack may be the cause.
+
+    Otherwise empty.
 
     FrozenModule has no ``__getattr__`` that would explain the error in place, because a ``__getattr__`` would change
     how tracers find the buffers.
@@ -31,7 +33,7 @@ def explain(model: nn.Module, error: Exception) -> str:
     if isinstance(error, RuntimeError) and "dtype" in str(error) and _has_wider_norms(model):
         return (
             "give inputs that its forward takes. If its code reads the dtype of a normalization's parameters "
-            "(norm.weight.dtype), which are float32 once it is frozen, let it read that of a tensor or another layer"
+            "(norm.weight.dtype), which are float32 after freezing, let it read the dtype of a tensor or another layer"
         )
     return ""
 

@@ -84,7 +84,7 @@ def frozen_copy(
 
 def _notice(unknown: dict[str, str]) -> str:
     return (
-        f"norms that nnorm_export does not know are exported as the PyTorch code that they are ({_by_class(unknown)}); "
+        f"norms that nnorm_export does not know are exported unchanged, as plain PyTorch code ({_by_class(unknown)}); "
         f"{_remedies(unknown)}"
     )
 
@@ -102,7 +102,7 @@ def _by_class(unknown: dict[str, str]) -> str:
 
 def _remedies(unknown: dict[str, str]) -> str:
     return (
-        f"passthrough={sorted(set(unknown.values()))} (--passthrough) says that this is meant, and "
+        f"passthrough={sorted(set(unknown.values()))} (--passthrough) exports them unchanged without a warning, and "
         "nnorm_export.freezing.register adds a row for a normality normalization of your own"
     )
 
@@ -149,7 +149,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str, unknown: dict[str, s
 
 
 def _copyable(model: nn.Module) -> str:
-    """Why ``model`` cannot be deep-copied, and what to do."""
+    """The reason why ``model`` cannot be deep-copied, and the remedy."""
     for path, layer in named_layers(model):
         for hook in layer._forward_pre_hooks.values():
             if isinstance(hook, BasePruningMethod):

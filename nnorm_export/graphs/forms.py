@@ -110,8 +110,8 @@ def _attach_bodies(model: ir.Model, form: str) -> None:
     for node, kind in zip(nodes, kinds, strict=True):
         if id(node) in inside and plain.setdefault(node.op_type, kind) != kind and form == "portable":
             raise ExportError(
-                f"{node.name}: functions of the file have nodes {node.op_type} that need different bodies, of which "
-                "ONNX Runtime would run one for all; inline these functions (onnx.inliner), or write the form "
+                f"{node.name}: functions of the file have nodes {node.op_type} that need different bodies, and ONNX "
+                "Runtime would run one body for all; inline these functions (onnx.inliner), or write the form "
                 "'primitives'"
             )
     for node, kind in zip(nodes, kinds, strict=True):
@@ -221,9 +221,9 @@ def _fold(model: ir.Model) -> None:
 
 
 def _fix_shapes(model: ir.Model) -> None:
-    """Replaces the shape input of Reshape, if it is the shape of x, by constants, with 0 for the number of samples.
+    """Makes the shape input of a Reshape constant if it is the shape of a tensor with equally many samples.
 
-    Several runtimes take only constant shapes.
+    The constant has 0 for the number of samples, which ONNX copies. Several runtimes take only constant shapes.
     """
     for node in [node for node in model.graph if node.op_type == "Reshape" and node.domain == ""]:
         data, shape = node.inputs

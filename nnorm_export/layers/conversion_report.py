@@ -1,4 +1,4 @@
-"""What :func:`nnorm_export.layers.convert_normal_norm` did with each normalization of a model."""
+"""The report of :func:`nnorm_export.layers.convert_normal_norm` on each normalization of a model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was converted and what was kept, in the order of the model; ``str`` is a summary by class and reason.
+    """The converted and the kept normalizations, in the order of the model; ``str`` is a summary by class and reason.
 
     Attributes:
         converted: the normalizations that were replaced.

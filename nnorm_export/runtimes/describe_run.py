@@ -25,7 +25,7 @@ def describe_run(path: str | Path, *, trust_pickle: bool = False) -> ModelDescri
         return replace(
             description,
             runtime=AOTI,
-            runtime_problem="it is machine code, which load and verify run, and this does not",
+            runtime_problem="it is machine code, which only load and verify run",
         )
     try:
         runner = load(path, trust_pickle=trust_pickle)

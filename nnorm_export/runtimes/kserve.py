@@ -206,8 +206,8 @@ class KServeRunner(Runner):
             or any(isinstance(axis, int) and axis != length for axis, length in lengths)
         ):
             raise ModelFileError(
-                f"{self._url}: the server answers {array.dtype}{list(array.shape)} for {info}, against its own "
-                "description of the model"
+                f"{self._url}: the server answers {array.dtype}{list(array.shape)} for {info}, which contradicts its "
+                "own description of the model"
             )
         answer: Array = array.astype(info.dtype)
         return answer

@@ -64,4 +64,4 @@ def require(report: ParityReport, path: str | Path, model: nn.Module, ran_by: st
         others = {node: ran for node, ran in report.implementations.items() if ran != ran_by}
         if others or not report.implementations:
             listed = ", ".join(f"{node} by {ran}" for node, ran in others.items()) or "no normalization is a node of it"
-            raise AssertionError(f"{path} in {report.runtime}: not all was run by {ran_by}: {listed}")
+            raise AssertionError(f"{path} in {report.runtime}: not every normalization was run by {ran_by}: {listed}")

@@ -280,10 +280,11 @@ def test_half_parameters(tool: Tool, files: dict[str, Path], tmp_path: Path) -> 
         path = changed(tool, files[form], tmp_path)
         (change,) = describe(path).changes
         assert (
-            "a converter to float16 has turned the parameters of 1 BatchNormalNorm, 1 BatchNormalNormRelu, 2 " in change
+            "a converter to float16 has converted the parameters of 1 BatchNormalNorm, 1 BatchNormalNormRelu, 2 "
+            in change
         )
         assert "Export in float16 (nnorm-export export --dtype fp16)" in change
-        with pytest.raises(ModelFileError, match="a converter to float16 has turned the parameters"):
+        with pytest.raises(ModelFileError, match="a converter to float16 has converted the parameters"):
             load(path)
 
 
@@ -293,7 +294,7 @@ def test_half_arithmetic(keep_io_types: bool, files: dict[str, Path], tmp_path: 
     converted = float16.convert_float_to_float16(onnx.load(files["primitives"]), keep_io_types=keep_io_types)
     onnx.save(converted, tmp_path / "after.onnx")
     (change,) = describe(tmp_path / "after.onnx").changes
-    assert "has turned the arithmetic of its 5 normalizations" in change
+    assert "has converted the arithmetic of its 5 normalizations" in change
     assert "may be NaN" in change
 
 

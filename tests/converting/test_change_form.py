@@ -153,7 +153,7 @@ def test_refusals(exported: Source, tmp_path: Path) -> None:
         change_form(exported("primitives"), target, "portable")
     with pytest.raises(ExportError, match="unknown form 'other'; choose one of portable"):
         change_form(exported("portable"), target, "other")
-    with pytest.raises(ModelFileError, match="a converter to float16 has turned the parameters"):
+    with pytest.raises(ModelFileError, match="a converter to float16 has converted the parameters"):
         change_form(changed(float16_of_onnxruntime, exported("portable"), tmp_path), target, "portable")
     edited = onnx.load(exported("portable"))
     (body,) = [function for function in edited.functions if function.name == "LayerNormalNorm"]

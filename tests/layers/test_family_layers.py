@@ -247,8 +247,8 @@ def test_bad_arguments(call: Callable[[], Any], message: str) -> None:
     ("to", "message"),
     [
         ("EvoNormS0", "to is 'EvoNormS0'; it must be a class"),
-        (layers.BatchNormalNorm2d, "convert_norm cannot put in BatchNormalNorm2d; use convert_normal_norm"),
-        (nn.GroupNorm, "convert_norm cannot put in GroupNorm; give a layer of nnorm_export.layers"),
+        (layers.BatchNormalNorm2d, "convert_norm cannot insert BatchNormalNorm2d; use convert_normal_norm"),
+        (nn.GroupNorm, "convert_norm cannot insert GroupNorm; give a layer of nnorm_export.layers"),
     ],
 )
 def test_what_cannot_take_the_place_of_a_norm(to: Any, message: str) -> None:

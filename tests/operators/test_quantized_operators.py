@@ -280,7 +280,7 @@ def test_other_commands_understand_the_nodes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load(again.path)(values["X"])[0], load(path, kernels=False)(values["X"])[0])
     change_form(path, tmp_path / "primitives.onnx", "primitives", inputs=[values["X"]])
     for refused in (lambda: probe(path), lambda: bisect(path, torch.nn.Identity(), values["X"])):
-        with pytest.raises(ModelFileError, match="takes integers in the place of PyTorch's values"):
+        with pytest.raises(ModelFileError, match="takes integers, not PyTorch's values"):
             refused()
 
 

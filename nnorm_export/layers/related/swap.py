@@ -73,13 +73,13 @@ def convert_norm(module: nn.Module, to: Replacement, **options: Any) -> nn.Modul
         remedy = "use convert_normal_norm"
         if not issubclass(to, NormalNorm):
             remedy = "give a layer of nnorm_export.layers, EvoNormS0 for example"
-        raise InputError(f"convert_norm cannot put in {to.__name__}; {remedy}")
+        raise InputError(f"convert_norm cannot insert {to.__name__}; {remedy}")
     holder = nn.ModuleList([module])  # so that the module itself has a parent
     found = list(_places(holder, to.replaces))
     if not found:
         kinds = " followed by ".join(to.replaces)
         where = "" if len(to.replaces) == 1 else ", next to each other in an nn.Sequential"
-        raise ValueError(f"{type(module).__name__} has no {kinds} of torch.nn{where}; put the layers in by hand")
+        raise ValueError(f"{type(module).__name__} has no {kinds} of torch.nn{where}; insert the layers by hand")
     for _, _, replaced in found:
         for layer in replaced:
             if isinstance(layer, LazyModuleMixin):
@@ -106,8 +106,8 @@ def _refuse_held(module: nn.Module, found: Sequence[Place], built: dict[tuple[in
         for layer in replaced:
             if id(layer) in held and layer is not built[tuple(map(id, replaced))]:
                 raise ValueError(
-                    f"{type(layer).__name__} would go on running from {held[id(layer)]}; keep it in an nn.ModuleList "
-                    "or nn.ModuleDict there, or fill that after converting"
+                    f"{type(layer).__name__} would still run from {held[id(layer)]}; keep it in an nn.ModuleList or "
+                    "nn.ModuleDict there, or fill the list or dict after converting"
                 )
 
 
