@@ -230,7 +230,7 @@ def test_impossible_states(name: str, change: dict[str, Any], message: str) -> N
         (lambda: layers.ProxyNorm(nn.Identity(), nn.ReLU()), "Identity does not say how many channels it has"),
         (
             lambda: layers.convert_norm(nn.Linear(3, 3), layers.BMLV),
-            "Linear has no norm of torch.nn; put the layers in",
+            "Linear has no norm of torch.nn; insert the layers by hand",
         ),
         (
             lambda: layers.convert_norm(nn.ModuleList([nn.BatchNorm2d(4), nn.ReLU()]), layers.EvoNormS0),
