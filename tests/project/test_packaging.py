@@ -106,8 +106,8 @@ def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> Non
     folders = sorted((BUILD / "CMakeFiles").glob("nnorm_kernels_*.dir"))
     assert folders
     for folder in folders:
-        target = folder.name.removesuffix(".dir").removeprefix("nnorm_kernels_")
-        with (folder / "cpu" / "target.cpp.o").open("rb") as file:
+        instruction_set = folder.name.removesuffix(".dir").removeprefix("nnorm_kernels_")
+        with (folder / "cpu" / "instruction_set.cpp.o").open("rb") as file:
             symbols = list(elffile.ELFFile(file).get_section_by_name(".symtab").iter_symbols())
         shared = [
             symbol.name
@@ -115,9 +115,9 @@ def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> Non
             if symbol["st_info"]["bind"] != "STB_LOCAL"
             and symbol["st_info"]["type"] == "STT_FUNC"
             and symbol["st_shndx"] != "SHN_UNDEF"
-            and target not in symbol.name  # mangled, with its namespace and template arguments
+            and instruction_set not in symbol.name  # mangled, with its namespace and template arguments
         ]
-        assert shared == [], f"compiled for {target}, but others may come to run them"
+        assert shared == [], f"compiled for {instruction_set}, but others may come to run them"
 
 
 @on_linux
