@@ -61,7 +61,7 @@ CALIBRATION = 32
 
 @dataclass
 class Row:
-    """A contestant: its file, whether kernels run it, the number of nodes of each operator in COUNTED, its timings."""
+    """One measured file: path, whether kernels run it, the nodes of each operator in COUNTED, its timings."""
 
     name: str
     path: Path

@@ -1,7 +1,7 @@
 """Timing files side by side, so that the ratios are stable on a machine that does other work too.
 
 The sessions take turns, so that a slow moment affects all of them. A ratio is the median of the ratios within one turn.
-Each turn has another order, because the previous contestant leaves the caches full of its weights and code. In one
+Each turn has another order, because the previous candidate leaves the caches full of its weights and code. In one
 process an int8 ResNet18 at batch 1 took 1.07 and 1.09 times its twin (1 and 2 threads). Directly after the twin in
 every turn, with float32 networks before the twin, it took 1.05 and 1.08, and in the reverse order 1.09 and 1.13.
 
@@ -59,13 +59,13 @@ def open_session(path: Path, threads: int, kernels: bool) -> nnorm_export.Runner
 
 def turns(names: Iterable[str], count: int) -> Iterator[list[str]]:
     """Yields ``names`` in a random order for each of ``count`` turns, equal in every run of the program."""
-    order, contestants = random.Random(0), list(names)
+    order, candidates = random.Random(0), list(names)
     for _ in range(count):
-        yield order.sample(contestants, len(contestants))
+        yield order.sample(candidates, len(candidates))
 
 
 def time_in_turns(
-    contestants: Mapping[str, Callable[[], Any]],
+    candidates: Mapping[str, Callable[[], Any]],
     *,
     base: str,
     repeats: int,
@@ -73,24 +73,24 @@ def time_in_turns(
     prepare: Callable[[str], None] | None = None,
     runs: int = 1,
 ) -> dict[str, Timing]:
-    """Times each contestant ``repeats`` times after some turns of warm-up.
+    """Times each candidate ``repeats`` times after some turns of warm-up.
 
-    ``advance`` is called in every turn, and ``prepare`` before the runs of a contestant, both untimed. The time of a
+    ``advance`` is called in every turn, and ``prepare`` before the runs of a candidate, both untimed. The time of a
     turn is the median of ``runs`` runs.
     """
     warm_up = max(2, repeats // 5)
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for names in turns(contestants, warm_up + repeats):
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for names in turns(candidates, warm_up + repeats):
         for name in names:
             if prepare:
                 prepare(name)
-            seconds[name].append(statistics.median(_seconds(contestants[name]) for _ in range(runs)))
+            seconds[name].append(statistics.median(_seconds(candidates[name]) for _ in range(runs)))
         advance()
     return timings_of({name: times[warm_up:] for name, times in seconds.items()}, base)
 
 
 def timings_of(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, Timing]:
-    """The timings of contestants, from the seconds of each turn."""
+    """The timings of candidates, from the seconds of each turn."""
     return {
         name: Timing(
             1000 * statistics.median(times),

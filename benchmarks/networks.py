@@ -134,7 +134,7 @@ FILES = {
 
 @dataclass
 class Row:
-    """A contestant: the nodes of its file, or the reason why there is no file, and timings by (threads, batch)."""
+    """One measured file: its nodes and timings by (threads, batch), or the reason why it was not written."""
 
     network: str
     variant: str
@@ -150,7 +150,7 @@ def write_plain(model: nn.Module, samples: Tensor, path: Path) -> None:
         torch.onnx.export(model, (samples,), path, dynamo=True, dynamic_shapes=({0: "batch"},), external_data=False)
 
 
-class Contestants:
+class Candidates:
     """One network's files and PyTorch models in a folder."""
 
     def __init__(self, name: str, folder: Path, quick: bool) -> None:
@@ -200,7 +200,7 @@ class Contestants:
         write(self.models[model], (self.samples,), self.folder / f"{self.name}-{file}")
 
     def open(self, threads: int) -> dict[str, Callable[[Tensor], Any]]:
-        """Every contestant that can run, by the name of its row."""
+        """Every candidate that can run, by the name of its row."""
         torch.set_num_threads(threads)
         runs: dict[str, Callable[[Tensor], Any]] = {}
         for row, file in FILES.items():
@@ -252,31 +252,31 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
     rows: list[Row] = []
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
-            contestants = Contestants(name, Path(folder), options.quick)
+            candidates = Candidates(name, Path(folder), options.quick)
             files = list(dict.fromkeys(FILES.values()))
             task = progress.add_task(f"{name}: exporting", total=len(files) + len(PYTORCH_FILES))
             for file in files:
-                contestants.write(file)
+                candidates.write(file)
                 progress.advance(task)
             for row in PYTORCH_FILES:
-                contestants.write_for_pytorch(row)
+                candidates.write_for_pytorch(row)
                 progress.advance(task)
             mine = {
-                row: Row(name, row, contestants.nodes(row), contestants.why_not.get(FILES.get(row, ""), ""))
+                row: Row(name, row, candidates.nodes(row), candidates.why_not.get(FILES.get(row, ""), ""))
                 for row in EXPLANATIONS
             }
             rows += mine.values()
             for threads in options.threads:
-                runs = contestants.open(threads)
+                runs = candidates.open(threads)
                 for batch in batches_of(name, options):
-                    samples = torch.randn(batch, *contestants.network.shape)
+                    samples = torch.randn(batch, *candidates.network.shape)
                     task = progress.add_task(f"{name}: {threads} threads, batch {batch}", total=options.repeats + 2)
                     timings = time_in_turns(
                         {row: lambda run=run, samples=samples: run(samples) for row, run in runs.items()},
                         base=TWIN,
                         repeats=options.repeats,
                         advance=lambda task=task: progress.advance(task),
-                        runs=contestants.network.runs,
+                        runs=candidates.network.runs,
                     )
                     for row, timing in timings.items():
                         mine[row].timings[threads, batch] = timing

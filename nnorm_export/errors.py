@@ -75,7 +75,7 @@ def reported_as(
         yield
     except NnormExportError:
         raise
-    except Exception as error:
+    except Exception as error:  # other libraries raise exceptions of every class; the user reads reason and remedy
         why = reason(error)
         end = "\n" if "\n" in why else ". "
         raise kind(f"{what}: {why}{end}{remedy}") from error

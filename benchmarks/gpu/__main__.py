@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu [--models resnet18 resnet50 vit] [--batch N …] [--repeats N] [--no-layers] [--quick] [--write]
 
-Exits with 3 and the reason if there is no GPU, or no ONNX Runtime for GPUs.
+Without a GPU, or without ONNX Runtime for GPUs, the program prints the reason and exits with 3.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ struct Device {
   unsigned blocks() const { return unsigned(properties.multiProcessorCount) * 32; }
 };
 
-// One contestant: `launch` enqueues it for the tensors of a slot. Bytes are those that one launch reads and writes.
+// One candidate: `launch` enqueues it for the tensors of a slot. Bytes are those that one launch reads and writes.
 struct Variant {
   std::string name;
   double bytes;

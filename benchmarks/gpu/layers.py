@@ -1,6 +1,6 @@
 """Single layers of a size that fills a GPU: PyTorch, torch.compile and ONNX Runtime's CUDA provider on one stream.
 
-Contestants take turns. In a turn a contestant runs several times between two events on the stream, on tensors that
+Candidates take turns. In a turn a candidate runs several times between two events on the stream, on tensors that
 rotate through more memory than the cache holds. Tensors are so large that the GPU takes longer than the processor.
 """
 
@@ -88,7 +88,7 @@ def run_in_onnxruntime(session: Any, slots: list[tuple[Tensor, Tensor]]) -> Call
     return run
 
 
-def contestants(
+def candidates(
     case: Case, folder: Path, slots: list[tuple[Tensor, Tensor]], provider_options: dict[str, str]
 ) -> dict[str, Callable[[int], Tensor]]:
     """Name -> a function that runs on a slot and returns the result. Results are first compared with float64."""
@@ -138,7 +138,7 @@ def contestants(
 
 
 def time_on_stream(runs: dict[str, Callable[[int], Tensor]], repeats: int, stream: Any) -> dict[str, float]:
-    """Median milliseconds of one run on the current stream, the contestants taking turns."""
+    """Median milliseconds of one run on the current stream, the candidates taking turns."""
     milliseconds: dict[str, list[float]] = {name: [] for name in runs}
     warm_up = 3
     for turn, names in enumerate(turns(runs, warm_up + repeats)):
@@ -168,7 +168,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[list[list[s
                 slots.append((x, torch.empty_like(x)))
             torch._dynamo.reset()
             provider_options = {"user_compute_stream": str(stream.cuda_stream)}
-            runs = contestants(case, Path(folder), slots, provider_options)
+            runs = candidates(case, Path(folder), slots, provider_options)
             tables.append(table(case, time_on_stream(runs, options.repeats, stream)))
             del runs, slots
         torch.cuda.empty_cache()

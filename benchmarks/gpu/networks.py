@@ -74,7 +74,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
 
-class Contestants:
+class Candidates:
     """The files of a network in a folder, and their PyTorch models."""
 
     def __init__(self, name: str, folder: Path, quick: bool) -> None:
@@ -153,14 +153,14 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[Results]:
         results = Results(name)
         every.append(results)
         with tempfile.TemporaryDirectory() as folder:
-            contestants = Contestants(name, Path(folder), options.quick)
+            candidates = Candidates(name, Path(folder), options.quick)
             task = progress.add_task(f"{name}: exporting", total=len(EXPLANATIONS))
             for row in EXPLANATIONS:
-                contestants.write(row)
+                candidates.write(row)
                 progress.advance(task)
             for batch in batches_of(name, options):
-                images = torch.randn(batch, *contestants.example.shape[1:])
-                runs = {row: contestants.open(row, images, results) for row in EXPLANATIONS}
+                images = torch.randn(batch, *candidates.example.shape[1:])
+                runs = {row: candidates.open(row, images, results) for row in EXPLANATIONS}
                 task = progress.add_task(f"{name}: batch {batch}", total=options.repeats)
                 timings = time_in_turns(
                     runs, base=TWIN, repeats=options.repeats, advance=lambda task=task: progress.advance(task)

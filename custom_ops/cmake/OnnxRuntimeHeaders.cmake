@@ -18,7 +18,7 @@ set(NNORM_HEADER_REMEDIES
 ${NNORM_MINIMUM_API} or newer), install the system's headers ('apt install libonnxruntime-dev' on Debian 13 and later), \
 or install without the kernels: NNORM_EXPORT_BUILD_LIBRARY=0.")
 
-# Sets ${result} to the API version of the header in this folder, or 0 if there is no header.
+# Sets ${result} to the API version of the header in ${directory}. A folder without the header gives 0.
 function(nnorm_header_api directory result)
   set(api 0)
   if(EXISTS "${directory}/onnxruntime_c_api.h")

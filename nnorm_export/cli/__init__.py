@@ -85,6 +85,10 @@ def _flushed(code: int) -> int:
     except (OSError, ValueError) as error:  # ValueError: the stream is closed
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if (
+            code >= NnormExportError.exit_code
+        ):  # an error was printed; it may be this one, of text that is still buffered
+            return code
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
             return code or NnormExportError.exit_code

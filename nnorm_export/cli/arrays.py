@@ -249,7 +249,7 @@ def _read(path: Path) -> Any:
         ) from error
     except NnormExportError:
         raise
-    except Exception as error:  # NumPy parses a header as Python text, whose errors have no common base
+    except Exception as error:  # NumPy reads a header as Python text: a damaged one raises exceptions of many classes
         raise NnormExportError(
             f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
         ) from error

@@ -101,7 +101,7 @@ class Command(TyperCommand):
             _fail(error, message, NnormExportError.exit_code, as_json, verbose)
         except typer.Exit:
             raise
-        except Exception as error:  # a defect of this package: Python's exit code 1 means "differs" here
+        except Exception as error:  # a defect: Python would exit with 1, the code for results that differ
             _fail(error, f"unexpected {type(error).__name__}: {error}{_HOW_TO_REPORT}", UNEXPECTED, as_json, verbose)
 
 

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from nnorm_export.domain.known_bodies import OLDEST_OPSET
-from nnorm_export.errors import InputError, ModelFileError, ParityError, root_cause
+from nnorm_export.errors import InputError, ModelFileError, root_cause
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import half_parameters, original_name, renamed
 from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_weights, refuse_unknown_types
@@ -20,7 +20,7 @@ from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
 from nnorm_export.graphs.forms import apply_form, check_form
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
-from nnorm_export.parity.compare_files import compare
+from nnorm_export.parity.compare_files import compare, refuse_differences
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
@@ -111,12 +111,7 @@ def change_form(
                 "onnx.checker.check_model says what ONNX does not allow in it"
             ) from error
         parity = _compare(source, staging, output, inputs) if verify else None
-        if parity is not None and not parity:
-            raise ParityError(
-                f"{output} was not written: its results differ from those of {path}.\n{parity}",
-                f"This is a defect of nnorm_export: use {path}, and report the defect with the file that is written "
-                "with verify=False (--no-verify)",
-            )
+        refuse_differences(parity, output, path)
         size = sum(each.stat().st_size for each in staging.parent.iterdir())
     return FormReport(output, form, nodes, size, parity)
 

@@ -77,7 +77,7 @@ def read_whole(path: Path, read: Callable[[], _T]) -> _T:
         before = _state(path)
         try:
             found = read()
-        except Exception:  # any parser may run here
+        except Exception:  # a file replaced meanwhile may fail anywhere
             if _state(path) == before:
                 raise
         else:

@@ -80,8 +80,8 @@ def _refuse_bomb(path: Path) -> None:
             with zipfile.ZipFile(path) as archive:
                 check_entries(path, archive.infolist(), CheckpointError)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        # zipfile raises NotImplementedError for an unknown version of archives. torch.load reads the file next, and
-        # the error of torch.load says what is wrong.
+        # zipfile cannot read this archive (NotImplementedError: its version is unknown). torch.load reads the file
+        # next, and its error says what is wrong.
         return
 
 

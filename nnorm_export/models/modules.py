@@ -138,7 +138,7 @@ def eval_copy(model: nn.Module) -> nn.Module:
     duplicate = deepcopy(model)
     try:
         return duplicate.eval()
-    except NotImplementedError:  # the module of an exported program has the graph of one mode only
+    except NotImplementedError:  # torch cannot change the mode of an exported program, whose graph is that of eval mode
         return duplicate
 
 

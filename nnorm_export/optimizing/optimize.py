@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from nnorm_export.errors import ModelFileError, ParityError, root_cause
+from nnorm_export.errors import ModelFileError, root_cause
 from nnorm_export.files.changes import renamed
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
@@ -20,7 +20,7 @@ from nnorm_export.names import DOMAIN, LAYER_PATH
 from nnorm_export.optimizing.nchwc import use_blocks
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
 from nnorm_export.optimizing.reorders import count_reorders, has_blocks
-from nnorm_export.parity.compare_files import compare
+from nnorm_export.parity.compare_files import compare, refuse_differences
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
@@ -155,12 +155,7 @@ def optimize(
         if verify:
             name = "the optimized file"
             parity = compare(runner, load(source.path), inputs, name=name, other_roundings=False)
-        if parity is not None and not parity:
-            raise ParityError(
-                f"{output} was not written: its results differ from those of {path}.\n{parity}",
-                f"This is a defect of nnorm_export: use {path}, and report the defect with the file that optimize "
-                "writes with verify=False (--no-verify)",
-            )
+        refuse_differences(parity, output, path)
         size = sum(file.stat().st_size for file in staging.parent.iterdir())
     after = count_reorders(model)
     return OptimizeReport(output, machine, size, len(model.graph), before, after, _layers(model, left), parity)

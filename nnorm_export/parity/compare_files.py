@@ -9,12 +9,13 @@ the last place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nnorm_export.dtypes import Array, as_array, is_float
-from nnorm_export.errors import InputError
+from nnorm_export.errors import InputError, ParityError
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
 from nnorm_export.parity.verdict.case import Case
@@ -74,6 +75,16 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
     if other_roundings:
         criterion += f", or {_MOVES} times what the last bits of the inputs make,"
     return ParityReport(made.runtime, f"{criterion} from the original file", outputs, made.implementations)
+
+
+def refuse_differences(parity: ParityReport | None, output: Path, path: str | Path) -> None:
+    """Raises a ParityError if ``output``, a new file, differs from ``path``. Without a comparison ``parity`` is None."""
+    if parity is not None and not parity:
+        raise ParityError(
+            f"{output} was not written: its results differ from those of {path}.\n{parity}",
+            f"This is a defect of nnorm_export: use {path}, and report the defect with the file that is written with "
+            "verify=False (--no-verify)",
+        )
 
 
 def _criterion(expected: Array, moved: Array) -> Criterion:

@@ -43,7 +43,7 @@ class Request:
 
     @property
     def why_float(self) -> str:
-        """Why a frozen norm that is no table computes in float, unless the user asked for it."""
+        """Why a frozen norm that is not a table computes in float, unless the user asked for it."""
         if self.scheme.products_alone:
             return f"{self.scheme.title} computes norms in float"
         return "its input or output is not quantized" if self.has_tables else "the form primitives has no tables"

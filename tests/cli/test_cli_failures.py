@@ -215,21 +215,31 @@ def test_a_runtime_that_fails(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_that_nobody_reads() -> None:
-    program = "import sys; from nnorm_export.cli import main; sys.stdout.write('x' * 100000); main()"
-    command = f'{sys.executable} -c "{program}" inspect net.onnx --no-run | head -c 1; exit ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads(unbuffered: str, folder: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "nnorm_export", "inspect", str(folder / "net.onnx"), "--no-run"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full, which acts as a full disk")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_standard_output_that_takes_nothing(options: tuple[str, ...], folder: Path) -> None:
+def test_standard_output_that_takes_nothing(options: tuple[str, ...], unbuffered: str, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     words = [sys.executable, "-m", "nnorm_export", "inspect", str(folder / "net.onnx"), "--no-run", *options]
     for redirection, code, message in ((">/dev/full", 2, "error: OSError: [Errno 28] No space left"), (">&-", 0, "")):
         done = subprocess.run(
-            ["bash", "-c", f"{shlex.join(words)} {redirection}"], capture_output=True, text=True, check=False
+            ["bash", "-c", f"{shlex.join(words)} {redirection}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
         )
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith(message), done.stderr

@@ -142,7 +142,7 @@ NNORM_INLINE double fused(double a, double b, double c) { return __builtin_fma(a
 NNORM_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
 // In double the product is exact. Its sum with c is rounded to odd, so that the second rounding, to float, is correct.
-// There is no comparison and no multiplication of 64-bit integers: SSE2 has none for vectors.
+// The function does not compare or multiply 64-bit integers, because SSE2 cannot do so in vectors.
 NNORM_INLINE float fused(float a, float b, float c) {
   const double product = double(a) * double(b), wide = double(c), sum = product + wide;
   const double added = sum - product, rest = (product - (sum - added)) + (wide - added);  // sum + rest is exact

@@ -20,7 +20,7 @@ bool has_cuda_provider(const OrtApi* api) {
   return found;
 }
 
-// The path of the CUDA library in this library's folder; empty if there is no such file.
+// The path of the CUDA library in this library's folder; empty if the file does not exist.
 std::string path_beside_this() {
   Dl_info self;
   if (dladdr(reinterpret_cast<const void*>(&path_beside_this), &self) == 0) return "";

@@ -21,8 +21,8 @@ inline bool long_double_is_wider() {
   return one + std::numeric_limits<long double>::epsilon() > one;
 }
 
-// Counts a value without a reference and returns true: a double, if there is no wider type. Returns false for other
-// values.
+// A double has no reference where long double is not wider than double. Counts such a value and returns true; returns
+// false for other values.
 template <class T>
 bool without_reference(Compared& compared) {
   static const bool lacking = std::is_same_v<T, double> && !long_double_is_wider();

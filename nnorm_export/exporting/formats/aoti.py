@@ -77,7 +77,7 @@ def _knows(compiler: str, processors: str) -> bool:
 
 def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Mapping[str, Any]) -> None:
     # Imported here because it takes a second, and exports to the other formats do not need it.
-    from torch._inductor import config, exc  # noqa: PLC0415
+    from torch._inductor import config, exc  # noqa: PLC0415 - Inductor takes seconds to import
 
     known = config.get_config_copy()
     if unknown := [name for name in configs if name not in known]:
@@ -91,7 +91,7 @@ def _compile(program: torch.export.ExportedProgram, file: IO[bytes], configs: Ma
             torch._inductor.aoti_compile_and_package(
                 program, package_path=file, inductor_configs={**_defaults(known), **configs}
             )
-        except Exception as error:  # of any kind, from any step of Inductor; the causes with a remedy of their own
+        except Exception as error:  # Inductor raises exceptions of many classes; known causes get their remedy below
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, exc.InvalidCxxCompiler):
                 cause = getattr(cause, "inner_exception", None) or cause.__cause__
