@@ -78,7 +78,7 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
 
 
 def refuse_differences(parity: ParityReport | None, output: Path, path: str | Path) -> None:
-    """Raises a ParityError if ``output``, a new file, differs from ``path``. Without a comparison ``parity`` is None."""
+    """Raises ParityError if ``output``, a new file, differs from ``path``. ``parity`` is None without a comparison."""
     if parity is not None and not parity:
         raise ParityError(
             f"{output} was not written: its results differ from those of {path}.\n{parity}",
