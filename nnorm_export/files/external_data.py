@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from nnorm_export.files.locations import external_tensors
 from nnorm_export.files.wire import field_header
 
 EXTERNAL_DATA_BYTES = 2**31 - 2**24  # protobuf's limit of 2 GiB, less room for the graph
+_BLOCK_BYTES = 2**20
 
 
 def save(model: ir.Model, path: Path, external_data: bool | None) -> None:
@@ -99,7 +99,7 @@ def _rename_weights(model: Path, weights: Path) -> None:
     """Gives ``weights`` the name that has their hash, in the file ``model`` too."""
     digest = hashlib.sha256()
     with weights.open("rb") as file:
-        while block := file.read(1 << 20):
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     name = f"{model.name}.{digest.hexdigest()[:16]}.data"
     proto = onnx.load(model, load_external_data=False)
@@ -147,12 +147,20 @@ def _weights_of(output: Path, folder: Path) -> list[str]:
 
 
 def _may_refer(model: Path, name: str) -> bool:
-    """Whether the bytes of ``name`` occur in ``model``, a search that is faster than parsing a file of 2 GiB."""
+    """Whether the bytes of ``name`` occur in ``model``, a search that is faster than parsing a file of 2 GiB.
+
+    The file is read and not mapped: a process ends when another shortens a file that it has mapped.
+    """
+    sought, overlap = os.fsencode(name), b""
     try:
-        if not model.is_file() or model.stat().st_size == 0:
+        if not model.is_file():
             return False
-        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
-            return contents.find(os.fsencode(name)) >= 0
+        with model.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                if sought in overlap + block:
+                    return True
+                overlap = block[-len(sought) :]
+        return False
     except FileNotFoundError:  # it was removed meanwhile
         return False
     except (OSError, ValueError):  # a model that cannot be read may refer to them

@@ -19,6 +19,7 @@ import pytest
 from nnorm_export.errors import ExportError
 from nnorm_export.files import durable, staging
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.external_data import remove_unread
 from nnorm_export.files.staging import check_output, save, scratch_folder, staged, staged_folder
 from nnorm_export.runtimes import load
 
@@ -193,6 +194,26 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     write(path, 4.0, external_data=True)
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", *weights_of(path)}
     assert len(weights_of(path)) == 1
+
+
+def test_a_model_beside_is_shortened_while_it_is_searched(tmp_path: Path) -> None:
+    """A process that has mapped a file ends when another shortens it."""
+    path, beside = tmp_path / "m.onnx", tmp_path / "beside.onnx"
+    write(path, 1.0, external_data=True)
+    beside.write_bytes(bytes(1 << 24))
+    searcher = os.fork()
+    if searcher == 0:
+        try:
+            for _ in range(50):
+                remove_unread(path, "none")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    while not (ended := os.waitpid(searcher, os.WNOHANG))[0]:
+        os.truncate(beside, 0)
+        os.truncate(beside, 1 << 24)
+    assert ended[1] == 0
+    assert value_in(path) == 1.0
 
 
 def test_two_writers_and_a_reader(tmp_path: Path) -> None:
