@@ -54,6 +54,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), nodeid)
 
+        def _reschedule(self, node: Any) -> None:
+            # A process runs a test once it knows the next. xdist gives a process that replaces a crashed one too little
+            # for that, or tests that have ended, and the run never ends.
+            super()._reschedule(node)
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
+
     return Scheduling(config, log)
 
 
