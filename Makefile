@@ -15,8 +15,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where test processes share the cores, threads that wait for work must not keep a core busy.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+# Where test processes share the cores, threads that wait for work must not keep a core busy. A test that hangs ends its process.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true
 PYTEST_PARALLEL := $(PYTEST) --numprocesses logical --maxprocesses 4
 # Not $(MAKE) in a recipe that calls another program: `make -n` would run it.
 MAKE_PROGRAM := $(MAKE)
