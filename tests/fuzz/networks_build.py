@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import torch
+from fuzz.networks_inputs import OtherInput, other_input
 from fuzz.networks_layers import KINDS, NORMS, Function, Random
 from fuzz.networks_spec import Spec, Step
 from torch import Tensor, nn
@@ -51,30 +52,6 @@ class Shared(nn.Module):
         return self.norm(y) if y.shape[1:] == x.shape[1:] else y
 
 
-class OtherInput(nn.Module):
-    """Joins another input of the network."""
-
-    def __init__(self, how: str, argument: int, channels: int) -> None:
-        super().__init__()
-        self.how, self.argument = how, argument
-        self.embedding = nn.Embedding(7, channels) if how == "index" else None
-        self.linear = nn.Linear(3, channels) if how == "vector" else None
-
-    def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        if self.how == "mask":
-            return torch.where(other, x, -0.5 * x)
-        if self.embedding is not None:
-            other = self.embedding(other).mean(1)
-        elif self.linear is not None:
-            other = self.linear(other)
-        else:
-            return x + other
-        return x + other.reshape(*other.shape, *(1,) * (x.dim() - 2))
-
-    def extra_repr(self) -> str:
-        return f"{self.how}, argument {self.argument}"
-
-
 def joined(a: Tensor, b: Tensor, how: str) -> Tensor:
     if a.shape[1:] == b.shape[1:] and how.startswith("add"):
         return (a + b).relu() if how == "add+relu" else a + b
@@ -118,7 +95,8 @@ def build(spec: Spec) -> tuple[Network, list[list[Tensor]]]:
     y = x
     for index, step in enumerate(spec.steps):
         if step.kind == "input":
-            module: nn.Module | None = _other_input(step, inputs, y)
+            fits = len(inputs) < 3 and y.dim() > 1
+            module: nn.Module | None = other_input(random.Random(step.seed), inputs, y) if fits else None
         else:
             module = _build(step, y)
         if module is None:
@@ -148,6 +126,8 @@ def data(spec: Spec, shape: tuple[int, ...]) -> Tensor:
         return torch.exp(0.7 * x) - 1
     if spec.data == "zeros":
         return x * (torch.rand(shape) < 0.7)
+    if spec.data == "far":
+        return 30.0 * x + 1e4
     return 3.0 * x + 5.0 if spec.data == "shifted" else x
 
 
@@ -157,19 +137,6 @@ def _resized(value: Tensor, batch: int) -> Tensor:
     if stacked.is_floating_point():
         return stacked + 0.1 * torch.randn_like(stacked)
     return stacked
-
-
-def _other_input(step: Step, inputs: list[Tensor], y: Tensor) -> nn.Module | None:
-    if len(inputs) == 3 or y.dim() < 2:
-        return None
-    rng = random.Random(step.seed)
-    how = rng.choice(["same", "vector", "index", "mask"])
-    batch, channels = y.shape[0], y.shape[1]
-    inputs.append({
-        "same": torch.randn_like(y), "vector": torch.randn(batch, 3),
-        "index": torch.randint(0, 7, (batch, 2)), "mask": torch.rand(y.shape) < 0.5,
-    }[how])  # fmt: skip
-    return OtherInput(how, len(inputs) - 1, channels)
 
 
 @torch.no_grad()
@@ -207,7 +174,8 @@ def _build(step: Step, x: Tensor) -> nn.Module | None:
     except ValueError:  # PyTorch's norms refuse to train on one value
         return None
     y = _result(module, x, [])
-    fits = 0 < y.numel() <= GREATEST and y.dim() <= 6 and bool(y.isfinite().all()) and float(y.abs().max()) < LARGEST
+    is_small = 0 < y.numel() <= max(GREATEST, x.numel()) and y.dim() <= 6
+    fits = is_small and bool(y.isfinite().all()) and float(y.abs().max()) < max(LARGEST, float(x.abs().max()))
     return module if fits else None
 
 
