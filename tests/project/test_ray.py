@@ -73,6 +73,7 @@ def on_a_cluster(what: str, files: tuple[Path, Path], folder: Path, scratch: Pat
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Slow machines: workers are not to be the last in the queue, nor a proxy given up while it starts.
+        "RAY_raylet_start_wait_time_s": "150",  # a busy machine takes more than the usual 60
         "RAY_worker_niceness": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     }

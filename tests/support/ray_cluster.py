@@ -126,14 +126,14 @@ def program(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     workers = ["--workers", str(min(os.cpu_count() or 1, 4))]  # on small machines all of the CPUs
     for name, options in {"rayed.npy": workers, "alone.npy": ["--alone"]}.items():
         done = subprocess.run(
-            [*command, folder / name, *options], capture_output=True, text=True, check=False, timeout=180
+            [*command, folder / name, *options], capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stderr[-4000:]
         printed[name] = done.stdout
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     refused = subprocess.run(
         [*command, folder / "none.npy", "--address", cluster.address],
-        capture_output=True, text=True, check=False, timeout=180,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     cluster.shutdown()
     printed["refused"] = refused.stderr
