@@ -12,6 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.locations import external_tensors, locate, locations
 from nnorm_export.files.text import find_undecoded
@@ -135,8 +136,8 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
         large_weights: whether to read the data of large weights in the file.
 
     Raises:
-        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; or :func:`.locate`
-            refuses the location of a weight.
+        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; :func:`.locate` refuses
+            the location of a weight; or its functions make far too many nodes (:mod:`.inlined`).
     """
     path = Path(path)
     try:
@@ -155,6 +156,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     }
     for location in locations(proto):
         locate(path, location)
+    refuse_many(path, proto)
     try:
         check_layers(parse_json(metadata.get("layers", "[]")))
     except ValueError as error:
