@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -67,21 +67,22 @@ def flush_tree(folder: Path) -> None:
         flush(Path(parent))
 
 
-def read_whole(path: Path, read: Callable[[], _T]) -> _T:
-    """Returns ``read()``, and calls it again if ``path`` was replaced while it ran.
+def read_whole(path: Path, read: Callable[[], _T], parts: Callable[[], Iterable[Path]] = tuple) -> _T:
+    """Returns ``read()``, and calls it again if ``path``, or one of the other files ``parts()``, changed while it ran.
 
     A model with external data is two files, and a certificate is a folder of several. A reader may have opened the
     older model when its writer removes the older weights.
     """
+    state = lambda: [(each, _state(each)) for each in (path, *parts())]  # noqa: E731
     for _ in range(_ATTEMPTS - 1):
-        before = _state(path)
+        before = state()
         try:
             found = read()
         except Exception:  # a file replaced meanwhile may fail anywhere
-            if _state(path) == before:
+            if state() == before:
                 raise
         else:
-            if _state(path) == before:
+            if state() == before:
                 return found
     return read()
 

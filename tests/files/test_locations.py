@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +13,10 @@ import torch
 from fuzz.tensor_places import Place, make_external, places, tensor_at
 from onnx import helper
 
-from nnorm_export import ModelFileError, ParityError, load, replay, verify
+from nnorm_export import InputError, ModelFileError, ParityError, load, replay, verify
 from nnorm_export.files import onnx_file
 from nnorm_export.files.locations import external_tensors, locations
+from nnorm_export.parity.certificates import replay as replaying
 from nnorm_export.parity.certificates.files import file_sha256
 
 
@@ -120,3 +122,31 @@ def test_data_changed_after_a_certificate(write: Callable[[Path], None], tmp_pat
     assert load(path)(np.ones((1, 4), "f"))[0][0, 3] == 400
     with pytest.raises(ParityError, match="is not the file"):
         replay(path, tmp_path / "c")
+
+
+@pytest.mark.parametrize("what", ["model", "data", "certificate"])
+def test_files_replaced_during_a_replay(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was hashed is what was run and compared, or the replay starts again."""
+    path, data = tmp_path / "m.onnx", tmp_path / "w.bin"
+    _with_default(path)
+    np.array([1, 2, 3, 4], "f").tofile(data)
+    assert verify(path, Scaled(), (torch.randn(6, 4),), certificate=tmp_path / "c")
+    calls = []
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        calls.append(what)
+        if what == "model":  # the function's default is not external any more, and is another
+            model = onnx.load(path, load_external_data=False)
+            default = model.functions[0].attribute_proto[0].t
+            default.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 2, 3, 5], "f")))
+            path.write_bytes(model.SerializeToString())
+        elif what == "data":
+            np.array([1, 2, 3, 5], "f").tofile(data)
+        else:
+            (tmp_path / "c" / "certificate.json").write_text("{}")
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(replaying, "load", replaced)
+    with pytest.raises((ParityError, InputError), match=r"is not (the file|a certificate)"):
+        replay(path, tmp_path / "c")
+    assert calls == [what]
