@@ -59,7 +59,9 @@ def count_inlined(proto: onnx.ModelProto) -> tuple[int, int]:
     Raises:
         RecursionFoundError: a function calls itself.
     """
-    functions = [((_domain(each.domain), each.name, each.overload), _part(each)) for each in proto.functions]
+    functions: list[tuple[_Key, _Part]] = [
+        ((_domain(each.domain), each.name, each.overload), _part(each)) for each in proto.functions
+    ]
     main = _part(proto.graph, *proto.training_info)
     present = main.nodes + sum(part.nodes for _, part in functions)
     exact = dict(functions)
@@ -84,8 +86,9 @@ def _count(
     opened: set[_Key] = set()
 
     def total(part: _Part) -> int:
-        greatest = lambda name: max((found.get(key, 0) for key in called(name)), default=0)  # noqa: E731
-        inner = sum(times * greatest(name) for name, times in part.calls.items())
+        inner = 0
+        for name, times in part.calls.items():
+            inner += times * max((found.get(key, 0) for key in called(name)), default=0)
         return min(part.nodes + part.references * present + inner, _COUNTED)
 
     waiting = [*functions]
