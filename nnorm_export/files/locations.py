@@ -9,6 +9,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.messages import messages
 from nnorm_export.reading import size_of
 
 
@@ -58,13 +59,16 @@ def _exists(path: Path) -> bool:
 
 
 def locations(proto: onnx.ModelProto) -> list[str]:
-    """The locations of all tensors of ``proto``, in graphs, constants and functions, each once."""
+    """The locations of all tensors of ``proto``, each once."""
     return sorted({_location(tensor) for tensor in external_tensors(proto)})
 
 
 def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors of ``proto`` with external data, in graphs, constants and functions."""
-    return filter(uses_external_data, _tensors(proto))
+    """The tensors of ``proto`` with external data: weights, constants, defaults, sparse ones, in graphs and functions.
+
+    Runtimes read all of them, so that every hash, signature, copy and check of locations takes them from here.
+    """
+    return filter(uses_external_data, messages(proto, onnx.TensorProto))
 
 
 def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
@@ -83,38 +87,5 @@ def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
     return {location: size - ends[location] for location, size in sizes.items() if size > ends[location]}
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    for graph in _graphs(proto):
-        yield from graph.node
-    for function in proto.functions:
-        yield from function.node
-
-
 def _location(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in reversed(tensor.external_data) if entry.key == "location"), "")
-
-
-def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph in _graphs(proto):
-        yield from graph.initializer
-        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
-    for node in _nodes(proto):
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
-            yield from (part for each in sparse for part in (each.values, each.indices))
-
-
-def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph of ``proto``, and the graphs in its nodes and in the nodes of its functions."""
-    nodes = [node for function in proto.functions for node in function.node]
-    graphs = [proto.graph, *(training.initialization for training in proto.training_info)]
-    graphs += [training.algorithm for training in proto.training_info]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            yield graph
-            nodes += graph.node
-        else:
-            for attribute in nodes.pop().attribute:
-                graphs += [inner for inner in (attribute.g, *attribute.graphs) if inner.node or inner.initializer]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.onnx_file import companions
 from nnorm_export.parity.certificates import signatures
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, DATA, FLOAT64, certificate_of, read_tensors
 from nnorm_export.parity.verdict.case import Case
@@ -43,7 +44,22 @@ def replay(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
     key = None if public_key is None else Path(public_key)
-    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle, key))
+    path, folder = Path(path), Path(folder)
+    # The signature, the hash and the run read the files one after another: all of them must have read the same.
+    return read_whole(
+        folder,
+        lambda: _replay(path, folder, runtime, trust_pickle, key),
+        lambda: _files_of(path, folder),
+    )
+
+
+def _files_of(path: Path, folder: Path) -> list[Path]:
+    """The model, its external data, and the files of the certificate; those alone that are there."""
+    try:
+        data = companions(path)
+    except ModelFileError:  # the reading reports it
+        data = []
+    return [path, *data, *sorted(folder.glob("*")), *sorted(folder.glob("*/*"))]
 
 
 def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, public_key: Path | None) -> ParityReport:
