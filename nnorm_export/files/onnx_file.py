@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.layer_entries import check_layers
-from nnorm_export.files.locations import locate, locations
+from nnorm_export.files.locations import load_weights, locate, locations
 from nnorm_export.files.text import find_undecoded
 from nnorm_export.files.wire import read_without_weights
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
@@ -178,12 +178,7 @@ def read_with_weights(path: str | Path) -> onnx.ModelProto:
         ModelFileError: as :func:`read`; or a file with weights is missing or too short.
     """
     file = read(path)
-    try:
-        onnx.external_data_helper.load_external_data_for_model(file.proto, str(file.path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelFileError(
-            f"{path}: its weights lie in other files, which cannot be read ({error}); copy them beside it"
-        ) from error
+    load_weights(file.path, file.proto)
     return file.proto
 
 
