@@ -18,7 +18,14 @@ from nnorm_export.freezing.unregistered import refuse_unregistered
 from nnorm_export.freezing.verify_layer import require_same_results
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers, refuse_meta
+from nnorm_export.models.modules import (
+    WEIGHT_HOOKS,
+    deepcopy,
+    keep_norms_from_fusion,
+    named_layers,
+    refuse_meta,
+    refuse_training,
+)
 from nnorm_export.names import layer_name, listed
 from nnorm_export.operators import FrozenOperator
 
@@ -78,7 +85,8 @@ def frozen_copy(
         )
     _fold_parametrizations(frozen)
     keep_norms_from_fusion(frozen, FrozenOperator)
-    return frozen.eval(), _notice(unknown) if unknown else ""
+    refuse_training(frozen.eval())
+    return frozen, _notice(unknown) if unknown else ""
 
 
 def _notice(unknown: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.modules import transformer
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -216,14 +217,27 @@ def eval_copy(model: nn.Module) -> nn.Module:
     """A deep copy of ``model`` in eval mode.
 
     Raises:
-        FreezeError: the model is on the meta device, or cannot be copied.
+        FreezeError: the model is on the meta device, cannot be copied, or stays in train mode.
     """
     refuse_meta(model)
     duplicate = deepcopy(model)
     try:
-        return duplicate.eval()
+        duplicate.eval()
     except NotImplementedError:  # torch cannot change the mode of an exported program, whose graph is that of eval mode
         return duplicate
+    refuse_training(duplicate)
+    return duplicate
+
+
+def refuse_training(model: nn.Module) -> None:
+    """Raises a FreezeError for a layer of ``model`` that eval() has left in train mode, if that changes its results."""
+    for path, layer in model.named_modules():
+        has_statistics = isinstance(getattr(layer, "running_mean", None), torch.Tensor)
+        if layer.training and (has_statistics or (isinstance(layer, _DropoutNd) and layer.p > 0)):
+            raise FreezeError(
+                f"layer {layer_name(path)} ({type(layer).__name__}) stays in train mode after eval(): a method train() "
+                "above it does not pass the mode on; correct that method, or remove it before this call"
+            )
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def _by_name(values: PerOutput[_T]) -> Mapping[str, _T]:
     return values if isinstance(values, Mapping) else {"": values}
 
 
-def _as_float(value: Real) -> float:
+def _as_float(value: float) -> float:
     """``value`` as a float; infinite if it is greater than any."""
     try:
         return float(value)
