@@ -26,7 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nnorm_export.cli.options import OutputOptions
 from nnorm_export.cli.progress import description, shown_steps
-from nnorm_export.errors import NnormExportError, ParityError
+from nnorm_export.errors import INTERRUPTED, NnormExportError, ParityError
 from nnorm_export.names import escaped, without_user
 from nnorm_export.pytorch_missing import needed_by
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h, for an unexpected exception
-INTERRUPTED = 130  # 128 + SIGINT, as in shells; click's own exit code, 1, means a mismatch here
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 _HOW_TO_REPORT = """
 This is a fault of nnorm-export or of a library that it calls, and says nothing about the file. Please report it

@@ -20,6 +20,7 @@ from nnorm_export.exporting.mutations import mutated_in, refusal, refuse_state, 
 from nnorm_export.exporting.passes.program import functional, nodes_of, writes_to_tensors
 from nnorm_export.exporting.passes.whitening import fold_whitening
 from nnorm_export.exporting.request import Frozen
+from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks
@@ -164,7 +165,11 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
                     "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "
                     "axes that the model's code fixes."
                 )
-        if cache := re.search(r"<class 'transformers\.[\w.]*\.(\w*Cache\w*)'>", str(error)):
+        if gradients := about_gradients(frozen.module):
+            if "fake tensor in the exported program" in str(error):  # torch's text names no cause
+                raise ExportError(f"torch.export cannot trace {type(frozen.module).__name__}: {gradients}") from error
+            remedy = f"\nPerhaps because {gradients}."
+        elif cache := re.search(r"<class 'transformers\.[\w.]*\.(\w*Cache\w*)'>", str(error)):
             remedy = (
                 f"\ntorch.export does not see the tensors in a {cache[1]}. Export without a cache "
                 "(kwargs={'use_cache': False}, or model.config.use_cache = False), or give the keys and values in a "

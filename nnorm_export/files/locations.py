@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -69,6 +70,37 @@ def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     Runtimes read all of them, so that every hash, signature, copy and check of locations takes them from here.
     """
     return filter(uses_external_data, messages(proto, onnx.TensorProto))
+
+
+def load_weights(model: Path, proto: onnx.ModelProto) -> None:
+    """Reads the external data of ``proto``, the content of the file ``model``, into ``proto``.
+
+    onnx's own function refuses links, of which the cache of Hugging Face consists, and :func:`.locate` has its reasons
+    for the links that it follows.
+
+    Raises:
+        ModelFileError: a file is missing or too short, or :func:`.locate` refuses it.
+    """
+    for tensor in [*external_tensors(proto)]:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        file = locate(model, _location(tensor))
+        try:
+            with file.open("rb") as data:
+                size = os.fstat(data.fileno()).st_size
+                offset = int(entries.get("offset", 0))
+                length = int(entries.get("length", size - offset))
+                if offset < 0 or length < 0 or offset + length > size:
+                    raise ValueError(f"bytes {offset} to {offset + length} of {file}, which has {size}")
+                data.seek(offset)
+                tensor.raw_data = data.read(length)
+        except (OSError, ValueError) as error:
+            reason = f"{file}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            raise ModelFileError(
+                f"{model}: its weight {tensor.name!r} lies in another file, which cannot be read ({reason}); copy it "
+                "beside the model"
+            ) from error
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
 def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:

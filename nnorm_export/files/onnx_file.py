@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
-from nnorm_export.files.locations import external_tensors, locate, locations
+from nnorm_export.files.locations import load_weights, locate, locations
 from nnorm_export.files.text import find_undecoded
 from nnorm_export.files.wire import read_without_weights
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
@@ -183,15 +183,7 @@ def read_with_weights(path: str | Path) -> onnx.ModelProto:
         ModelFileError: as :func:`read`; or a file with weights is missing or too short.
     """
     file = read(path)
-    try:
-        for tensor in [*external_tensors(file.proto)]:  # onnx's own function does not find all of them
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(file.path.parent))
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelFileError(
-            f"{path}: its weights lie in other files, which cannot be read ({error}); copy them beside it"
-        ) from error
+    load_weights(file.path, file.proto)
     return file.proto
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
@@ -125,7 +127,8 @@ def _read_allowed_errors(folder: Path, results: Sequence[Array]) -> list[Array |
     for index, result in enumerate(results):
         if (folder / f"output_{index}.pb").exists():
             (allowed,) = read_tensors(folder, "output", [index])
-            if allowed.shape != result.shape or not bool((allowed > 0).all()):
+            is_valid = allowed.dtype.kind == "f" and allowed.shape == result.shape
+            if not is_valid or not bool(((allowed > 0) & np.isfinite(allowed)).all()):
                 raise InputError(f"{folder}: the certificate is damaged (output_{index}); record it again")
             found[index] = allowed
     return found
