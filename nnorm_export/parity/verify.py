@@ -19,6 +19,7 @@ from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
+from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
@@ -158,14 +159,15 @@ def _compare(
     cases = [_case(runner, *run) for run in counted("the file", runs)]
     nondeterminism = pytorch.nondeterminism(*runs[0])
     change = change_of_input(pytorch, *runs[0])
-    changes = [*([] if change is None else [change]), *other_masks(pytorch, *runs[0])]
+    others = (*other_masks(pytorch, *runs[0]), *other_integers(pytorch, *runs[0]))
+    changes = [*([] if change is None else [change]), *others]
     with errors_on_changed_inputs():
         cases += [replace(_case(runner, *run), is_changed=True) for run in changes]
     cases = with_pytorchs_runs(pytorch, [example for example, _ in (*runs, *changes)], cases)
     # Changed cases on which PyTorch is unstable are left out, but not the only one that could show a dependence.
     needed = len(runs) + (change is not None and constant_over_rows(cases[0].expected))
-    others = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
-    cases = [case.with_allowed_error() for case in (*cases[:needed], *others)]
+    stable = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
+    cases = [case.with_allowed_error() for case in (*cases[:needed], *stable)]
     comparison = replace(comparison, computed_in=pytorch.computed_in)
     depends = dependence(cases[0].expected, None if change is None else change[1])
     outputs = require_dependence(comparison.worst_of(cases), depends)

@@ -115,7 +115,7 @@ class ParityReport(ComparisonReport):
         return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
 
 
-ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order or with other masks"
+ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order, or with other masks or integers"
 
 
 def on_changed_inputs(parts: Sequence[OutputParity]) -> list[OutputParity]:
