@@ -115,6 +115,11 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
             f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}{where}",
             advice="" if parity.is_nondeterministic else _how_to_bisect(frozen, has_normalization_nodes),
         )
+    if request.strict and parity.given_only:
+        raise ParityError(
+            f"{request.path} was not written: {parity.given_only}. strict=True (--strict) asks for more: let the model "
+            "take other inputs, or export without it"
+        )
     return parity
 
 

@@ -19,6 +19,7 @@ from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
+from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
@@ -27,7 +28,7 @@ from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
 from nnorm_export.parity.verdict.dependence import constant_over_rows, dependence, require_dependence
-from nnorm_export.parity.verdict.outcome import ParityReport, errors_on_changed_inputs
+from nnorm_export.parity.verdict.outcome import UNSTABLE, ParityReport, errors_on_changed_inputs, given_only
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
@@ -157,15 +158,18 @@ def _compare(
     runs: list[Run] = [(example, pytorch.run(example)) for example in counted("PyTorch", taken)]
     cases = [_case(runner, *run) for run in counted("the file", runs)]
     nondeterminism = pytorch.nondeterminism(*runs[0])
-    change = change_of_input(pytorch, *runs[0])
-    changes = [*([] if change is None else [change]), *other_masks(pytorch, *runs[0])]
+    change, why_none = change_of_input(pytorch, *runs[0])
+    others = (*other_masks(pytorch, *runs[0]), *other_integers(pytorch, *runs[0]))
+    changes = [*([] if change is None else [change]), *others]
     with errors_on_changed_inputs():
         cases += [replace(_case(runner, *run), is_changed=True) for run in changes]
     cases = with_pytorchs_runs(pytorch, [example for example, _ in (*runs, *changes)], cases)
     # Changed cases on which PyTorch is unstable are left out, but not the only one that could show a dependence.
     needed = len(runs) + (change is not None and constant_over_rows(cases[0].expected))
-    others = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
-    cases = [case.with_allowed_error() for case in (*cases[:needed], *others)]
+    stable = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
+    cases = [case.with_allowed_error() for case in (*cases[:needed], *stable)]
+    if change is not None and not any(case.expected is change[1] for case in cases):
+        why_none = UNSTABLE
     comparison = replace(comparison, computed_in=pytorch.computed_in)
     depends = dependence(cases[0].expected, None if change is None else change[1])
     outputs = require_dependence(comparison.worst_of(cases), depends)
@@ -173,7 +177,8 @@ def _compare(
         outputs = [output.failed(defect) for output in outputs]
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
-    return ParityReport(runner.runtime, text, outputs, implementations), comparison, cases
+    only = given_only(why_none, others=any(case.is_changed for case in cases))
+    return ParityReport(runner.runtime, text, outputs, implementations, given_only=only), comparison, cases
 
 
 def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array]) -> Case:

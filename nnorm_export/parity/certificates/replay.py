@@ -77,7 +77,8 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, p
     outputs = require_dependence(comparison.worst_of(cases), dependence(cases[0].expected, others))
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criteria, is_double=is_double, has_float64=cases[0].float64 is not None)
-    report = ParityReport(runner.runtime, text, outputs, runner.implementations)
+    only = str(certificate.get("given_only", ""))
+    report = ParityReport(runner.runtime, text, outputs, runner.implementations, given_only=only)
     if signatures.is_signed(folder):
         report = replace(report, signature="not checked" if public_key is None else "checked")
     return report

@@ -169,4 +169,5 @@ def _facts(report: ParityReport, described: ModelDescription | None) -> list[str
     now = datetime.datetime.now(datetime.timezone.utc)
     form = f", form {described.form}" if described is not None and described.form else ""
     file = [] if described is None else [described.format + form]
-    return [*file, f"run by {report.runtime}", f"{rows} rows", f"{now:%Y-%m-%d %H:%M} UTC"]
+    only = [report.given_only] if report.given_only else []
+    return [*file, f"run by {report.runtime}", f"{rows} rows", *only, f"{now:%Y-%m-%d %H:%M} UTC"]
