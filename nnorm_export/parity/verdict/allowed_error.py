@@ -96,9 +96,13 @@ def allowed_errors(
             found.append(np.maximum.reduce([np.full(result.shape, ALLOWED_OF_EQUAL_INTEGERS), *differences]))
             continue
         center = result.astype(np.float64) if float64 is None else float64[number]
-        stable = [run for run in runs if not _took_another_branch(run.astype(np.float64), center, dtype)]
-        found.append(BUDGET * rounding_error([result, *stable], center, dtype))
+        found.append(BUDGET * rounding_error([result, *stable_runs(runs, center, dtype)], center, dtype))
     return found
+
+
+def stable_runs(runs: Sequence[Array], center: Array, dtype: str) -> list[Array]:
+    """Those of ``runs`` that no branch of the model moved far from ``center``: the others would allow any error."""
+    return [run for run in runs if not _took_another_branch(run.astype(np.float64), center, dtype)]
 
 
 def _took_another_branch(run: Array, center: Array, dtype: str) -> bool:
