@@ -173,7 +173,7 @@ def _compare(
     comparison = replace(comparison, computed_in=pytorch.computed_in)
     depends = dependence(cases[0].expected, None if change is None else change[1])
     outputs = require_dependence(comparison.worst_of(cases), depends)
-    if defect := nondeterminism or pytorch.defect_of_freezing(taken[0], cases[0].float64):
+    if defect := nondeterminism or pytorch.defect_of_freezing(taken[0], cases[0].float64_unchanged):
         outputs = [output.failed(defect) for output in outputs]
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
