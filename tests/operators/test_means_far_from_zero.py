@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
+import oracle
 import pytest
+import torch
 from backends import BACKENDS, needs_kernels, open_with
-from node_models import ATTRIBUTES, ELEMENTS, make_values, single_node_model
+from node_models import ATTRIBUTES, DELTA, ELEMENTS, make_values, single_node_model
 from onnx import helper
 from operator_cases import BOUNDS, expected_output
+from torch import Tensor, nn
 
+from nnorm_export import export, freeze
 from nnorm_export.domain import OPERATORS
 from nnorm_export.domain.bodies import NAME_PREFIX
 from nnorm_export.domain.known_bodies import KNOWN_BODIES, digest
+from nnorm_export.layers import (
+    BMLV,
+    LMBV,
+    EvoNormS0,
+    GroupNormalNorm,
+    InstanceNormalNorm1d,
+    LayerNormalNorm,
+    PreLayerNorm,
+    RegNorm,
+    SwitchableNorm,
+)
 
 # Rows of 1, of an odd number and of 4096 elements; over several axes; more elements than one running sum takes well.
 CASES = {
@@ -51,6 +68,75 @@ def test_a_mean_far_from_zero_costs_no_digits(case: str, dtype: str, tmp_path: P
         for backend, runner in runners.items():
             error = np.abs(runner(**values)[0].astype(np.float64) - expected) / np.maximum(1, np.abs(expected))
             assert error.max() <= BOUNDS[dtype], f"{backend}, mean {mean}"
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., oracle.Array]]] = {
+    "layer": (lambda: LayerNormalNorm(333), lambda x, **scalars: oracle.layer_normal_norm(x, 1, **scalars)),
+    "group": (lambda: GroupNormalNorm(6, 2), lambda x, **scalars: oracle.group_normal_norm(x, 2, **scalars)),
+    "instance": (lambda: InstanceNormalNorm1d(6), lambda x, **scalars: oracle.group_normal_norm(x, 6, **scalars)),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_and_their_frozen_forms_keep_the_digits_too(layer: str) -> None:
+    """Files of PyTorch's formats compute as the frozen form does, and every file is compared with the layer."""
+    make, exact = LAYERS[layer]
+    trained = make().eval()
+    deltas = torch.randn(4, 6, 333, generator=torch.Generator().manual_seed(0))
+    for mean in (1.0, 1e2, -1e4):
+        x = deltas + mean
+        expected = torch.from_numpy(exact(x.double().numpy() - mean, eps=1e-5, delta=DELTA))
+        for module in (trained, freeze(trained)):
+            torch.testing.assert_close(module(x).double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gradients_far_from_zero(layer: str) -> None:
+    module = LAYERS[layer][0]().double().eval()
+    x = torch.randn(2, 6, 333, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = torch.randn_like(x)
+    found = []
+    for mean in (0.0, 2.0**13):  # adding it loses 13 of 52 bits
+        moved = (x + mean).requires_grad_()
+        (module(moved) * weights).sum().backward()
+        found.append(moved.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
+
+
+class Related(nn.Module):
+    """The layers of standard operators that take means of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [
+                BMLV(4),
+                LMBV(4),
+                RegNorm(4),
+                EvoNormS0(4, num_groups=2),
+                SwitchableNorm(4),
+                PreLayerNorm(nn.Conv2d(4, 3, 1)),
+                PreLayerNorm(nn.Linear(31, 5)),
+            ]
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer(x) for layer in self.layers)
+
+
+@pytest.mark.slow
+def test_the_related_layers_keep_the_digits_in_a_plain_onnxruntime(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Related().eval(), torch.randn(2, 4, 37, 31) - 1e4
+    for layer in (model.layers[0], model.layers[4]):
+        layer.running_mean.fill_(-1e4)
+    path = export(model, x, tmp_path / "m.onnx", dynamic_shapes={}, input_names=["x"], verify=False).path
+    results = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})
+    in_pytorch = model(x)
+    for layer, y, same, exact in zip(model.layers, results, in_pytorch, model.double()(x.double()), strict=True):
+        scale = exact.abs().max()
+        assert (torch.from_numpy(y) - exact).abs().max() <= 2e-6 * scale, layer
+        assert (same - exact).abs().max() <= 2e-6 * scale, layer
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
