@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.dtypes import Array, to_numpy
-from nnorm_export.errors import NnormExportError, RuntimeMissingError
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
@@ -28,7 +28,13 @@ from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
 from nnorm_export.parity.verdict.dependence import constant_over_rows, dependence, require_dependence
-from nnorm_export.parity.verdict.outcome import UNSTABLE, ParityReport, errors_on_changed_inputs, given_only
+from nnorm_export.parity.verdict.outcome import (
+    UNSTABLE,
+    OutputParity,
+    ParityReport,
+    errors_on_changed_inputs,
+    given_only,
+)
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
@@ -92,10 +98,7 @@ def verify(
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, comparison, cases = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
-    if (bodies := runner.by_bodies()) is not None:
-        step("compare its bodies with PyTorch")
-        by_bodies = comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
-        report = replace(report, by_bodies=by_bodies)
+    report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
     if not report:
         report = replace(report, other_weights=other_weights(str(path), runner, model, passthrough))
     if new_certificate is not None and report:
@@ -116,7 +119,38 @@ def compare_with_pytorch(
     runtime = runtime or runtime_for(path)
     step(f"open in {runtime}")
     runner = load(path, runtime, trust_pickle=True)  # the callers have written the file themselves
-    return _compare(path.name, runner, model, examples, Criteria.of(), passthrough)[0]
+    report, comparison, cases = _compare(path.name, runner, model, examples, Criteria.of(), passthrough)
+    # A file that fails is not written, whatever its bodies compute.
+    return (
+        replace(report, by_bodies=_outputs_by_bodies(_bodies_of(path, runner), comparison, cases)) if report else report
+    )
+
+
+def _bodies_of(path: Path, runner: Runner) -> Runner | None:
+    """The file run by its bodies, :meth:`.Runner.by_bodies`, or by onnx's reference evaluator.
+
+    An ONNX Runtime older than 1.27 does not run a file with several bodies of an operator without the kernels; newer
+    ones, for which the file may be, do.
+    """
+    try:
+        return runner.by_bodies()
+    except ModelFileError:
+        if not any(function.overload for function in read(path).proto.functions):
+            raise
+        return ReferenceRunner(path)
+
+
+def _outputs_by_bodies(
+    bodies: Runner | None, comparison: Comparison, cases: Sequence[Case]
+) -> list[OutputParity] | None:
+    """The outputs of ``bodies`` on the inputs of ``cases``, held against the same results of PyTorch."""
+    if bodies is None:
+        return None
+    step("compare its bodies with PyTorch")
+    try:
+        return comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
+    except InputError as error:  # the kernels have run on these inputs
+        raise InputError(f"by its bodies, which run where the kernels are not installed: {error}") from error
 
 
 def runtime_for(path: Path) -> str:
