@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+INTERRUPTED = 130  # 128 + SIGINT, as in shells; click's own exit code, 1, means a mismatch here
+
 
 class NnormExportError(Exception):
     """The base of all errors. The command line prints one line on stderr and exits with :attr:`exit_code`."""

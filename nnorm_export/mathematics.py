@@ -26,13 +26,23 @@ def standardize(x: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Te
 
 def standardize_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
     """:func:`standardize` by the mean and the biased variance of ``x`` itself over ``dim``; TorchScript compiles it."""
-    centred = x - x.mean(dim, keepdim=True)
-    return centred / _root_mean_square(centred, dim, epsilon)
+    centered = centered_over(x, dim)
+    return centered / _root_mean_square(centered, dim, epsilon)
 
 
 def deviation_over(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
     """σ = √(var x + ε) with the biased variance of ``x`` over ``dim``, which stay as axes of length 1."""
-    return _root_mean_square(x - x.mean(dim, keepdim=True), dim, epsilon)
+    return _root_mean_square(centered_over(x, dim), dim, epsilon)
+
+
+def centered_over(x: Tensor, dim: list[int]) -> Tensor:
+    """x − mean over ``dim``, which keeps its digits where the mean is many deviations.
+
+    Such a mean is rounded, and runtimes that add a row one by one lose more of it. The mean of the differences, which
+    are exact, is that error.
+    """
+    centered = x - x.mean(dim, keepdim=True)
+    return centered.sub_(centered.mean(dim, keepdim=True))
 
 
 def _root_mean_square(x: Tensor, dim: list[int], epsilon: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -70,3 +71,20 @@ def length_by_names(length: str, names: Mapping[str, str]) -> str | None:
     if any(symbol not in names for symbol in re.findall(symbols, length)):
         return None
     return re.sub(symbols, lambda match: names[match[0]], length)
+
+
+def escaped(text: str, *, kept: str = "") -> str:
+    """``text`` with escapes for characters that change how a terminal or page shows others, but those in ``kept``.
+
+    They are control characters, line ends, bidi marks and unpaired surrogates.
+    """
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if character not in kept and unicodedata.category(character) in _ESCAPED
+        else character
+        for character in text
+    )
+
+
+# Unicode categories: control characters, bidi marks, unpaired surrogates (of names that are not UTF-8), line ends.
+_ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -19,11 +19,11 @@ from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
 from nnorm_export.cli.options import grouped
-from nnorm_export.cli.output import BROKEN_PIPE, INTERRUPTED, Command, Group
+from nnorm_export.cli.output import BROKEN_PIPE, Command, Group
 from nnorm_export.cli.quantize import quantize
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
-from nnorm_export.errors import NnormExportError
+from nnorm_export.errors import INTERRUPTED, NnormExportError
 
 app = typer.Typer(
     name="nnorm-export",

@@ -207,7 +207,7 @@ class ExportOptions:
     ] = None
     strict: Annotated[
         bool,
-        panels.general("--strict", "Refuse a model with norms that nnorm_export does not know, naming all of them."),
+        panels.general("--strict", "Refuse unknown norms, naming all, and a file compared on the given inputs only."),
     ] = False
     no_verify: NoVerify = False
 

@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 import traceback
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,8 +26,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from nnorm_export.cli.options import OutputOptions
 from nnorm_export.cli.progress import description, shown_steps
-from nnorm_export.errors import NnormExportError, ParityError
-from nnorm_export.names import without_user
+from nnorm_export.errors import INTERRUPTED, NnormExportError, ParityError
+from nnorm_export.names import escaped, without_user
 from nnorm_export.pytorch_missing import needed_by
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h, for an unexpected exception
-INTERRUPTED = 130  # 128 + SIGINT, as in shells; click's own exit code, 1, means a mismatch here
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 _HOW_TO_REPORT = """
 This is a fault of nnorm-export or of a library that it calls, and says nothing about the file. Please report it
@@ -126,18 +124,12 @@ def shown(text: str) -> str:
 
     Only the beginning of a very long text is shown, because a message may quote a whole file.
     """
-    beginning = "".join(
-        character.encode("unicode_escape").decode() if unicodedata.category(character) in _ESCAPED else character
-        for character in text[:_MOST_CHARACTERS]
-    )
+    beginning = escaped(text[:_MOST_CHARACTERS])
     more = len(text) - _MOST_CHARACTERS
     return beginning if more <= 0 else f"{beginning}… ({more} more characters)"
 
 
 _MOST_CHARACTERS = 20_000  # of a text
-
-# Unicode categories: control characters, bidi marks, unpaired surrogates (of names that are not UTF-8), line ends.
-_ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def command_text(words: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from nnorm_export.names import escaped
 from nnorm_export.steps import watched
 
 
@@ -32,13 +33,14 @@ class Steps:
 
     def step(self, name: str) -> None:
         self.end()
+        name = escaped(name)
         self._name, self._step_began = name, time.monotonic()
         if self._bar is not None:
             self._row = self._bar.add_task(f"  {name}", total=None)
 
     def detail(self, text: str) -> None:
         if self._bar is not None and self._row is not None:
-            self._bar.update(self._row, description=f"  {self._name}: {text}")
+            self._bar.update(self._row, description=f"  {self._name}: {escaped(text)}")
 
     def end(self) -> None:
         """Stops the clock of the current step."""

@@ -66,10 +66,18 @@ def _row_mean(mean: str, values: str, axes: int) -> str:
 
 
 def standardize_rows(axes: int) -> str:
+    """The statements of h.
+
+    Runtimes add a row in float32, in an order of their own, so that the mean is off by many roundings of itself. Where
+    the mean is thousands of times the deviation, that would be the greatest error of h. The differences from such a
+    mean are exact, and their own mean is its error.
+    """
     return f"""
-    # rows, epsilon_value -> h = (rows - mean) / sqrt(variance + epsilon), over each row, in two passes
+    # rows, epsilon_value -> h = (rows - mean) / sqrt(variance + epsilon), over each row
 {_row_mean("mean", "rows", axes)}
-    centred = Sub (rows, mean)
+    nearly_centred = Sub (rows, mean)
+{_row_mean("error_of_mean", "nearly_centred", axes)}
+    centred = Sub (nearly_centred, error_of_mean)
     centred_square = Mul (centred, centred)
 {_row_mean("variance", "centred_square", axes)}
     variance_and_epsilon = Add (variance, epsilon_value)
@@ -104,18 +112,19 @@ def estimate_lmbda(axes: int) -> str:
 {_row_mean("mean_signed_log", "signed_log", axes)}
     slope = Sub (mean_hd, mean_signed_log)
 {_row_mean("mean_d", "d", axes)}
-    d_centred = Sub (d, mean_d)
-    d_spread = Mul (d_centred, d_centred)
+    d_square = Mul (d, d)
     base_log_square = Mul (base_log, log_base)
     twice_d = Add (d, d)
     d_derivative = Sub (base_log_square, twice_d)
     h_d_derivative = Mul (excess, d_derivative)
 {_row_mean("mean_h_d_derivative", "h_d_derivative", axes)}
-{_row_mean("mean_d_spread", "d_spread", axes)}
-    mean_curvature_terms = Add (mean_h_d_derivative, mean_d_spread)
+{_row_mean("mean_d_square", "d_square", axes)}
+    mean_curvature_terms = Add (mean_h_d_derivative, mean_d_square)
+    square_of_mean_d = Mul (mean_d, mean_d)
+    curvature_terms = Sub (mean_curvature_terms, square_of_mean_d)
     mean_hd_square = Mul (mean_hd, mean_hd)
     twice_mean_hd_square = Add (mean_hd_square, mean_hd_square)
-    curvature = Sub (mean_curvature_terms, twice_mean_hd_square)
+    curvature = Sub (curvature_terms, twice_mean_hd_square)
     damped_curvature = Add (curvature, delta_value)
     newton_step = Div (slope, damped_curvature)
     lmbda = Sub (one, newton_step)

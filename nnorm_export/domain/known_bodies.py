@@ -41,6 +41,14 @@ KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "LayerNormalNorm": {
         "float": (
+            "996f0033a3b8c9f127042a0792700708cb483b19a251ba55776f3e6abba1a749",
+            "f0bb766e53794e4dc6b23351620d4c8eeaed1ce375e9fe0fd72732d0da2cfd56",
+            "c1df79d27af4eeb1ee1ae150d7fbcd13cc0b76b18bc31539247b42b1f4d17e18",
+            "c73089e4f527723b16354fde0abccfbcd7b99bf794e617764588f9bb116cbfbe",
+            "ac1cf0e49173a496212d9ddd3d2b85ecbdf50f65e89cf9cec941934396d0aad5",
+            "2ffcc822e7bcb55e26db181774d3192cd462a33e6bbc97011755515db4ffc7b9",
+            "b43c279a1838d08a2e2714d54ef7969fb7134a60a292354e694cb68ab53182ec",
+            "831513a1c9e5cce3e3d32c9892c7151be02fb47c9dae37d8a67b378e4c8aaf8d",
             "fb087549d1eb44da7d629f44f503a5b58b37aa991f7e67f3232b5e57a50dbf3a",
             "878a9b1f89f0c7df693af2a516ae9f5d03d1a4d802b596c8fb8ef9ce4a091ab8",
             "0401f6922fbdccba5880a40979fdd3bd48946a42d3a9349d632c093ea83b8b8d",
@@ -51,6 +59,14 @@ KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {
             "e9b1809a1b6d2107af6b8c9d06d08e0f8b5711ae764d6939d301cf8388fc6e74",
         ),
         "double": (
+            "a59eaa865b80aa36d9d04af45f47147ab789966be629d4f22e17a66560ade5b2",
+            "1c0c844cda6b2d12756fd016412e3254e7f3e8a12ccf86f4d6bfdbfe342dc37f",
+            "c7ce0500fd989b570ffe2012d231927bd32156a5f252a6368bb7348782821187",
+            "cd31a8a509d64553f0e04fac3056b3c0b15933ca99f85008fa86b1c095752e86",
+            "c447cfd70ea2d088b4b206a18d2df6dbc66eeb2faaf0e4313b2950f8ec07e685",
+            "163e4c6dd7f9bb5d4b9416d3facea040a3f6a4587a56e22627d17ee252da2c8e",
+            "9b34d5751fce635901a701f4bed9bf65c7f17f50731ba56ca81ed7048b023e82",
+            "0ecdf53455122a78733c952f82c3da81d744eac5b39dcc044c66c7b4ee499f6c",
             "c04c8324759f4a4bed55c6bc2af6b3005327c2e73ba44c705f400bb54e173c4c",
             "5493867f4a4f364e110f8b07f027b244cb781b00e140a33bf1db0ea6ce9fb151",
             "131a18f61d7c0473d63d41696401620a2079231af42dd2232dedc45bfb1d1b1f",
@@ -62,8 +78,14 @@ KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "GroupNormalNorm": {
-        "float": ("34d0baeca1dddb3d1269d3ca5c0decc56f4df66c2c509b39022c071826fac70b",),
-        "double": ("b5d7535b7d904bf89cb22c184bf82d210c655690d4e16abeac69d43370e83fa9",),
+        "float": (
+            "f0a4886fef2ce77aa7afd61e26df85003ee15d107e15d5dba771da4bc5dc274d",
+            "34d0baeca1dddb3d1269d3ca5c0decc56f4df66c2c509b39022c071826fac70b",
+        ),
+        "double": (
+            "ca63464fb7bf5d6fc2e8c36b62d1937a58c76c48cdcda7547592fc02d94c8690",
+            "b5d7535b7d904bf89cb22c184bf82d210c655690d4e16abeac69d43370e83fa9",
+        ),
     },
     "BatchNormalNormRelu": {
         "float": (

@@ -79,7 +79,9 @@ def export(
         verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes
             too. ONNX runs in ONNX Runtime where that is installed, else in onnx's reference evaluator. The form
             ``custom`` is compared while it still has its bodies.
-        passthrough, strict: see :func:`nnorm_export.freeze`.
+        passthrough: see :func:`nnorm_export.freeze`.
+        strict: refuse a model with norms that are unknown (:func:`nnorm_export.freeze`), and one that could be compared
+            on the given inputs only.
 
     Raises:
         FreezeError: a layer cannot be frozen; with ``strict``, the model has norms that are unknown.

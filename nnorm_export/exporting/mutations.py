@@ -119,7 +119,7 @@ def refuse_state(program: torch.export.ExportedProgram, changes: Changes | None,
     read = [
         path
         for name, path in {**held, **constants}.items()
-        if path in mutated and results & _reached_from(placeholders[name])
+        if path in mutated and results & reached_from(placeholders[name])
     ]
     if read:
         raise refusal(read, keeps_state=keeps_state)
@@ -170,7 +170,7 @@ _OVERWRITING = (
 )  # fmt: skip
 
 
-def _reached_from(node: fx.Node) -> set[str]:
+def reached_from(node: fx.Node) -> set[str]:
     """The names of ``node`` and of the nodes that depend on its numbers."""
     reached, waiting = {node}, [node]
     while waiting:

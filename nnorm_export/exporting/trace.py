@@ -19,7 +19,9 @@ from nnorm_export.errors import ExportError
 from nnorm_export.exporting.mutations import mutated_in, refusal, refuse_state, refuse_written_constants
 from nnorm_export.exporting.passes.program import functional, nodes_of, writes_to_tensors
 from nnorm_export.exporting.passes.whitening import fold_whitening
+from nnorm_export.exporting.random_operators import refuse_random
 from nnorm_export.exporting.request import Frozen
+from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks
@@ -59,6 +61,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         takes_complex: whether the format has complex numbers.
 
     Raises:
+        ParityError: a result depends on random numbers, and the file is to be compared.
         ExportError: the model cannot be traced, returns something that is not a tensor, takes or returns complex
             numbers, or depends on what its earlier calls have changed. Where the format has them, state and complex
             outputs are refused only if the file is to be compared.
@@ -78,6 +81,8 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
             program = _traced(frozen, example, shapes)
         axis_names = arguments.axis_names(example, shapes)
     inputs, outputs = frozen.names(_output_keys(program))
+    if frozen.request.verify:
+        refuse_random(frozen.request.path, {node: path_of(node) for node in nodes_of(program)})
     signature = program.graph_signature
     if not takes_complex:
         _refuse_complex(program, signature.user_inputs, "takes", "the file has no complex numbers")
@@ -164,7 +169,11 @@ def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> tor
                     "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "
                     "axes that the model's code fixes."
                 )
-        if cache := re.search(r"<class 'transformers\.[\w.]*\.(\w*Cache\w*)'>", str(error)):
+        if gradients := about_gradients(frozen.module):
+            if "fake tensor in the exported program" in str(error):  # torch's text names no cause
+                raise ExportError(f"torch.export cannot trace {type(frozen.module).__name__}: {gradients}") from error
+            remedy = f"\nPerhaps because {gradients}."
+        elif cache := re.search(r"<class 'transformers\.[\w.]*\.(\w*Cache\w*)'>", str(error)):
             remedy = (
                 f"\ntorch.export does not see the tensors in a {cache[1]}. Export without a cache "
                 "(kwargs={'use_cache': False}, or model.config.use_cache = False), or give the keys and values in a "

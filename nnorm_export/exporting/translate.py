@@ -16,6 +16,7 @@ from nnorm_export.errors import ExportError, reported_as, root_cause
 from nnorm_export.exporting.passes.attention import with_attention_of_rank_4
 from nnorm_export.exporting.passes.attention_masks import with_masks_of_pytorch
 from nnorm_export.exporting.passes.constants import with_constants_of_pytorch
+from nnorm_export.exporting.passes.exact_operators import with_exact_operators
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.graphs.exact_constants import exact_constants
 from nnorm_export.graphs.forms import nodes_of
@@ -41,7 +42,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, root_cause):
         program = with_attention_of_rank_4(with_masks_of_pytorch(traced.program))
         onnx_program = torch.onnx.export(
-            with_constants_of_pytorch(program),
+            with_exact_operators(with_constants_of_pytorch(program)),
             dynamo=True,
             opset_version=min(opset, NEWEST_CONVERTED_OPSET),
             custom_translation_table=table,

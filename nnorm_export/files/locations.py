@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -9,6 +10,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.messages import messages
 from nnorm_export.reading import size_of
 
 
@@ -58,13 +60,47 @@ def _exists(path: Path) -> bool:
 
 
 def locations(proto: onnx.ModelProto) -> list[str]:
-    """The locations of all tensors of ``proto``, in graphs, constants and functions, each once."""
+    """The locations of all tensors of ``proto``, each once."""
     return sorted({_location(tensor) for tensor in external_tensors(proto)})
 
 
 def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors of ``proto`` with external data, in graphs, constants and functions."""
-    return filter(uses_external_data, _tensors(proto))
+    """The tensors of ``proto`` with external data: weights, constants, defaults, sparse ones, in graphs and functions.
+
+    Runtimes read all of them, so that every hash, signature, copy and check of locations takes them from here.
+    """
+    return filter(uses_external_data, messages(proto, onnx.TensorProto))
+
+
+def load_weights(model: Path, proto: onnx.ModelProto) -> None:
+    """Reads the external data of ``proto``, the content of the file ``model``, into ``proto``.
+
+    onnx's own function refuses links, of which the cache of Hugging Face consists, and :func:`.locate` has its reasons
+    for the links that it follows.
+
+    Raises:
+        ModelFileError: a file is missing or too short, or :func:`.locate` refuses it.
+    """
+    for tensor in [*external_tensors(proto)]:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        file = locate(model, _location(tensor))
+        try:
+            with file.open("rb") as data:
+                size = os.fstat(data.fileno()).st_size
+                offset = int(entries.get("offset", 0))
+                length = int(entries.get("length", size - offset))
+                if offset < 0 or length < 0 or offset + length > size:
+                    raise ValueError(f"bytes {offset} to {offset + length} of {file}, which has {size}")
+                data.seek(offset)
+                tensor.raw_data = data.read(length)
+        except (OSError, ValueError) as error:
+            reason = f"{file}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            raise ModelFileError(
+                f"{model}: its weight {tensor.name!r} lies in another file, which cannot be read ({reason}); copy it "
+                "beside the model"
+            ) from error
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
 def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
@@ -83,38 +119,5 @@ def unread_bytes(model: Path, proto: onnx.ModelProto) -> dict[str, int]:
     return {location: size - ends[location] for location, size in sizes.items() if size > ends[location]}
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    for graph in _graphs(proto):
-        yield from graph.node
-    for function in proto.functions:
-        yield from function.node
-
-
 def _location(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in reversed(tensor.external_data) if entry.key == "location"), "")
-
-
-def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph in _graphs(proto):
-        yield from graph.initializer
-        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
-    for node in _nodes(proto):
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
-            yield from (part for each in sparse for part in (each.values, each.indices))
-
-
-def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph of ``proto``, and the graphs in its nodes and in the nodes of its functions."""
-    nodes = [node for function in proto.functions for node in function.node]
-    graphs = [proto.graph, *(training.initialization for training in proto.training_info)]
-    graphs += [training.algorithm for training in proto.training_info]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            yield graph
-            nodes += graph.node
-        else:
-            for attribute in nodes.pop().attribute:
-                graphs += [inner for inner in (attribute.g, *attribute.graphs) if inner.node or inner.initializer]

@@ -12,8 +12,9 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
-from nnorm_export.files.locations import locate, locations
+from nnorm_export.files.locations import load_weights, locate, locations
 from nnorm_export.files.text import find_undecoded
 from nnorm_export.files.wire import read_without_weights
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
@@ -106,6 +107,9 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from with_nested(proto.graph.node)
     for function in proto.functions:
         yield from with_nested(function.node)
+        for default in function.attribute_proto:
+            for graph in (default.g, *default.graphs):
+                yield from with_nested(graph.node)
 
 
 def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -132,8 +136,8 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
         large_weights: whether to read the data of large weights in the file.
 
     Raises:
-        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; or :func:`.locate`
-            refuses the location of a weight.
+        ModelFileError: ``path`` is missing, unreadable, or not ONNX; its metadata is damaged; :func:`.locate` refuses
+            the location of a weight; or its functions make far too many nodes (:mod:`.inlined`).
     """
     path = Path(path)
     try:
@@ -152,6 +156,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     }
     for location in locations(proto):
         locate(path, location)
+    refuse_many(path, proto)
     try:
         check_layers(parse_json(metadata.get("layers", "[]")))
     except ValueError as error:
@@ -178,12 +183,7 @@ def read_with_weights(path: str | Path) -> onnx.ModelProto:
         ModelFileError: as :func:`read`; or a file with weights is missing or too short.
     """
     file = read(path)
-    try:
-        onnx.external_data_helper.load_external_data_for_model(file.proto, str(file.path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelFileError(
-            f"{path}: its weights lie in other files, which cannot be read ({error}); copy them beside it"
-        ) from error
+    load_weights(file.path, file.proto)
     return file.proto
 
 

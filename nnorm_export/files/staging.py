@@ -5,8 +5,9 @@ killed or the power failed. A folder is replaced in two renames; see :func:`stag
 :mod:`nnorm_export.files.external_data`.
 
 The temporary folder is called ``.<name>.nnorm-…``. Its writer holds the lock of a file in it, which ends with the
-process. The next writer of the same output removes the temporary folders whose lock is free, and weights that no model
-refers to. Where the file system has no locks, temporary folders of killed processes stay.
+process. The next writer of any output in the same folder removes the temporary folders whose lock is free, and weights
+that no model refers to. It leaves alone what is another user's, or what others may write: they can put anything there.
+Where the file system has no locks, temporary folders of killed processes stay.
 
 Writers rename one after another, by the lock of the output's folder. On a network file system the lock of a file holds
 for all machines and that of a folder for one, so that two machines may replace the same *folder* at the same time, and
@@ -21,6 +22,7 @@ import glob
 import io
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,8 @@ from nnorm_export.files.archive import is_package
 from nnorm_export.files.durable import flush, flush_tree, locked
 from nnorm_export.files.external_data import move_weights, remove_unread, save
 
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+_MARK = ".nnorm-"  # in the name of a temporary folder
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # in a temporary folder
 
 
@@ -40,7 +44,8 @@ def staged(output: Path) -> Iterator[Path]:
     """Yields a path of the output's name in a temporary folder; on success, moves the file there to ``output``.
 
     A link is followed, and remains a link. Weights beside the file are moved first. After an exception ``output`` is
-    what it was before.
+    what it was before. As with ``cp``, the file that takes the place of another has its permissions, and a new one
+    those of the umask.
 
     Exceptions inside the block pass through unchanged: write the file within :func:`writing`.
 
@@ -54,6 +59,7 @@ def staged(output: Path) -> Iterator[Path]:
         yield new
         with writing(output):
             flush_tree(new.parent)
+            _take_permissions(new.parent, output)
             with locked(output.parent):
                 move_weights(new, output)
                 os.replace(new, output)
@@ -117,15 +123,39 @@ def _clean_up(folder: Path, output: Path) -> None:
 
 
 def _remove_leftovers(output: Path) -> None:
-    """Removes what killed writers of ``output`` left; the lock of its folder is held."""
-    for folder in output.parent.glob(f"{glob.escape(_prefix(output))}*"):
+    """Removes what killed writers left in the folder of ``output``, whose lock is held.
+
+    Those of other outputs too: the next version of a model has another name.
+    """
+    names = {output.name}
+    for folder in output.parent.glob(f".*{_MARK}*"):
         with contextlib.suppress(OSError):  # another user's stays
-            if not folder.is_symlink() and {_LOCK, _NEW, _OLD}.issuperset(os.listdir(folder)):  # else no writer made it
+            if _is_own(folder) and {_LOCK, _NEW, _OLD}.issuperset(os.listdir(folder)):  # else no writer made it
                 with locked(folder / _LOCK, wait=False) as is_free:
                     pass
                 if is_free:  # NFS removes no folder with an open file
-                    _remove(folder, output)
-    remove_unread(output, f"{glob.escape(_prefix(output))}*/{_NEW}/*")
+                    name = folder.name[1:].rpartition(_MARK)[0]
+                    _remove(folder, output.with_name(name))
+                    names.add(name)
+    for name in names:
+        remove_unread(output.with_name(name), f"{glob.escape(_prefix(output.with_name(name)))}*/{_NEW}/*")
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether ``folder`` is a folder of this user in which nobody else may write, and not a link to one."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    return os.name == "nt" or (found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _take_permissions(new: Path, output: Path) -> None:
+    """Gives the files in ``new`` the permissions of the file ``output``, if there is one."""
+    if output.is_file():
+        mode = stat.S_IMODE(output.stat().st_mode) & 0o777
+        for file in new.iterdir():
+            if not file.is_symlink():
+                file.chmod(mode)
 
 
 def _remove(folder: Path, output: Path) -> None:
@@ -136,7 +166,7 @@ def _remove(folder: Path, output: Path) -> None:
 
 
 def _prefix(output: Path) -> str:
-    return f".{output.name}.nnorm-"
+    return f".{output.name}{_MARK}"
 
 
 @contextmanager
@@ -207,8 +237,8 @@ def check_output(output: str | Path) -> None:
     """Raises the errors of :func:`staged` that can be known before the work begins.
 
     Raises:
-        ExportError: the folder does not exist or cannot be written, or the name is that of a folder, a device, a pipe
-            or a link to itself.
+        ExportError: the folder does not exist or cannot be written, or the name is that of a folder, a device, a pipe,
+            a read-only file or a link to itself.
     """
     path = Path(output).expanduser()
     if "\0" in str(path):
@@ -227,6 +257,8 @@ def check_output(output: str | Path) -> None:
             raise ExportError(
                 f"{path} is a device or a pipe, and a model is written as a whole; give the name of a file"
             )
+        if path.exists() and not path.stat().st_mode & _WRITABLE and not os.access(path, os.W_OK):
+            raise ExportError(f"{path} is read-only; permit writing (chmod u+w), or give another name")
     _refuse_parent(path)
 
 

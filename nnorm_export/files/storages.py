@@ -11,7 +11,7 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.reading import read_entry
@@ -63,9 +63,13 @@ class _Reader(pickle.Unpickler):
         return _Inert()
 
 
-def check_storages(path: Path) -> None:
-    """Raises ModelFileError if a pickle in ``path`` is malformed, or the entry of a tensor is too short."""
-    with zipfile.ZipFile(path) as archive:
+def check_storages(path: Path, content: IO[bytes]) -> None:
+    """Raises ModelFileError if a pickle in ``content`` is malformed, or the entry of a tensor is too short.
+
+    Args:
+        path: the file that ``content`` was read from, for the messages.
+    """
+    with zipfile.ZipFile(content) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         for name, folder in _PICKLES.items():
             if name not in entries:

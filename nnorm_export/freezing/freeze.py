@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnorm_export.errors import FreezeError
@@ -19,7 +18,14 @@ from nnorm_export.freezing.unregistered import refuse_unregistered
 from nnorm_export.freezing.verify_layer import require_same_results
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import WEIGHT_HOOKS, deepcopy, keep_norms_from_fusion, named_layers, refuse_meta
+from nnorm_export.models.modules import (
+    WEIGHT_HOOKS,
+    deepcopy,
+    keep_norms_from_fusion,
+    named_layers,
+    refuse_meta,
+    refuse_training,
+)
 from nnorm_export.names import layer_name, listed
 from nnorm_export.operators import FrozenOperator
 
@@ -79,7 +85,8 @@ def frozen_copy(
         )
     _fold_parametrizations(frozen)
     keep_norms_from_fusion(frozen, FrozenOperator)
-    return frozen.eval(), _notice(unknown) if unknown else ""
+    refuse_training(frozen.eval())
+    return frozen, _notice(unknown) if unknown else ""
 
 
 def _notice(unknown: dict[str, str]) -> str:
@@ -142,25 +149,7 @@ def _freeze(model: nn.Module, names: set[str], prefix: str, unknown: dict[str, s
         elif is_named_norm(layer):
             unknown.setdefault(path, type(layer).__name__)
     refuse_unregistered(model, names)
-    try:
-        return deepcopy(model, memo)
-    except (RuntimeError, TypeError) as error:
-        raise FreezeError(f"{type(model).__name__} cannot be deep-copied ({error}); {_copyable(model)}") from error
-
-
-def _copyable(model: nn.Module) -> str:
-    """The reason why ``model`` cannot be deep-copied, and the remedy."""
-    for path, layer in named_layers(model):
-        for hook in layer._forward_pre_hooks.values():
-            if isinstance(hook, BasePruningMethod):
-                return (
-                    f"layer {layer_name(path)} ({type(layer).__name__}) computes its pruned {hook._tensor_name} in a "
-                    f"hook; call torch.nn.utils.prune.remove(layer, {hook._tensor_name!r}) on it before exporting"
-                )
-    return (
-        "a tensor that the model keeps from a training step, or an open file or lock among its attributes, is the "
-        "usual cause; delete it before exporting"
-    )
+    return deepcopy(model, memo)
 
 
 def _fold_parametrizations(frozen: nn.Module) -> None:

@@ -12,6 +12,7 @@ import types
 from torch import nn
 
 from nnorm_export.freezing.table import Row, class_of, is_of_torch, refuse
+from nnorm_export.models.modules import pruned_weights
 
 # Methods that cannot change what forward returns at inference: construction, state, text, checks of the input.
 _WITHOUT_EFFECT = frozenset({
@@ -27,6 +28,9 @@ _CODE = (types.FunctionType, types.MethodType, property, staticmethod, classmeth
 
 def require_understood(path: str, layer: nn.Module, row: Row) -> None:
     """Raises a FreezeError if ``layer`` has hooks, or a method other than those of the class that ``row`` knows."""
+    for name in pruned_weights(layer):
+        remedy = f"call torch.nn.utils.prune.remove(layer, {name!r}) on it before exporting"
+        raise refuse(path, layer, f"it computes its pruned {name} in a hook", remedy)
     if layer._forward_hooks or layer._forward_pre_hooks:
         raise refuse(path, layer, "it has forward hooks, which its operator would drop", "remove them before exporting")
     known, cls = row.frozen_class(layer), class_of(layer)

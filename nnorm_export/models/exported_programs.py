@@ -4,12 +4,14 @@
 program's text as Python, and opens machine code in the same archive. Therefore the file is examined first, through the
 same reader and in the same places: pickles must hold tensors and plain containers (``weights_only``), and the text must
 be data (:mod:`.program_text`). A file that passes means the same to ``torch.export.load``, and cannot make it run code.
+The file is read once, into memory: another process may replace it between two readings.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ import torch
 from nnorm_export.errors import ModelFileError, first_line
 from nnorm_export.models.program_text import CodeFoundError, check_program
 from nnorm_export.process import without_warnings
-from nnorm_export.reading import check_entries, read_entry, size_of
+from nnorm_export.reading import check_entries, read_bytes, read_entry, size_of
 
 _AOTI_FOLDER, _EXTRA_FOLDER = "data/aotinductor/", "extra/"  # folders of the archive
 _TENSOR_FOLDERS = ("data/weights/", "data/constants/")  # tensors, and the lists of their names
@@ -41,23 +43,27 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
     """
     path = Path(path)
     size_of(path, ModelFileError)
+    source: Path | io.BytesIO = path
     if not trust_pickle:
-        _refuse_code(path)
+        source = io.BytesIO(read_bytes(path, sys.maxsize - 1, ModelFileError))
+        _refuse_code(path, source)
+        source.seek(0)
     try:
-        return torch.export.load(path)
+        return torch.export.load(source)
     except Exception as error:  # the errors of zip, JSON and schema have many types
         raise ModelFileError(f"{path}: torch.export.load cannot load it: {first_line(error)}") from error
 
 
-def _refuse_code(path: Path) -> None:
-    """Raises ModelFileError if loading ``path`` may run code that the file holds."""
+def _refuse_code(path: Path, content: io.BytesIO) -> None:
+    """Raises ModelFileError if loading ``content``, that of the file ``path``, may run code from it."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            check_entries(path, archive.infolist(), ModelFileError)
+        with zipfile.ZipFile(content) as archive:
+            check_entries(path, archive.infolist(), ModelFileError, packed=content.getbuffer().nbytes)
             _examine_old(archive)
             is_old = _OLD_PROGRAM in archive.namelist()
+        content.seek(0)  # PyTorch's reader takes the position for the start of the archive
         try:
-            reader = torch._C.PyTorchFileReader(str(path))
+            reader = torch._C.PyTorchFileReader(content)
         except RuntimeError:  # then torch looks for the old layout
             if not is_old:
                 raise

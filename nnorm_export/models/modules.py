@@ -1,6 +1,7 @@
 """Copies of the user's modules, and the switch of PyTorch's fused attention path.
 
-copy.deepcopy refuses the weights that the hooks of torch.nn.utils compute. In eval mode PyTorch's fused attention path
+copy.deepcopy refuses tensors with a history of gradients: the weights that the hooks of torch.nn.utils compute, and
+what a model keeps of its last call. In eval mode PyTorch's fused attention path
 runs one kernel instead of a layer's code. That kernel cannot be exported. The kernel of nn.TransformerEncoderLayer
 reads only eps, weight and bias of the norms, so that any other normalization would run as a plain LayerNorm without a
 warning.
@@ -9,19 +10,27 @@ warning.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn.modules import transformer
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from nnorm_export.errors import FreezeError, InputError
+from nnorm_export.errors import FreezeError, InputError, class_and_first_line
+from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK
 
 _blocks: list[bool] = []  # the open blocks of without_fused_attention; the first entry is the setting before the blocks
+
+# By name, because importing these classes takes time.
+_SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; parametrizations are not hooks
 
@@ -67,18 +76,31 @@ def named_layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
 def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.Module:
     """A deep copy of ``model``, without wrappers (:func:`unwrapped`).
 
-    A weight that a hook of torch.nn.utils.weight_norm or spectral_norm computed is copied without its gradient.
+    A tensor that was computed with gradients, which the model keeps from its last call or which a hook of
+    torch.nn.utils.weight_norm or spectral_norm computed, is copied without its gradient. A pruned weight is not copied.
 
     Args:
         memo: id of an object -> the object to use instead of a copy of it.
+
+    Raises:
+        FreezeError: the model cannot be copied. The message names the layer or its attribute.
     """
     known = dict(memo or {})
     model = unwrapped(model)
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, WEIGHT_HOOKS):
-                weight = getattr(module, hook.name)
-                known[id(weight)] = weight.detach().clone()
+    try:
+        return _deepcopy(model, known)
+    except FreezeError:
+        raise
+    except Exception as error:  # the attributes may be of any class, whose copies raise any error
+        why = class_and_first_line(error)
+        raise FreezeError(f"{type(model).__name__} cannot be deep-copied ({why}); {_copyable(model, memo)}") from error
+
+
+def _deepcopy(model: nn.Module, known: dict[int, object]) -> nn.Module:
+    pruned = {id(getattr(layer, name, None)) for _, layer in named_layers(model) for name in pruned_weights(layer)}
+    for tensor in _computed_tensors(model):
+        if id(tensor) not in pruned:
+            known.setdefault(id(tensor), tensor.detach().clone())
     for module in reversed(list(model.modules())):  # inner wrappers first
         if (inner := unwrapped(module)) is not module:
             known[id(module)] = copy.deepcopy(inner, known)
@@ -87,6 +109,69 @@ def deepcopy(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.M
         if isinstance(module, fx.GraphModule) and isinstance(copied := known.get(id(module)), fx.GraphModule):
             _copy_other_graphs(module, copied, known)
     return duplicate
+
+
+def pruned_weights(layer: nn.Module) -> list[str]:
+    """The names of the weights that hooks of torch.nn.utils.prune compute."""
+    return [hook._tensor_name for hook in layer._forward_pre_hooks.values() if isinstance(hook, BasePruningMethod)]
+
+
+def _computed_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """The tensors with a history of gradients among the attributes of ``model``, also within lists, dicts and objects.
+
+    copy.deepcopy refuses them.
+    """
+    waiting: list[Any] = [model]
+    seen: dict[int, Any] = {}  # with the objects, so that no other takes the id of one
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, (type, types.ModuleType)):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            if not value.is_leaf:
+                yield value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            waiting += value
+        elif isinstance(own := getattr(value, "__dict__", None), dict):
+            waiting += own.values()
+
+
+def _copyable(model: nn.Module, memo: Mapping[int, object] | None) -> str:
+    """The reason why ``model`` cannot be deep-copied, and the remedy."""
+    layers = list(named_layers(model))
+    for path, layer in layers:
+        where = f"layer {layer_name(path)} ({type(layer).__name__})"
+        for name in pruned_weights(layer):
+            return (
+                f"{where} computes its pruned {name} in a hook; call torch.nn.utils.prune.remove(layer, {name!r}) on "
+                "it before"
+            )
+        if not _SHARDED.isdisjoint(base.__name__ for base in type(layer).__mro__):
+            return (
+                f"{where} holds a part of its weights; gather the full state dict "
+                "(torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True) and load it "
+                "into a model that is not wrapped by FSDP"
+            )
+        if hasattr(type(layer), "__deepcopy__"):
+            try:
+                copy.deepcopy(layer)
+            except Exception:
+                return f"{where} has a __deepcopy__ that raises this; correct it, or put another layer in its place"
+    shared = {id(layer): layer for _, layer in layers}
+    for path, layer in layers:
+        for name, value in vars(layer).items():
+            known = {**(memo or {}), **shared, **{id(tensor): tensor for tensor in _computed_tensors(layer)}}
+            try:
+                copy.deepcopy(value, known)
+            except Exception:
+                return (
+                    f"its attribute {f'{path}.{name}'.lstrip('.')} ({type(value).__name__}) cannot be copied; "
+                    "delete it before this call, or give its class a __deepcopy__"
+                )
+    return "call copy.deepcopy(model) to see where"
 
 
 def _copy_other_graphs(module: fx.GraphModule, copied: fx.GraphModule, memo: dict[int, object]) -> None:
@@ -132,14 +217,27 @@ def eval_copy(model: nn.Module) -> nn.Module:
     """A deep copy of ``model`` in eval mode.
 
     Raises:
-        FreezeError: the model is on the meta device.
+        FreezeError: the model is on the meta device, cannot be copied, or stays in train mode.
     """
     refuse_meta(model)
     duplicate = deepcopy(model)
     try:
-        return duplicate.eval()
+        duplicate.eval()
     except NotImplementedError:  # torch cannot change the mode of an exported program, whose graph is that of eval mode
         return duplicate
+    refuse_training(duplicate)
+    return duplicate
+
+
+def refuse_training(model: nn.Module) -> None:
+    """Raises a FreezeError for a layer of ``model`` that eval() has left in train mode, if that changes its results."""
+    for path, layer in model.named_modules():
+        has_statistics = isinstance(getattr(layer, "running_mean", None), torch.Tensor)
+        if layer.training and (has_statistics or (isinstance(layer, _DropoutNd) and layer.p > 0)):
+            raise FreezeError(
+                f"layer {layer_name(path)} ({type(layer).__name__}) stays in train mode after eval(): a method train() "
+                "above it does not pass the mode on; correct that method, or remove it before this call"
+            )
 
 
 @contextmanager

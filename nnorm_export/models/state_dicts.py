@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
 from nnorm_export.models.prefixes import COUNTER, OPTION, Fitted, find_weights
+from nnorm_export.process import without_warnings
 
 # The keys under which training scripts store weights, the likeliest first: trained weights before their averages.
 KEYS = (
@@ -62,8 +64,9 @@ def _follow(contents: Any, key: str) -> Any:
     return contents
 
 
-def _places(contents: Any, prefix: str) -> Iterable[tuple[str, dict[str, Tensor]]]:
-    if not isinstance(contents, Mapping):
+def _places(contents: Any, prefix: str, around: tuple[int, ...] = ()) -> Iterable[tuple[str, dict[str, Tensor]]]:
+    """The places of state dicts in ``contents``; ``around`` are the ids of the dicts that it lies in."""
+    if not isinstance(contents, Mapping) or id(contents) in around:  # a dict may contain itself
         return
     for key in KEYS:
         value = contents.get(key)
@@ -71,7 +74,7 @@ def _places(contents: Any, prefix: str) -> Iterable[tuple[str, dict[str, Tensor]
         if state is not None:
             yield prefix + key, state
         else:
-            yield from _places(value, f"{prefix}{key}.")
+            yield from _places(value, f"{prefix}{key}.", (*around, id(contents)))
 
 
 def _as_state_dict(value: Any) -> dict[str, Tensor] | None:
@@ -98,6 +101,11 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
     """
     found = find_weights(state, model.state_dict(), path, prefix)
     state = found.state
+    if changed := _changed_by_dtype(state, model.state_dict()):
+        raise CheckpointError(
+            f"{path}: {len(changed)} weights have other values in the dtypes of {type(model).__name__}: "
+            f"{_some(changed)}; save them in these dtypes, or build the model in the dtypes of the checkpoint"
+        )
     before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
     try:
         # Not strict: the layers' hooks rename and add keys. The keys that torch then lists are checked below.
@@ -131,6 +139,28 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
             f"trained with{_other_remedy(found, missing, differing)}.{''.join(lines)}{failure}"
         )
     return found.notices
+
+
+def _changed_by_dtype(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """The weights that the model's dtype would change by more than rounding, with both dtypes.
+
+    torch drops imaginary parts, truncates numbers to integers, and makes numbers infinite, with a warning at most.
+    """
+    pairs = [(key, value, own.get(key)) for key, value in state.items() if isinstance(value, Tensor)]
+    return [
+        f"{key} ({value.dtype}, the model's is {mine.dtype})"
+        for key, value, mine in pairs
+        if isinstance(mine, Tensor) and value.dtype != mine.dtype and not mine.is_meta and _loses(value, mine.dtype)
+    ]
+
+
+def _loses(value: Tensor, dtype: torch.dtype) -> bool:
+    with without_warnings():  # of the imaginary part
+        cast = value.to(dtype)
+        if value.is_floating_point() and cast.is_floating_point():
+            finite, kept = (torch.isfinite(each.to(torch.float64)) for each in (value, cast))
+            return bool((finite & ~kept).any())
+        return not torch.equal(cast.to(value.dtype), value)
 
 
 def _other_remedy(found: Fitted, missing: list[str], differing: list[str]) -> str:

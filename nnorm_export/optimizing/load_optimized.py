@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from nnorm_export import library
 from nnorm_export._version import __version__
-from nnorm_export.errors import ExportError, ModelFileError
+from nnorm_export.errors import ExportError, NnormExportError, first_line
 from nnorm_export.files.onnx_file import read
 from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.optimizing.kept_files import KeptFile, copy_of, open_folder
 from nnorm_export.optimizing.optimize import optimize
 from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.runtimes import Runner, load
@@ -34,10 +34,11 @@ def load_optimized(
 ) -> Runner:
     """Opens a portable file as :func:`nnorm_export.optimize` makes it: ``runner = load_optimized("model.onnx")``.
 
-    The first call on a machine optimizes the file, compares the two, and keeps what it made in ``cache``; later calls
-    open that. Another content of the file or of its external data, another library of kernels, version of this package
-    or of ONNX Runtime, or kind of processor makes another one. Nothing is removed from the folder; it may be deleted at
-    any time.
+    The first call on a machine optimizes a copy of the file, compares the two, and keeps what it made in ``cache``.
+    Later calls open that, if its bytes are still those that were written and nobody but the user and root can have
+    written them. Another content of the file or of its external data, another library of kernels, version of this
+    package or of ONNX Runtime, or kind of processor makes another one. Nothing is removed from the folder; it may be
+    deleted at any time.
 
     A file that gains nothing is opened as :func:`nnorm_export.load` does: one without normalizations as nodes or
     without convolutions, or where ONNX Runtime has no blocked layout for the processor or the kernels are missing. That
@@ -45,7 +46,8 @@ def load_optimized(
 
     Args:
         path: an ONNX file; it runs on the CPU.
-        cache: the folder; None takes ``nnorm_export`` in the user's folder for caches.
+        cache: the folder, which no other user may write to; None takes ``nnorm_export`` in the user's folder for
+            caches.
         inputs: what the two files are compared on, see :func:`nnorm_export.optimize`.
         session_options, intra_op_num_threads: as for :class:`.onnxruntime.OnnxRuntimeRunner`. Register the kernels with
             ``session_options`` first (:func:`nnorm_export.register`).
@@ -55,35 +57,65 @@ def load_optimized(
         RuntimeMissingError: ONNX Runtime is not installed.
         InputError: ``path`` does not run on ``inputs``, or an output shows nothing on them: use ``load``.
         ParityError: the results of the two files differ, which is a defect of this package: use ``load``.
-        ExportError: ``cache`` cannot be written.
+        ExportError: ``cache`` cannot be read or written, or other users can write to it.
+
+    Warns:
+        UserWarning: ``cache`` is None, and the user's folder for caches cannot be used for such a reason. The file
+            itself is opened.
     """
     source = Path(path).expanduser()
     options = {"session_options": session_options, "intra_op_num_threads": intra_op_num_threads}
     ort = import_onnxruntime()
-    file = read(source, large_weights=False)
-    kernels = library.find_library()
-    machine = this_machine(ort)
-    if file.form == OPTIMIZED or not file.normalizations or kernels is None or machine.block is None:
+    kernels, machine = library.find_library(), this_machine(ort)
+    if not _may_gain(source) or kernels is None or machine.block is None:
         return load(source, **options)
-    folder = Path(platformdirs.user_cache_dir("nnorm_export") if cache is None else cache).expanduser()
-    versions = json.dumps([__version__, asdict(machine)])
-    identity = "".join([file_sha256(source), hashlib.sha256(Path(kernels).read_bytes()).hexdigest(), versions])
-    made = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.onnx"
-    gains_nothing = made.with_suffix(".gains-nothing")
-    if gains_nothing.exists():
-        return load(source, **options)
-    if made.exists():
-        with suppress(ModelFileError):  # damaged, a disk was full for example: it is made again
-            return load(made, **options)
+    made_by = json.dumps([__version__, asdict(machine), hashlib.sha256(Path(kernels).read_bytes()).hexdigest()])
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        report = optimize(source, made, inputs=inputs)
-        if report.in_blocks:
+        folder = open_folder(cache)
+        made = _optimized(source, folder, made_by, inputs)
+        if made is not None:
             return load(made, **options)
-        gains_nothing.touch()
-    except OSError as error:
-        raise ExportError(
-            f"{folder}: the optimized file cannot be kept there ({error.strerror}); name another folder with cache="
-        ) from error
-    made.unlink(missing_ok=True)  # another thread or process may have removed it
+    except (OSError, ExportError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+        where = "the user's folder for caches" if cache is None else str(cache)
+        cannot = f"{where}: the optimized file cannot be kept there ({reason}); name another folder with cache="
+        if cache is not None:
+            raise ExportError(cannot) from error
+        warnings.warn(f"{cannot}. {source} runs as it is, which is slower", UserWarning, stacklevel=2)
     return load(source, **options)
+
+
+def _may_gain(path: Path) -> bool:
+    file = read(path, large_weights=False)
+    return file.form != OPTIMIZED and bool(file.normalizations)
+
+
+def _optimized(source: Path, folder: Path, made_by: str, inputs: Any) -> Path | None:
+    """The optimized file of ``source`` in ``folder``; None if ``source`` gains nothing.
+
+    A deployment may replace ``source`` at any moment. The file that is optimized and the identity under which it is
+    kept are therefore those of one copy.
+    """
+    kept = _entry(folder, source, made_by)
+    if (state := kept.state()) is not None:
+        return kept.path if state else None
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = copy_of(source, Path(temporary))
+        try:
+            if not _may_gain(copy):  # it was replaced by another kind of file
+                return None
+            kept = _entry(folder, copy, made_by)
+            kept.remove_links()
+            if optimize(copy, kept.path, inputs=inputs).in_blocks:
+                kept.keep()
+                return kept.path
+            kept.note_no_gain()
+            return None
+        except NnormExportError as error:  # which names the copy
+            error.args = tuple(str(each).replace(str(copy), str(source)) for each in error.args)
+            raise
+
+
+def _entry(folder: Path, source: Path, made_by: str) -> KeptFile:
+    identity = hashlib.sha256(f"{file_sha256(source)}{made_by}".encode()).hexdigest()
+    return KeptFile(folder / f"{identity[:32]}.onnx")

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.dtypes import Array, to_numpy
-from nnorm_export.errors import NnormExportError, RuntimeMissingError
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
+from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
@@ -27,7 +28,13 @@ from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
 from nnorm_export.parity.verdict.dependence import constant_over_rows, dependence, require_dependence
-from nnorm_export.parity.verdict.outcome import ParityReport, errors_on_changed_inputs
+from nnorm_export.parity.verdict.outcome import (
+    UNSTABLE,
+    OutputParity,
+    ParityReport,
+    errors_on_changed_inputs,
+    given_only,
+)
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
@@ -91,10 +98,7 @@ def verify(
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     report, comparison, cases = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
-    if (bodies := runner.by_bodies()) is not None:
-        step("compare its bodies with PyTorch")
-        by_bodies = comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
-        report = replace(report, by_bodies=by_bodies)
+    report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
     if not report:
         report = replace(report, other_weights=other_weights(str(path), runner, model, passthrough))
     if new_certificate is not None and report:
@@ -115,7 +119,38 @@ def compare_with_pytorch(
     runtime = runtime or runtime_for(path)
     step(f"open in {runtime}")
     runner = load(path, runtime, trust_pickle=True)  # the callers have written the file themselves
-    return _compare(path.name, runner, model, examples, Criteria.of(), passthrough)[0]
+    report, comparison, cases = _compare(path.name, runner, model, examples, Criteria.of(), passthrough)
+    # A file that fails is not written, whatever its bodies compute.
+    return (
+        replace(report, by_bodies=_outputs_by_bodies(_bodies_of(path, runner), comparison, cases)) if report else report
+    )
+
+
+def _bodies_of(path: Path, runner: Runner) -> Runner | None:
+    """The file run by its bodies, :meth:`.Runner.by_bodies`, or by onnx's reference evaluator.
+
+    An ONNX Runtime older than 1.27 does not run a file with several bodies of an operator without the kernels; newer
+    ones, for which the file may be, do.
+    """
+    try:
+        return runner.by_bodies()
+    except ModelFileError:
+        if not any(function.overload for function in read(path).proto.functions):
+            raise
+        return ReferenceRunner(path)
+
+
+def _outputs_by_bodies(
+    bodies: Runner | None, comparison: Comparison, cases: Sequence[Case]
+) -> list[OutputParity] | None:
+    """The outputs of ``bodies`` on the inputs of ``cases``, held against the same results of PyTorch."""
+    if bodies is None:
+        return None
+    step("compare its bodies with PyTorch")
+    try:
+        return comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
+    except InputError as error:  # the kernels have run on these inputs
+        raise InputError(f"by its bodies, which run where the kernels are not installed: {error}") from error
 
 
 def runtime_for(path: Path) -> str:
@@ -157,23 +192,27 @@ def _compare(
     runs: list[Run] = [(example, pytorch.run(example)) for example in counted("PyTorch", taken)]
     cases = [_case(runner, *run) for run in counted("the file", runs)]
     nondeterminism = pytorch.nondeterminism(*runs[0])
-    change = change_of_input(pytorch, *runs[0])
-    changes = [*([] if change is None else [change]), *other_masks(pytorch, *runs[0])]
+    change, why_none = change_of_input(pytorch, *runs[0])
+    others = (*other_masks(pytorch, *runs[0]), *other_integers(pytorch, *runs[0]))
+    changes = [*([] if change is None else [change]), *others]
     with errors_on_changed_inputs():
         cases += [replace(_case(runner, *run), is_changed=True) for run in changes]
     cases = with_pytorchs_runs(pytorch, [example for example, _ in (*runs, *changes)], cases)
     # Changed cases on which PyTorch is unstable are left out, but not the only one that could show a dependence.
     needed = len(runs) + (change is not None and constant_over_rows(cases[0].expected))
-    others = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
-    cases = [case.with_allowed_error() for case in (*cases[:needed], *others)]
+    stable = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
+    cases = [case.with_allowed_error() for case in (*cases[:needed], *stable)]
+    if change is not None and not any(case.expected is change[1] for case in cases):
+        why_none = UNSTABLE
     comparison = replace(comparison, computed_in=pytorch.computed_in)
     depends = dependence(cases[0].expected, None if change is None else change[1])
     outputs = require_dependence(comparison.worst_of(cases), depends)
-    if defect := nondeterminism or pytorch.defect_of_freezing(taken[0], cases[0].float64):
+    if defect := nondeterminism or pytorch.defect_of_freezing(taken[0], cases[0].float64_unchanged):
         outputs = [output.failed(defect) for output in outputs]
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
-    return ParityReport(runner.runtime, text, outputs, implementations), comparison, cases
+    only = given_only(why_none, others=any(case.is_changed for case in cases))
+    return ParityReport(runner.runtime, text, outputs, implementations, given_only=only), comparison, cases
 
 
 def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array]) -> Case:

@@ -19,7 +19,7 @@ from nnorm_export.quantizing.calibration_data import Data, batches_of
 from nnorm_export.quantizing.layers import layers_of, with_norms
 from nnorm_export.quantizing.measure import Calibrated, measure
 from nnorm_export.quantizing.qdq import PRODUCTS, Settings
-from nnorm_export.quantizing.reference import Reference, reference_of
+from nnorm_export.quantizing.reference import Reference, reference_of, refuse_constant
 from nnorm_export.quantizing.refusals import check_options, refuse
 from nnorm_export.quantizing.report import QuantizeReport, layers_found
 from nnorm_export.quantizing.request import Request
@@ -117,7 +117,7 @@ def quantize(
     Raises:
         ModelFileError: ``path`` is not an ONNX file, is not float32, is quantized already or optimized for one machine,
             or has nothing that can be quantized.
-        InputError: the data do not fit the file, or a name in ``keep`` is unknown.
+        InputError: the data do not fit the file, a name in ``keep`` is unknown, or no output depends on the data.
         ParityError: an output is below ``min_agreement`` or ``min_sqnr``.
         RuntimeMissingError: ONNX Runtime is not installed.
         ExportError: an option is unknown, the target does not take it, or ``output`` cannot be written.
@@ -150,6 +150,8 @@ def quantize(
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
     data = "calibration" if test is None else "test"
     reference = reference_of(source, data, tests, model, passthrough)  # first: ONNX Runtime refuses a damaged file
+    if min_sqnr is not None:
+        refuse_constant(reference)
     with tempfile.TemporaryDirectory() as folder:
         calibrated = measure(request, feeds, Path(folder))
         return _write(calibrated, reference, rank=rank, by_layer=by_layer)

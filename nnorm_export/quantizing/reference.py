@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.tensors import outputs_of
+from nnorm_export.parity.verdict.dependence import constant_over_rows
 from nnorm_export.quantizing.accuracy import OutputAccuracy, accuracy_of
 from nnorm_export.quantizing.calibration import Progress, no_progress
 from nnorm_export.quantizing.calibration_data import Feed
@@ -55,6 +58,22 @@ class Reference:
                 "the file return what these outputs are computed from"
             )
         return outputs
+
+
+def refuse_constant(reference: Reference) -> None:
+    """Raises an InputError if no output differs from sample to sample: then any file is as near to the reference."""
+    outputs = []
+    for batches in zip(*reference.expected, strict=True):
+        rows = [batch if batch.ndim else batch[None] for batch in batches]
+        if len({batch.shape[1:] for batch in rows}) > 1:
+            return
+        outputs.append(np.concatenate(rows))
+    if all(len(output) > 1 for output in outputs) and constant_over_rows(outputs):
+        raise InputError(
+            f"the outputs of {reference.source} are the same for all {reference.data} samples, so that the comparison "
+            "shows nothing about the layers before them. Give other samples, or train the model: a head whose weights "
+            "are 0 returns its bias. In Python, min_sqnr=None writes the file nevertheless"
+        )
 
 
 def reference_of(

@@ -32,9 +32,11 @@ class ReferenceRunner(Runner):
                 f"{path}: the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and the "
                 "reference evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
             )
+        proto = onnx_file.read_with_weights(path)  # onnx's own reader refuses links
+        _rename_overloads(proto)
         try:
-            self._evaluator = ReferenceEvaluator(_without_overloads(self._file) or str(path))
-        except Exception as error:  # missing weights, unknown operators and attributes: errors of many types
+            self._evaluator = ReferenceEvaluator(proto)
+        except Exception as error:  # unknown operators and attributes: errors of many types
             raise ModelFileError(
                 f"{path}: the reference evaluator cannot load it: {str(error) or type(error).__name__}"
             ) from error
@@ -51,14 +53,11 @@ class ReferenceRunner(Runner):
         return [np.asarray(result).astype(info.dtype) for info, result in zip(self.outputs, results, strict=True)]
 
 
-def _without_overloads(file: onnx_file.ModelFile) -> onnx.ModelProto | None:
-    """The model with a separate name for each overload of a function; None for a file without overloads.
+def _rename_overloads(proto: onnx.ModelProto) -> None:
+    """Gives each overload of a function in ``proto`` a name of its own.
 
     onnx's evaluator (1.23) looks functions up by domain and name, and would run one overload for all.
     """
-    if not any(function.overload for function in file.proto.functions):
-        return None
-    proto = onnx_file.read_with_weights(file.path)
     functions = {onnx_file.identifier(function) for function in proto.functions}
     for node in onnx_file.all_nodes(proto):
         if node.overload and onnx_file.identifier(node) in functions:
@@ -66,7 +65,6 @@ def _without_overloads(file: onnx_file.ModelFile) -> onnx.ModelProto | None:
     for function in proto.functions:
         if function.overload:
             function.name, function.overload = f"{function.name}:{function.overload}", ""
-    return proto
 
 
 def _components() -> list[Component]:

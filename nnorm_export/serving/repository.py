@@ -15,7 +15,7 @@ import numpy as np
 
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError
 from nnorm_export.files import onnx_file
-from nnorm_export.files.durable import locked, read_whole
+from nnorm_export.files.durable import locked, open_lock, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
 from nnorm_export.reports import Report
@@ -294,10 +294,11 @@ def _remove(lock: Path) -> None:
 def _took(lock: Path, stack: ExitStack) -> bool:
     """Waits for the lock of the file ``lock``; returns whether the file is there: its last owner removed it."""
     with ExitStack() as attempt:
-        file = attempt.enter_context(lock.open("a"))
+        file = open_lock(lock)
+        attempt.callback(os.close, file)
         try:
             attempt.enter_context(locked(lock))
-            if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+            if not os.path.samestat(os.fstat(file), lock.stat()):
                 return False
         except FileNotFoundError:
             return False

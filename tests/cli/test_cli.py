@@ -49,9 +49,9 @@ def test_in_a_pipe_no_line_is_broken(folder: Path, tmp_path: Path, monkeypatch: 
     target.write_bytes((folder / "net.onnx").read_bytes())
     shown = run("inspect", target).stdout
     (name,) = (line for line in shown.splitlines() if target.name in line)
-    (weights,) = (line for line in shown.splitlines() if line.startswith("weights"))
+    (weights,) = (line for line in shown.splitlines() if line.startswith("made from"))
     assert name.startswith("file")
-    assert re.fullmatch(r"weights +sha256 [0-9a-f]{64} *", weights)
+    assert re.fullmatch(r"made from +weights of sha256 [0-9a-f]{64} *", weights)
     verified = run("verify", target, *MODEL, *INPUT).stdout
     assert any(line.startswith("criterion  budget: ") and "against float64" in line for line in verified.splitlines())
     assert "\x1b" not in shown + verified

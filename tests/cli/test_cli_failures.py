@@ -302,3 +302,18 @@ def test_the_configuration_keeps_every_name(name: str, folder: Path, tmp_path: P
     assert written.config.isascii()
     parsed = text_format.Parse(written.config, model_config.ModelConfig())
     assert (parsed.input[0].name, parsed.output[0].name) == (name, f"{name}, too")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+@pytest.mark.parametrize("imported", ["typer", "nnorm_export.cli", "nnorm_export.cli.verify"])
+def test_ctrl_c_while_the_modules_are_imported(imported: str) -> None:
+    program = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupts:\n"
+        f"    def find_spec(self, name, *_): name == {imported!r} and os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "sys.argv = ['nnorm-export', '--version']\n"
+        "runpy.run_module('nnorm_export', run_name='__main__', alter_sys=True)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
 import warnings
 
 import fake_layers
@@ -276,7 +277,9 @@ def test_what_is_no_module_and_what_cannot_be_copied() -> None:
         freeze({})  # type: ignore[arg-type]
     model = nn.Linear(2, 2)
     model.leftover = model.weight * 2  # a tensor of a training step's graph
-    with pytest.raises(FreezeError, match="cannot be deep-copied"):
+    assert not freeze(model).leftover.requires_grad
+    model.lock = threading.Lock()
+    with pytest.raises(FreezeError, match=r"cannot be deep-copied .* its attribute lock \(lock\) cannot be copied"):
         freeze(model)
 
 

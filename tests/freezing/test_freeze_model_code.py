@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from nnorm_export import FreezeError, export, export_torchscript, freeze, layers
-from nnorm_export.freezing.attributes import explain
+from nnorm_export.freezing.attributes import about_gradients, explain
+from nnorm_export.models.modules import eval_copy
 from nnorm_export.operators import FrozenBatchNormalNorm
 
 
@@ -162,3 +163,67 @@ def test_a_pruned_layer_is_told_to_be_made_permanent() -> None:
         freeze(model)
     prune.remove(model[0], "weight")
     assert type(freeze(model)[1]) is FrozenBatchNormalNorm
+
+
+class Stuck(nn.Module):
+    """A model whose train() leaves one layer in train mode."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), layer)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.inner[1].train()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(), nn.BatchNorm1d(6), nn.AlphaDropout(), nn.InstanceNorm1d(6, track_running_stats=True)]
+)
+def test_a_layer_that_stays_in_train_mode_is_named(layer: nn.Module) -> None:
+    for copied in (freeze, eval_copy):
+        with pytest.raises(FreezeError, match=rf"layer inner\.1 \({type(layer).__name__}\) stays in train mode"):
+            copied(Stuck(layer))
+    for harmless in (nn.ReLU(), nn.Dropout(0), nn.InstanceNorm1d(6)):
+        freeze(Stuck(harmless))
+    with pytest.raises(FreezeError, match=r"inner\.1 \(BatchNormalNorm1d\) stays in train mode"):
+        eval_copy(Stuck(layers.BatchNormalNorm1d(6)))
+
+
+def by_autograd(self: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.requires_grad_()
+        return torch.autograd.grad(x.square().sum(), x)[0]
+
+
+def by_backward(self: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        x.square().sum().backward()
+    return x.grad
+
+
+def by_func(self: Any, x: Tensor) -> Tensor:
+    return torch.func.grad(lambda y: y.square().sum())(x)
+
+
+def within(self: Any, x: Tensor) -> Tensor:
+    def inner(y: Tensor) -> Tensor:
+        return torch.func.jacrev(torch.sin)(y)
+
+    return inner(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [(by_autograd, "grad"), (by_backward, "backward, grad"), (by_func, "grad"), (within, "jacrev")],
+)
+def test_gradients_in_forward_are_named(forward: Any, named: str) -> None:
+    layer = type("Saliency", (nn.Module,), {"forward": forward})()
+    said = about_gradients(nn.Sequential(nn.ReLU(), layer))
+    assert said.startswith(f"the forward of layer 1 (Saliency) computes gradients ({named})")
+    assert about_gradients(nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2))) == ""

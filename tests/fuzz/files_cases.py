@@ -28,6 +28,7 @@ from files_mutations import (
     mutate_zip,
 )
 from files_run import CASE, OUTSIDE
+from tensor_places import make_external, places, tensor_at
 
 
 def prepare(seed: int, seeds: Path, folder: Path, family: str | None = None) -> None:
@@ -112,13 +113,24 @@ def _external(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any]:
     name = "external.onnx"
     graph, weights = (seeds / name).read_bytes(), (seeds / f"{name}.data").read_bytes()
     data = folder / f"{name}.data"
-    kind = _chosen(rng, {"graph": 60, "bytes": 20, "symlink": 6, "device": 3, "folder": 3, "missing": 4, "fifo": 4})
+    kind = _chosen(
+        rng, {"graph": 40, "place": 20, "bytes": 20, "symlink": 6, "device": 3, "folder": 3, "missing": 4, "fifo": 4}
+    )
     if kind == "graph":
         model = onnx.ModelProto.FromString(graph)
         stored = [tensor for tensor in model.graph.initializer if tensor.external_data]
         for tensor in rng.sample(stored, rng.choice((1, len(stored)))):
             with contextlib.suppress(ValueError, UnicodeError):
                 mutate_message(rng.choice((tensor, rng.choice(list(tensor.external_data)))), rng)
+        graph = model.SerializeToString()
+    elif rng.random() < (1 if kind == "place" else 0.5):  # the other kinds are read from there too
+        model = onnx.ModelProto.FromString(graph)
+        for place in rng.sample(places(), rng.choice((1, 1, 3))):
+            tensor = tensor_at(model, place)
+            make_external(tensor, rng.choice((data.name, data.name, f"../{OUTSIDE}", "/dev/zero")))
+            with contextlib.suppress(ValueError, UnicodeError):
+                if rng.random() < 0.3:
+                    mutate_message(rng.choice((tensor, model)), rng)
         graph = model.SerializeToString()
     (folder / name).write_bytes(graph)
     if kind == "symlink":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import pickle
 import warnings
 import zipfile
@@ -16,9 +17,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nnorm_export import ModelFileError, export_program, load, verify
+from nnorm_export import ModelFileError, export_program, export_torchscript, load, verify
+from nnorm_export.models import exported_programs
 from nnorm_export.models.exported_programs import load_program
 from nnorm_export.models.program_text import CodeFoundError, check_expression
+from nnorm_export.runtimes import torchscript
 from nnorm_export.runtimes.describe_run import describe_run
 
 Entries = dict[str, bytes]
@@ -244,6 +247,39 @@ def test_trusted_objects_load(unaltered: Path, tmp_path: Path, caplog: pytest.Lo
         load_program(path)
     caplog.set_level(logging.ERROR, "torch._export.serde.serialize")  # torch 2.13's warning lacks an argument
     assert load_program(path, trust_pickle=True).example_inputs is not None
+
+
+def test_a_program_replaced_after_it_was_examined(
+    unaltered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "net.pt2"
+    hostile = _rewritten(unaltered, tmp_path / "hostile.pt2", _sample_inputs, Payload(marker))
+    path.write_bytes(unaltered.read_bytes())
+    examine = exported_programs._refuse_code
+
+    def examine_and_replace(*arguments: Any) -> None:
+        examine(*arguments)
+        os.replace(hostile, path)
+
+    monkeypatch.setattr(exported_programs, "_refuse_code", examine_and_replace)
+    assert load_program(path).example_inputs is not None
+    assert not hostile.exists()
+    assert not marker.exists()
+
+
+def test_torchscript_replaced_after_it_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = export_torchscript(Halves(), torch.randn(2, 4), tmp_path / "net.pt").path
+    content = path.read_bytes()
+
+    def replace(*_: Any) -> None:
+        path.write_bytes(b"PK" + bytes(100))
+
+    monkeypatch.setattr(torchscript, "check_storages", replace)
+    runner = object.__new__(torchscript.FormatRunner)
+    runner._path, runner._device = path, torch.device("cpu")
+    runner._open()
+    assert path.read_bytes() != content
+    assert runner._module(torch.ones(1, 4)).shape == (1, 3)
 
 
 def test_an_honest_program_passes(unaltered: Path) -> None:

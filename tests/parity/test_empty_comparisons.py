@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nnorm_export import ParityError, bisect, export, replay, verify
 from nnorm_export.layers import BatchNormalNorm1d
 from nnorm_export.parity.verdict.compare_outputs import compare_output
+from nnorm_export.parity.verdict.criteria import Criterion
 from nnorm_export.testing import assert_parity
 
 NAN, INF = float("nan"), float("inf")
@@ -176,6 +177,28 @@ def test_a_model_that_takes_no_other_input_is_compared_on_this_one(tmp_path: Pat
     assert report
     assert "it may be constant; give more rows" in report.outputs[0].note
     assert "no other output does" in verify(path, model, torch.ones(5, 4)).outputs[0].note
+
+
+@pytest.mark.parametrize(
+    ("criterion", "dtype", "has_float64", "passed"),
+    [
+        ("budget", np.float32, False, False),
+        ("budget", np.float16, False, False),
+        ("budget", np.float32, True, True),
+        ("budget", np.float64, False, True),
+        ("allclose", np.float32, False, True),
+    ],
+)
+def test_an_infinity_that_float64_does_not_show_is_not_equal(
+    criterion: str, dtype: type, has_float64: bool, passed: bool
+) -> None:
+    """Another result, 600 times as great, would overflow too."""
+    y = np.array([1.0, INF, 2.0], dtype)
+    parity = compare_output(
+        "y", y, y, y.astype(np.float64) if has_float64 else None, Criterion.of(criterion, None, None)
+    )
+    assert parity.passed is passed
+    assert ("does not run in float64, which would show whether they are meant or overflow" in parity.note) is not passed
 
 
 def test_empty_parts_are_not_compared() -> None:

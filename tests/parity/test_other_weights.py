@@ -95,3 +95,25 @@ def test_another_version_does_not_tell(file: Path, x: Tensor, tmp_path: Path) ->
     report = verify(changed(file, tmp_path / "m.onnx", version="0.0.1"), trained(9), x)
     assert not report
     assert report.other_weights == ""
+
+
+class Renamed(nn.Module):
+    """The layers of a model under other names, and a result that is off."""
+
+    def __init__(self, layers: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.layers, self.factor = layers, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.factor
+
+
+def test_other_names_are_not_other_weights(file: Path, model: nn.Module, x: Tensor) -> None:
+    report = verify(file, Renamed(model, 1.01), x)
+    assert not report
+    assert report.other_weights == ""
+    assert "other weights" in verify(file, Renamed(trained(9), 1.0), x).other_weights
+    one_bias = trained(1)
+    with torch.no_grad():
+        one_bias[4].bias[0] += 1
+    assert "other weights" in verify(file, Renamed(one_bias, 1.0), x).other_weights

@@ -206,6 +206,28 @@ def test_an_element_that_is_small_by_chance_has_the_scale_of_the_others() -> Non
     assert rounding[3, 7] > 1e-7
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 128, 128), (16384, 2), (2, 1, 96, 96), (3, 128, 128), (40000,)], ids=str)
+def test_elements_of_great_maps_that_are_near_0_by_chance(shape: tuple[int, ...]) -> None:
+    """A mean in another order moves all elements of a row by one amount, and PyTorch's runs scale each by itself."""
+    generator = np.random.default_rng(0)
+    float64 = generator.standard_normal(shape)
+    runs = [(float64 * (1 + 1e-7 * generator.standard_normal(shape))) for _ in range(4)]
+    allowed = BUDGET * rounding_error(runs, float64, "float32")
+    moved = float64 + 2.0**-24 * generator.standard_normal(shape) + 2.0**-23
+    assert (np.abs(moved - float64) < 0.9 * allowed).all()
+    wrong = float64 + 50 * 2.0**-23
+    assert (np.abs(wrong - float64) > allowed).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 64, 64), (64, 32), (8, 16, 12, 12)], ids=str)
+def test_a_channel_of_small_scale_is_not_small_by_chance(shape: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(0)
+    float64 = generator.standard_normal(shape)
+    float64[:, 1] *= 1e-2
+    rounding = rounding_error([float64 * (1 + 1e-7)], float64, "float32")
+    assert np.median(rounding[:, 1]) < 2e-2 * np.median(rounding[:, 0])
+
+
 def test_a_run_that_took_another_branch_hides_nothing() -> None:
     float64 = np.linspace(1.0, 2.0, 12).reshape(4, 3)
     result = float64.astype(np.float32)

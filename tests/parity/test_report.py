@@ -24,6 +24,7 @@ from nnorm_export import ExportError, RuntimeMissingError, export, freeze, layer
 from nnorm_export.cli import app
 from nnorm_export.cli.output import command_text
 from nnorm_export.mathematics import estimate_lmbda, standardize_over
+from nnorm_export.names import escaped
 from nnorm_export.parity.report.lambdas import lambdas
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'nnorm_export[report]'")
@@ -165,12 +166,19 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     model.add_module("<script>alert(1)</script>", layers.LayerNormalNorm(6))
     model.add_module("a$x^$_{", layers.LayerNormalNorm(6))  # no formula either
     x = torch.randn(3, 6)
-    page = written(tmp_path, model.eval(), x, export(model, x, tmp_path / "a&b<i>.onnx").path)
+    page = written(tmp_path, model.eval(), x, export(model, x, tmp_path / "a&b<i>\u202exnno.\u2066onnx").path)
     assert "script" not in page.tags
     assert "i" not in page.tags
     for name in ("<script>alert(1)</script>", "a$x^$_{"):
         assert page.words.count(name) >= 3  # in both figures and the table
-    assert "a&b<i>.onnx" in page.text
+    assert r"a&b<i>\u202exnno.\u2066onnx" in page.text
+    assert not {"\u202e", "\u2066"} & {*page.text}
+
+
+def test_characters_that_change_how_others_are_shown() -> None:
+    marks = "\u202e\u2066\u200f\u200b\u2028\x1b\x9b\0\ud800\r"
+    assert escaped(f"a{marks}\n\tλ") == r"a\u202e\u2066\u200f\u200b\u2028\x1b\x9b\x00\ud800\r\n\tλ"
+    assert escaped("a\n\tb\x1b", kept="\n\t") == "a\n\tb\\x1b"
 
 
 def test_lambdas_are_those_of_the_formula() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, InputError, reported_as
 from nnorm_export.exporting import metadata
 from nnorm_export.exporting.mutations import Changes
+from nnorm_export.exporting.random_operators import draws_numbers, refusal
 from nnorm_export.exporting.report import ExportReport
 from nnorm_export.exporting.request import Frozen, Request, freeze_source
 from nnorm_export.exporting.trace import exporting_state, flat, trace
@@ -136,6 +137,8 @@ def _scripted(frozen: Frozen) -> _Parts:
         remedy = "Write that part of the model in the language of TorchScript, or export with method='trace'"
         with reported_as(ExportError, f"torch.jit.script cannot compile {name}", remedy, _first_lines):
             module = torch.jit.script(frozen.module)
+        if frozen.request.verify:
+            _refuse_random(module, frozen.request.path)
         copies = {name: value.clone() for name, value in frozen.example.items()}
         positional, keywords = arguments.unbind(frozen.module, copies)
         # The compiled module shares its tensors with the frozen one, and the run may change buffers.
@@ -155,6 +158,27 @@ def _scripted(frozen: Frozen) -> _Parts:
             metadata.tensors_of_any_size(outputs, arguments.tensors_in(result)),
         ),
     )
+
+
+def _refuse_random(module: torch.jit.ScriptModule, path: Path) -> None:
+    """Raises a ParityError if a scripted module draws random numbers."""
+    frozen = torch.jit.freeze(deepcopy(module), optimize_numerics=False)  # self.training is a constant there
+    for node in _with_branches(frozen.inlined_graph.nodes()):
+        schema = node.schema()
+        found = None if schema == "(no schema)" else torch._C.parse_schema(schema)
+        if found is None or torch.Tag.nondeterministic_seeded not in _tags(found):
+            continue
+        if draws_numbers(
+            {argument.name: value.toIValue() for argument, value in zip(found.arguments, node.inputs(), strict=False)}
+        ):
+            raise refusal(path, f"{found.name} at {str(node.sourceRange()).strip().splitlines()[0]}")
+
+
+def _tags(schema: Any) -> list[Any]:
+    namespace, _, name = schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    overload = getattr(packet, schema.overload_name or "default", None)
+    return getattr(overload, "tags", [])
 
 
 def _name_inputs(module: torch.jit.ScriptModule, inputs: Sequence[str]) -> None:

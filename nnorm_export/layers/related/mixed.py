@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.layers.related._standard import ChannelNorm
-from nnorm_export.mathematics import affine_per_channel, deviation_over, expand_trailing, in_dtype, per_channel
+from nnorm_export.mathematics import (
+    affine_per_channel,
+    centered_over,
+    deviation_over,
+    expand_trailing,
+    in_dtype,
+    per_channel,
+)
 
 
 def sample_axes(x: Tensor) -> list[int]:
@@ -128,7 +135,7 @@ class LMBV(_MixedNorm):
         return value.detach() * (count / (count - 1))
 
     def _normalize(self, x: Tensor) -> Tensor:
-        y = (x - x.mean(sample_axes(x), keepdim=True)) / torch.sqrt(self._of_batch(x) + self.eps)
+        y = centered_over(x, sample_axes(x)) / torch.sqrt(self._of_batch(x) + self.eps)
         return self._apply_affine(y, x.dim() - 2)
 
     def frozen(self) -> nn.Module:
@@ -144,5 +151,5 @@ class FrozenLMBV(FrozenModule):
 
     def forward(self, x: Tensor) -> Tensor:
         values = in_dtype(x, self.weight.dtype)
-        centered = values - values.mean(sample_axes(x), keepdim=True)
+        centered = centered_over(values, sample_axes(x))
         return in_dtype(affine_per_channel(centered, self.weight, self.bias), x.dtype)

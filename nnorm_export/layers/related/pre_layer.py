@@ -15,7 +15,7 @@ from nnorm_export.layers._normalization import Normalization
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.layers.related._standard import ChannelNorm, Freezable, channels_of, settings_of
 from nnorm_export.layers.related.mixed import sample_axes
-from nnorm_export.mathematics import affine_per_channel, deviation_over, in_dtype
+from nnorm_export.mathematics import affine_per_channel, centered_over, deviation_over, in_dtype
 from nnorm_export.models.modules import deepcopy
 
 
@@ -194,7 +194,7 @@ class PreRegNorm(_Regularized, PreLayerNorm):
 
 
 def centered(x: Tensor, by_last_axis: bool) -> Tensor:
-    return x - x.mean([-1] if by_last_axis else sample_axes(x), keepdim=True)
+    return centered_over(x, [-1] if by_last_axis else sample_axes(x))
 
 
 def scaled(z: Tensor, by_last_axis: bool, epsilon: float) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.layers.related._standard import ChannelNorm
+from nnorm_export.layers.related.mixed import sample_axes
 from nnorm_export.mathematics import affine_per_channel, in_dtype, per_channel
 
 
@@ -21,13 +22,16 @@ def switchable(
     ``mean`` and ``variance`` are the statistics of k = batch, with axes of length 1.
     """
     spatial = [axis for axis in range(2, x.dim())]  # noqa: C416 - TorchScript knows no list(range())
+    # All means less that of the sample: of values far from 0 they would lose the digits of small deviations.
+    middle = x.mean(sample_axes(x), keepdim=True)
+    x = x - middle
     instance = x.mean(spatial, keepdim=True) if len(spatial) > 0 else x
     square = torch.square(x - instance)
     within = square.mean(spatial, keepdim=True) if len(spatial) > 0 else square
     layer = instance.mean([1], keepdim=True)
     # The variance over channels and space is the mean variance within channels plus the variance of the channel means.
     total = within.mean([1], keepdim=True) + torch.square(instance - layer).mean([1], keepdim=True)
-    center = mean_weight[0] * instance + mean_weight[1] * layer + mean_weight[2] * mean
+    center = mean_weight[0] * instance + mean_weight[1] * layer + mean_weight[2] * (mean - middle)
     spread = var_weight[0] * within + var_weight[1] * total + var_weight[2] * variance
     return (x - center) / torch.sqrt(spread + epsilon)
 

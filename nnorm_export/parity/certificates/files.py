@@ -30,7 +30,7 @@ from nnorm_export.runtimes.tensorrt import is_engine
 CERTIFICATE = "certificate.json"
 DATA, FLOAT64, ALLOWED_ERROR = "test_data_set_{}", "float64_{}", "allowed_error_{}"
 FORMAT = 4
-SETS = 4  # the inputs of the user, changed ones, and up to two with other masks
+SETS = 5  # the inputs of the user, changed ones, up to two with other masks, and one with other integers
 
 
 def file_sha256(path: Path) -> str:

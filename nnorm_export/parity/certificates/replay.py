@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError, ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.onnx_file import companions
 from nnorm_export.parity.certificates import signatures
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, DATA, FLOAT64, certificate_of, read_tensors
 from nnorm_export.parity.verdict.case import Case
@@ -43,7 +46,22 @@ def replay(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
     key = None if public_key is None else Path(public_key)
-    return read_whole(Path(folder), lambda: _replay(Path(path), Path(folder), runtime, trust_pickle, key))
+    path, folder = Path(path), Path(folder)
+    # The signature, the hash and the run read the files one after another: all of them must have read the same.
+    return read_whole(
+        folder,
+        lambda: _replay(path, folder, runtime, trust_pickle, key),
+        lambda: _files_of(path, folder),
+    )
+
+
+def _files_of(path: Path, folder: Path) -> list[Path]:
+    """The model, its external data, and the files of the certificate; those alone that are there."""
+    try:
+        data = companions(path)
+    except ModelFileError:  # the reading reports it
+        data = []
+    return [path, *data, *sorted(folder.glob("*")), *sorted(folder.glob("*/*"))]
 
 
 def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, public_key: Path | None) -> ParityReport:
@@ -59,7 +77,8 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, p
     outputs = require_dependence(comparison.worst_of(cases), dependence(cases[0].expected, others))
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criteria, is_double=is_double, has_float64=cases[0].float64 is not None)
-    report = ParityReport(runner.runtime, text, outputs, runner.implementations)
+    only = str(certificate.get("given_only", ""))
+    report = ParityReport(runner.runtime, text, outputs, runner.implementations, given_only=only)
     if signatures.is_signed(folder):
         report = replace(report, signature="not checked" if public_key is None else "checked")
     return report
@@ -109,7 +128,8 @@ def _read_allowed_errors(folder: Path, results: Sequence[Array]) -> list[Array |
     for index, result in enumerate(results):
         if (folder / f"output_{index}.pb").exists():
             (allowed,) = read_tensors(folder, "output", [index])
-            if allowed.shape != result.shape or not bool((allowed > 0).all()):
+            is_valid = allowed.dtype.kind == "f" and allowed.shape == result.shape
+            if not is_valid or not bool(((allowed > 0) & np.isfinite(allowed)).all()):
                 raise InputError(f"{folder}: the certificate is damaged (output_{index}); record it again")
             found[index] = allowed
     return found

@@ -28,6 +28,7 @@ from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue
 from nnorm_export.parity.reference.changed_inputs import change_of_input
+from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.weights import other_weights
@@ -195,9 +196,11 @@ def bisect(
     subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, modules)
     example = as_taken(runner, bound(model, inputs))
     result, expected, _ = subject.compare(example)
-    changed = change_of_input(reference, example, expected)
+    changed, _ = change_of_input(reference, example, expected)
     changes = [] if changed is None else [changed]
-    for inputs_of_change, _ in (changes + other_masks(reference, example, expected)) if result else []:
+    if result:
+        changes += other_masks(reference, example, expected) + other_integers(reference, example, expected)
+    for inputs_of_change, _ in changes if result else []:
         with errors_on_changed_inputs():
             other, _, is_stable = subject.compare(inputs_of_change)
         if is_stable and not all(output.passed for output in other.outputs):

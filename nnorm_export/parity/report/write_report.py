@@ -16,7 +16,7 @@ from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
-from nnorm_export.names import layer_name, listed, without_user
+from nnorm_export.names import escaped, layer_name, listed, without_user
 from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.parity.certificates.write import versions
 from nnorm_export.parity.layer_by_layer.bisect import Bisection, bisect
@@ -93,7 +93,8 @@ def write_report(
         environment=_environment(path, inputs, described) | dict(about or {}),
     )
     with staged(Path(output)) as staging, writing(Path(output)):
-        staging.write_text(text, encoding="utf-8")
+        # A name with a mark of direction would show what follows in another order.
+        staging.write_text(escaped(text, kept="\n\t"), encoding="utf-8")
 
 
 def _environment(path: str | Path, inputs: Any, described: ModelDescription | None) -> dict[str, str]:
@@ -168,4 +169,5 @@ def _facts(report: ParityReport, described: ModelDescription | None) -> list[str
     now = datetime.datetime.now(datetime.timezone.utc)
     form = f", form {described.form}" if described is not None and described.form else ""
     file = [] if described is None else [described.format + form]
-    return [*file, f"run by {report.runtime}", f"{rows} rows", f"{now:%Y-%m-%d %H:%M} UTC"]
+    only = [report.given_only] if report.given_only else []
+    return [*file, f"run by {report.runtime}", f"{rows} rows", *only, f"{now:%Y-%m-%d %H:%M} UTC"]

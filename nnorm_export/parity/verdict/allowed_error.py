@@ -10,7 +10,8 @@ rounding error of an element therefore is the greatest of
 
 - its own sensitivity,
 - the scale of the sensitivities of its neighbors (:func:`scale_about`): rows, channels or positions of one scale have
-  similar sensitivities, and those of another scale do not enter,
+  similar sensitivities, and those of another scale do not enter. A row of great maps
+  that is small by chance shares the scale of the others, because a sum in another order moves all of them,
 - one rounding of its magnitude, or of the scale of its neighbors' magnitudes, for elements near 0 in a channel of
   scale 1,
 - the absolute error of sigmoids, which the runs contain
@@ -26,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -96,9 +98,13 @@ def allowed_errors(
             found.append(np.maximum.reduce([np.full(result.shape, ALLOWED_OF_EQUAL_INTEGERS), *differences]))
             continue
         center = result.astype(np.float64) if float64 is None else float64[number]
-        stable = [run for run in runs if not _took_another_branch(run.astype(np.float64), center, dtype)]
-        found.append(BUDGET * rounding_error([result, *stable], center, dtype))
+        found.append(BUDGET * rounding_error([result, *stable_runs(runs, center, dtype)], center, dtype))
     return found
+
+
+def stable_runs(runs: Sequence[Array], center: Array, dtype: str) -> list[Array]:
+    """Those of ``runs`` that no branch of the model moved far from ``center``: the others would allow any error."""
+    return [run for run in runs if not _took_another_branch(run.astype(np.float64), center, dtype)]
 
 
 def _took_another_branch(run: Array, center: Array, dtype: str) -> bool:
@@ -153,29 +159,61 @@ def scale_about(values: Array) -> Array:
 
     A line along an axis that shows no scale does not count (:func:`_shows_scale`): a ReLU may leave one of eight
     elements, which is small by chance. An element without a line that counts has the scale of the whole array.
+    A line that may be small by chance has at least a quarter of it (:func:`_not_by_chance`).
     """
     axes = tuple(axis for axis, length in enumerate(values.shape) if length > 1)
     if not axes or values.size == 0:
         return values
+    of_all = _scale_along(values.reshape(-1), 0).scales.reshape(values.shape)
     along = [_scale_along(values, axis) for axis in axes]
     shown = [
-        np.where(_shows_scale(values, (axis,)), scales, np.inf) for axis, (scales, _) in zip(axes, along, strict=True)
+        np.where(_shows_scale(values, (axis,)), _not_by_chance(each, of_all, values.shape[axis]), np.inf)
+        for axis, each in zip(axes, along, strict=True)
     ]
     # In a line of several scales, a 0 may belong to any of them.
-    sure = [np.where((values > 0) | is_one, scales, np.inf) for scales, (_, is_one) in zip(shown, along, strict=True)]
+    sure = [np.where((values > 0) | each.is_one, scales, np.inf) for scales, each in zip(shown, along, strict=True)]
     if len(axes) > 1:
-        sure.append(_product_of_scales(values, axes))
+        sure.append(_product_of_scales(values, axes, of_all))
     least = np.minimum.reduce(sure)
     least = np.where(np.isinf(least), np.minimum.reduce(shown), least)
-    of_all, _ = _scale_along(values.reshape(-1), 0)
-    return np.where(np.isinf(least), of_all.reshape(values.shape), least)
+    return np.where(np.isinf(least), of_all, least)
+
+
+class _Scales(NamedTuple):
+    """Of each element, the scale of those along an axis that belong together, how many are not 0, and if all belong."""
+
+    scales: Array
+    counts: Array
+    is_one: Array
+
+
+_CHANCE = 1e-3  # that any of the lines of an array is small by chance
+_SMALL_BY_CHANCE = 0.25  # of the whole array's scale
+
+
+def _not_by_chance(found: _Scales, of_all: Array, length: int) -> Array:
+    """The scales ``found``, of which those that may be small by chance are at least a quarter of ``of_all``.
+
+    Sums over a row, of a mean for example, taken in another order move all its elements by the same amount, those near
+    0 as much as the others. k elements of n are below the share s of their scale with a probability of (n over k)·sᵏ.
+    Among the lines of a great map there are therefore some whose elements are all near 0.
+    """
+    lines = of_all.size / length
+    counts = np.maximum(found.counts, 1)
+    others = np.maximum(length - counts, 0)
+    # An upper bound of the k-th root of (n over k), by the entropy of k/n; 1 for k = n.
+    ways = length / counts * np.where(others > 0, length / np.maximum(others, 1), 1.0) ** (others / counts)
+    least = of_all * (_CHANCE / lines) ** (1 / counts) / ways
+    is_sure = (found.counts == 0) | (found.scales < least)
+    scales: Array = np.where(is_sure, found.scales, np.maximum(found.scales, _SMALL_BY_CHANCE * of_all))
+    return scales
 
 
 _RATIO_OF_SCALES, _RATIO_TO_A_SINGLE_ELEMENT = 100.0, 1e4
 
 
-def _scale_along(values: Array, axis: int) -> tuple[Array, Array]:
-    """For each element, the root mean square of the elements along ``axis`` of its scale; and whether all are of it.
+def _scale_along(values: Array, axis: int) -> _Scales:
+    """For each element, the root mean square of the elements along ``axis`` of its scale.
 
     A mask of -1e9 must not enlarge the scale of the logits beside it, nor a coordinate in pixels that of a probability.
     The elements are sorted; where one is more than a hundred times the one before, another scale begins. A single
@@ -193,9 +231,13 @@ def _scale_along(values: Array, axis: int) -> tuple[Array, Array]:
     starts[..., 0] = True
     groups = np.cumsum(starts.reshape(-1)) - 1
     squares = np.bincount(groups, np.square(lines).reshape(-1)) / np.bincount(groups)
-    scales: Array = np.empty(values.shape)
-    np.put_along_axis(scales, order, np.moveaxis(np.sqrt(squares)[groups].reshape(lines.shape), -1, axis), axis)
-    return scales, is_one
+
+    def of_elements(of_groups: Array) -> Array:
+        found: Array = np.empty(values.shape)
+        np.put_along_axis(found, order, np.moveaxis(of_groups[groups].reshape(lines.shape), -1, axis), axis)
+        return found
+
+    return _Scales(of_elements(np.sqrt(squares)), of_elements(np.bincount(groups, lines.reshape(-1) > 0)), is_one)
 
 
 _LEAST_COUNT = 8  # elements that show a scale, whatever stands beside them
@@ -217,7 +259,7 @@ _SWEEPS = 4
 _FIT = 8.0  # the greatest of 10⁶ normally distributed elements is 5 times their root mean square
 
 
-def _product_of_scales(values: Array, axes: tuple[int, ...]) -> Array:
+def _product_of_scales(values: Array, axes: tuple[int, ...], of_all: Array) -> Array:
     """Scales s(i, j, …) = a(i)·b(j)·…, so that v/s has the root mean square 1 along each axis; infinite if none fit.
 
     The factors are found in turn, as in Sinkhorn's algorithm. They do not fit if an element is far greater than its
@@ -232,7 +274,12 @@ def _product_of_scales(values: Array, axes: tuple[int, ...]) -> Array:
         ratios = np.divide(squares, product, out=np.zeros(values.shape), where=product > 0)
         product = product * np.mean(ratios, axis=_without(axes, axis), keepdims=True)
     fits = bool((squares <= _FIT**2 * product).all())
-    return np.where(shown & fits, np.sqrt(product), np.inf)
+    if not fits:
+        return np.full(values.shape, np.inf)
+    fewest = values.size // max(values.shape[axis] for axis in axes)  # elements that a factor is the mean of
+    counts = np.full(values.shape, fewest)
+    found = _Scales(np.sqrt(product), counts, shown)
+    return np.where(shown, _not_by_chance(found, of_all, fewest), np.inf)
 
 
 def _without(axes: tuple[int, ...], axis: int) -> tuple[int, ...]:

@@ -7,8 +7,8 @@
 
 Equal results show nothing if there is nothing to compare. Whatever the criterion, an output fails that has no
 elements, no finite element, or NaN in PyTorch's own result. Infinite elements, of a mask for example, must be the same
-in both, and the note counts them. Outputs that do not depend on the input are noted, and if no floating-point output
-depends on it, all of them fail (:mod:`nnorm_export.parity.verdict.dependence`).
+in both, and the note counts them; by the budget, in float64 too. Outputs that do not depend on the input are noted, and
+if no floating-point output depends on it, all of them fail (:mod:`nnorm_export.parity.verdict.dependence`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def compare_output(
         note=_infinite_entries(expected_wide),
         greatest=float(_finite(expected_wide).max()),
     )
-    if criterion.kind == "allclose" or shares is None:
+    has_float64 = float64 is not None or dtype == "float64"
+    unknown = "" if has_float64 or not parity.note else f"{parity.note}: {_UNKNOWN_INFINITY}"
+    if criterion.kind == "allclose" or (shares is None and not unknown):
         rtol, atol = criterion.tolerances(dtype)
         absolute: float | Array = atol
         if criterion.kind != "allclose":  # torch's atol is for results of scale 1
@@ -161,8 +163,10 @@ def compare_output(
             rounding = min(machine_epsilon(dtype) * float(sizes.max()), atol)  # a row may be exactly 0 in PyTorch
             rtol, absolute = BUDGET * rtol, BUDGET * np.maximum(atol * np.minimum(scale_about(sizes), 1.0), rounding)
         return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, absolute)) <= 1.0)
-    unstable = "" if float64 is None else unstable_result(expected_wide, float64, narrower(dtype, computed_in or dtype))
-    if unstable:
+    unstable = unknown
+    if float64 is not None:
+        unstable = unstable_result(expected_wide, float64, narrower(dtype, computed_in or dtype))
+    if unstable or shares is None:
         return parity.failed(unstable)
     return replace(parity, passed=criterion.of_elements(shares) <= 1.0)
 
@@ -244,6 +248,12 @@ def _nothing_to_compare(expected: Array, reference: str) -> str:
 def _infinite_entries(expected: Array) -> str:
     count = int(np.isinf(expected).sum())
     return f"{count} of {expected.size} elements are infinite, and must be so in both" if count else ""
+
+
+_UNKNOWN_INFINITY = (
+    "the model does not run in float64, which would show whether they are meant or overflow; let forward run in "
+    "float64, or say that they are meant by tolerances (criterion='allclose', --criterion allclose)"
+)
 
 
 def _finite(values: Array) -> Array:

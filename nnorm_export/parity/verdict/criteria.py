@@ -55,6 +55,7 @@ class Criterion:
             )
         if wrong := [value for value in (rtol, atol) if value is not None and not isinstance(value, Real)]:
             raise NnormExportError(f"a tolerance is {wrong[0]!r}, which is not a number; give a number such as 1e-3")
+        rtol, atol = (None if value is None else _as_float(value) for value in (rtol, atol))
         if bad := [value for value in (rtol, atol) if value is not None and not 0 <= value < np.inf]:
             raise NnormExportError(f"a tolerance is {bad[0]}; give finite numbers of at least 0")
         if rtol is None and atol is None:
@@ -132,6 +133,14 @@ def _by_name(values: PerOutput[_T]) -> Mapping[str, _T]:
     if values is None:
         return {}
     return values if isinstance(values, Mapping) else {"": values}
+
+
+def _as_float(value: float) -> float:
+    """``value`` as a float; infinite if it is greater than any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf if value > 0 else -np.inf
 
 
 def _percentile(statistic: str) -> float | None:

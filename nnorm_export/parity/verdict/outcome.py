@@ -78,6 +78,7 @@ class ParityReport(ComparisonReport):
         by_bodies: the outputs again, with the bodies of the file in place of the kernels; None if kernels did not run,
             or the file has no bodies.
         signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
+        given_only: says that the given inputs were not scaled and permuted, and why; empty if they were.
     """
 
     runtime: str
@@ -88,6 +89,7 @@ class ParityReport(ComparisonReport):
     known_faults: list[str] = field(default_factory=list)
     by_bodies: list[OutputParity] | None = None
     signature: str = ""
+    given_only: str = ""
 
     def __bool__(self) -> bool:
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
@@ -96,7 +98,7 @@ class ParityReport(ComparisonReport):
         compared = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
-        return "\n".join(filter(None, (*compared, *by_bodies, self.other_weights, signature)))
+        return "\n".join(filter(None, (*compared, *by_bodies, self.given_only, self.other_weights, signature)))
 
     @property
     def is_nondeterministic(self) -> bool:
@@ -115,7 +117,25 @@ class ParityReport(ComparisonReport):
         return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
 
 
-ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order or with other masks"
+ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order, or with other masks or integers"
+
+
+UNSTABLE = "PyTorch is unstable on others"
+
+
+def given_only(reason: str, *, others: bool) -> str:
+    """Says that the given inputs were not scaled and permuted, for ``reason``; empty for none.
+
+    Args:
+        others: whether other masks or integers were compared.
+    """
+    if not reason:
+        return ""
+    also = ", and with other masks or integers," if others else ""
+    return (
+        f"compared on the given inputs{also} only, because {reason}: a number that the file keeps of them does not "
+        "show. Verify the file on more data (nnorm_export.verify, nnorm-export verify --input)"
+    )
 
 
 def on_changed_inputs(parts: Sequence[OutputParity]) -> list[OutputParity]:

@@ -169,7 +169,8 @@ class OnnxRuntimeRunner(Runner):
         file = self._file
         # ``implementations`` does not list the nodes in functions.
         runs_kernels = file.has_normalizations_in_functions or "kernel" in self.implementations.values()
-        is_portable = file.has_bodies and file.form != OPTIMIZED
+        # The form custom has bodies only while export() compares it.
+        is_portable = file.has_bodies and file.form not in (OPTIMIZED, "custom")
         return type(self)(file.path, kernels=False) if runs_kernels and is_portable else None
 
     def _is_on(self, key: str) -> bool:
