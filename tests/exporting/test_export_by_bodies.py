@@ -92,8 +92,8 @@ def test_a_file_with_a_wrong_body_is_not_written(kind: str, written_as: Callable
 
 @needs_kernels
 def test_a_body_that_loses_digits_is_found(written_as: Callable[[Edit], None], tmp_path: Path) -> None:
-    """Off by about 3e-3 on values of mean 5000 and spread 1; the body that this package writes, by 1e-6."""
-    model, x = GroupNormalNorm(2, 1).eval(), images(1, 5000.0, (96, 96))
+    """Off by about 4e-3 on values of mean 10,000 and spread 1; the body that this package writes, by 1e-6."""
+    model, x = GroupNormalNorm(2, 1).eval(), images(1, 1e4, (96, 96))
     report = export(model, x, tmp_path / "right.onnx", dynamic_shapes={}, input_names=["x"])
     assert report.parity
     (y,) = onnxruntime.InferenceSession(tmp_path / "right.onnx").run(None, {"x": x.numpy()})

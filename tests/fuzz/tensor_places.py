@@ -35,6 +35,8 @@ def tensor_at(model: onnx.ModelProto, place: Place) -> onnx.TensorProto:
         value = getattr(message, name)
         if hasattr(value, "add"):
             message = value.add()
+            if name == "functions":
+                message.name = "f"  # one without a name would be what a node without an operator calls
         else:
             value.SetInParent()
             message = value
