@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models import arguments
+from nnorm_export.models.guards import BeyondGuard
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
@@ -66,6 +67,7 @@ class Frozen:
         dynamic_batch: whether the batch is dynamic because the user says nothing about shapes.
         records: path of a layer -> :attr:`FrozenOperator.record`.
         weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
+        beyond_guards: inputs for which the trace took something for granted that does not hold; the trace adds them.
     """
 
     request: Request
@@ -77,6 +79,7 @@ class Frozen:
     dynamic_batch: bool
     records: dict[str, dict[str, Any]]
     weights_sha256: str
+    beyond_guards: list[BeyondGuard] = field(default_factory=list)
 
     def without_module(self) -> Frozen:
         """The same without the frozen model, whose weights take as much memory as those of the user's."""

@@ -24,6 +24,7 @@ from nnorm_export.exporting.request import Frozen
 from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
+from nnorm_export.models.guards import beyond_guards
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks
 from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
@@ -80,6 +81,10 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         if fold_whitening(frozen.module, {node: path_of(node) for node in nodes_of(program)}):
             program = _traced(frozen, example, shapes)
         axis_names = arguments.axis_names(example, shapes)
+        if frozen.request.verify:
+            stderr = sys.stderr  # where the model prints while it is traced
+            with redirected(lambda text, _: stderr.write(text), "stdout"):
+                frozen.beyond_guards[:] = beyond_guards(program, frozen.module, example, shapes)
     inputs, outputs = frozen.names(_output_keys(program))
     if frozen.request.verify:
         refuse_random(frozen.request.path, {node: path_of(node) for node in nodes_of(program)})

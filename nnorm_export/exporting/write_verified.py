@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, ParityError
 from nnorm_export.exporting.report import ExportReport
 from nnorm_export.exporting.request import Frozen
-from nnorm_export.files.formats import AOTI, ONNX
+from nnorm_export.files.formats import AOTI, ONNX, PT2
 from nnorm_export.files.note import Note
 from nnorm_export.files.staging import staged, staged_folder, writing
 from nnorm_export.models import program_axes
@@ -90,13 +91,19 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
         )
         lengths = [at for at, _ in others]
         examples += [example for _, example in others]
+
+    def compare(sets: list[dict[str, Any]]) -> ParityReport:
+        return compare_with_pytorch(staging, frozen.model, sets, passthrough=request.passthrough, runtime=runtime)
+
     try:
-        parity = compare_with_pytorch(staging, frozen.model, examples, passthrough=request.passthrough, runtime=runtime)
+        parity = _beyond_guards(frozen, examples, compare)
     except ModelFileError as error:
         raise ExportError(
             f"{request.path} was not written: its runtime cannot load it: {error.__cause__ or error}. "
             "To write it for another runtime, export with verify=False (--no-verify)"
         ) from error
+    except ParityError:
+        raise
     except NnormExportError as error:
         if not lengths:
             raise
@@ -125,6 +132,41 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
     return parity
 
 
+def _beyond_guards(
+    frozen: Frozen, examples: list[dict[str, Any]], compare: Callable[[list[dict[str, Any]]], ParityReport]
+) -> ParityReport:
+    """``compare`` on ``examples`` and beyond each guard of the trace.
+
+    A file that does not run beyond a guard says so to its user, and is written.
+
+    Raises:
+        ParityError: the file differs from PyTorch beyond a guard, and not on the example itself.
+    """
+    # A program in a pt2 file has its guards, and checks them when it runs.
+    beyond = [] if frozen.request.target.format.name == PT2 else frozen.beyond_guards
+    try:
+        parity = compare([*examples, *(each.example for each in beyond)])
+        if parity or not beyond:
+            return parity
+    except NnormExportError:
+        if not beyond:
+            raise
+    for each in beyond if compare(examples[:1]) else ():
+        try:
+            differs = not compare([each.example])
+        except NnormExportError:
+            continue
+        if differs:
+            raise ParityError(
+                f"{frozen.request.path} was not written: it would be right only where {each.guard}, as in the example. "
+                f"Elsewhere, at ({_shown(each.lengths)}) for instance, the model takes another path and the file does "
+                "not. Give the axes ranges in which the condition holds (dynamic_shapes, --dynamic 'x:1=seq[2..300]') "
+                "or fix them; or compute both paths and choose with torch.where; or export TorchScript with "
+                "method='script' (--method script), which keeps both"
+            )
+    return compare(examples)
+
+
 _RANGE = (
     "Where only some lengths matter, give them: Dim('seq', min=2, max=512), --dynamic 'x:1=seq[2..512]', or "
     "2 * Dim('half') for even ones"
@@ -138,7 +180,11 @@ _BODIES = (
 
 
 def _listed(lengths: list[dict[str, int]]) -> str:
-    return " and ".join(f"({', '.join(f'{name} = {length}' for name, length in at.items())})" for at in lengths)
+    return " and ".join(f"({_shown(at)})" for at in lengths)
+
+
+def _shown(lengths: dict[str, int]) -> str:
+    return ", ".join(f"{name} = {length}" for name, length in lengths.items())
 
 
 def _how_to_bisect(frozen: Frozen, has_normalization_nodes: bool, by_bodies: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def at_other_lengths(
         example: the inputs with which the program was traced, by the names of the module's parameters.
     """
     tensors = tensors_in(example)
-    shapes = _shapes(program)
+    shapes = shapes_of(program)
     if len(shapes) != len(tensors):
         return []
     own = {
@@ -46,13 +47,13 @@ def at_other_lengths(
     for lengths in (least, others):
         if lengths == own:
             continue
-        resized = _resized(example, tensors, shapes, lengths)
-        if resized is not None and _runs(module, resized):
-            found.append(({str(symbol): length for symbol, length in lengths.items()}, resized))
+        other = resized(example, tensors, shapes, lengths)
+        if other is not None and runs(module, other):
+            found.append(({str(symbol): length for symbol, length in lengths.items()}, other))
     return found
 
 
-def _shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
+def shapes_of(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
     """The shape of each input tensor of the program; a dynamic axis is a torch.SymInt."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     inputs = (values.get(str(name)) for name in program.graph_signature.user_inputs)
@@ -67,11 +68,11 @@ def _range(program: torch.export.ExportedProgram, symbol: Any) -> tuple[int, flo
     return max(1, low or 1), math.inf if high is None else high
 
 
-def _resized(
-    example: dict[str, Any], tensors: list[Tensor], shapes: list[tuple[Any, ...]], lengths: dict[Any, int]
+def resized(
+    example: dict[str, Any], tensors: list[Tensor], shapes: list[tuple[Any, ...]], lengths: Mapping[Any, int]
 ) -> dict[str, Any] | None:
     """``example`` at ``lengths``; None if the length of an axis that depends on them would not be positive."""
-    resized = []
+    tensors_at = []
     for original, shape in zip(tensors, shapes, strict=True):
         tensor = original
         for axis, length in enumerate(shape):
@@ -83,11 +84,11 @@ def _resized(
             if int(wanted) != tensor.shape[axis]:
                 index = torch.arange(int(wanted), device=tensor.device) % tensor.shape[axis]
                 tensor = tensor.index_select(axis, index)
-        resized.append(tensor)
-    return with_tensors(example, resized)
+        tensors_at.append(tensor)
+    return with_tensors(example, tensors_at)
 
 
-def _runs(module: torch.nn.Module, example: dict[str, Any]) -> bool:
+def runs(module: torch.nn.Module, example: dict[str, Any]) -> bool:
     args, kwargs = unbind(module, with_tensors(example, [tensor.clone() for tensor in tensors_in(example)]))
     try:
         with torch.no_grad():

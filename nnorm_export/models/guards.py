@@ -1,0 +1,158 @@
+"""What a trace has taken for granted about lengths, and examples for which it does not hold.
+
+Where forward has ``if x.shape[2] > x.shape[3]``, torch.export follows one branch, keeps the condition as a guard of the
+program, and raises no error unless the guard is one of a single axis with a declared range. No file keeps the guard.
+Many guards are harmless: the traced operators compute the same beyond them, or the model refuses such lengths too.
+Therefore the file is compared with the model beyond each guard.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.utils._sympy.printers import PythonPrinter
+
+from nnorm_export.models.arguments import named_dims, tensor_names, tensors_in
+from nnorm_export.models.modules import deepcopy
+from nnorm_export.models.program_axes import resized, runs, shapes_of
+
+_MOST_ELEMENTS = 2**21  # of the inputs at other lengths
+_MOST_EXAMPLES = 8
+_MOST_AXES = 3  # of a guard
+_TRIES = 4  # lengths beyond one guard: the model may refuse some of them
+_LENGTHS = (1, 2, 3, 4, 5, 7, 8, 16, 33, 64, 128, 257, 1024)
+
+
+@dataclass(frozen=True)
+class BeyondGuard:
+    """Inputs that the model takes and for which a guard does not hold.
+
+    Attributes:
+        guard: what does not hold: ``x.shape[2] <= x.shape[3]``.
+        lengths: the symbol of each axis, as in ``x.shape[2]`` -> its length.
+        example: the inputs, by the names of the module's parameters.
+    """
+
+    guard: str
+    lengths: dict[str, int]
+    example: dict[str, Any]
+
+
+def beyond_guards(
+    program: torch.export.ExportedProgram, module: torch.nn.Module, example: dict[str, Any], dynamic_shapes: Any
+) -> list[BeyondGuard]:
+    """An example beyond each guard of ``program``, within the declared ranges of the axes, if ``module`` takes one.
+
+    Guards of more than three axes, and those that only inputs of more than 2²¹ elements break, have none.
+
+    Args:
+        program: a trace of ``module``.
+        example: the inputs with which the program was traced, by the names of the module's parameters.
+        dynamic_shapes: as for ``torch.export.export``; an axis that is named by a string may have any length.
+    """
+    tensors, shapes = tensors_in(example), shapes_of(program)
+    places = _places(shapes)
+    if len(shapes) != len(tensors) or not places or not (guards := _guards(shapes, places)):
+        return []
+    own = {symbol: int(tensors[number].shape[axis]) for symbol, (number, axis) in places.items()}
+    ranges = _ranges(places, named_dims(example, dynamic_shapes))
+    names = dict(enumerate(tensor_names(example)))
+    shown = {symbol: sympy.Symbol(f"{names[number]}.shape[{axis}]") for symbol, (number, axis) in places.items()}
+
+    def elements(lengths: Mapping[sympy.Symbol, int]) -> float:
+        # Of the axes that are one symbol, beside which there may be 2·s and the like.
+        return math.prod(lengths[symbol] / length for symbol, length in own.items()) * sum(map(Tensor.numel, tensors))
+
+    # It shares the parameters. The trace holds the buffers of the module, which a call may change.
+    duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    found: list[BeyondGuard] = []
+    takes: dict[tuple[int, ...], dict[str, Any] | None] = {}
+    for guard in guards:
+        for lengths in _breaking(guard, own, ranges, elements):
+            key = tuple(lengths.values())
+            if key not in takes:
+                other = resized(example, tensors, shapes, lengths)
+                takes[key] = other if other is not None and runs(duplicate, other) else None
+            if (taken := takes[key]) is not None:
+                by_name = {str(shown[symbol]): length for symbol, length in lengths.items()}
+                if all(each.lengths != by_name for each in found):
+                    found.append(BeyondGuard(_text(guard, shown), by_name, taken))
+                break
+        if len(found) == _MOST_EXAMPLES:
+            break
+    return found
+
+
+def _places(shapes: list[tuple[Any, ...]]) -> dict[sympy.Symbol, tuple[int, int]]:
+    """Symbol -> the first (input, axis) that has it as its length."""
+    places: dict[sympy.Symbol, tuple[int, int]] = {}
+    for number, shape in enumerate(shapes):
+        for axis, length in enumerate(shape):
+            if isinstance(length, torch.SymInt) and length.node.expr.is_symbol:
+                places.setdefault(length.node.expr, (number, axis))
+    return places
+
+
+def _ranges(
+    places: Mapping[sympy.Symbol, tuple[int, int]], dims: Mapping[tuple[int, int], Any]
+) -> dict[sympy.Symbol, tuple[int, float]]:
+    ranges = {}
+    for symbol, place in places.items():
+        dim = dims.get(place)
+        # torch.export takes 1 for an axis of its own kind, unless a Dim allows it.
+        low, high = (2, None) if dim is None or isinstance(dim, str) else (dim.min, dim.max)
+        ranges[symbol] = max(1, int(low)), _most(high)
+    return ranges
+
+
+def _most(high: Any) -> float:
+    try:
+        return int(high)
+    except (TypeError, ValueError, AttributeError, OverflowError):  # None, or torch's own infinity
+        return math.inf
+
+
+def _guards(shapes: list[tuple[Any, ...]], known: Mapping[sympy.Symbol, Any]) -> list[Any]:
+    """The conditions of the trace on the lengths ``known``, those of the fewest axes first."""
+    environment = next(
+        length.node.shape_env for shape in shapes for length in shape if isinstance(length, torch.SymInt)
+    )
+    conditions = [guard.expr for guard in environment.guards]
+    conditions = [each for each in conditions if each.free_symbols and each.free_symbols <= {*known}]
+    conditions = [each for each in conditions if len(each.free_symbols) <= _MOST_AXES]
+    return sorted(conditions, key=lambda each: len(each.free_symbols))
+
+
+def _breaking(
+    guard: Any,
+    own: Mapping[sympy.Symbol, int],
+    ranges: Mapping[sympy.Symbol, tuple[int, float]],
+    elements: Callable[[Mapping[sympy.Symbol, int]], float],
+) -> list[dict[sympy.Symbol, int]]:
+    """Lengths of all symbols at which ``guard`` does not hold, those of the fewest elements first."""
+    symbols = sorted(guard.free_symbols, key=str)
+    numbers = [int(number) for number in guard.atoms(sympy.Integer) if number > 0]
+    near = [number + step for number in numbers for step in (-1, 0, 1)]
+    choices = []
+    for symbol in symbols:
+        low, high = ranges[symbol]
+        wanted = {low, low + 1, own[symbol] - 1, own[symbol], own[symbol] + 1, 2 * own[symbol], *near, *_LENGTHS}
+        wanted |= {int(high)} if high < math.inf else set()
+        choices.append(sorted(length for length in wanted if low <= length <= high))
+    holds = sympy.lambdify(symbols, guard, "math", printer=PythonPrinter)
+    breaking = [chosen for chosen in itertools.product(*choices) if not holds(*chosen)]
+    found = [{**own, **dict(zip(symbols, chosen, strict=True))} for chosen in breaking]
+    return sorted((lengths for lengths in found if elements(lengths) <= _MOST_ELEMENTS), key=elements)[:_TRIES]
+
+
+def _text(guard: Any, shown: Mapping[sympy.Symbol, sympy.Symbol]) -> str:
+    """``guard`` as Python: ``x.shape[2] <= x.shape[3]``."""
+    text: str = PythonPrinter().doprint(guard.xreplace(shown))
+    return text

@@ -1,0 +1,137 @@
+"""Conditions on lengths that a trace takes for granted: a file that is wrong beyond one is not written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+from nnorm_export import ParityError, export, load
+from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d
+
+AUTO: Any = Dim.AUTO
+HEIGHT, WIDTH, LENGTH = Dim("h", min=2, max=64), Dim("w", min=2, max=64), Dim("s", min=2, max=4096)
+IMAGES = {0: Dim("n", min=1), 2: HEIGHT, 3: WIDTH}
+ROWS = {0: Dim("n", min=1), 1: LENGTH}
+
+
+class Net(nn.Module):
+    """A normalization, and a function of its result and of the input's lengths."""
+
+    def __init__(self, norm: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.function = norm, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.norm(x))
+
+
+class OfRows(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+def of_images(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, Tensor]:
+    return Net(BatchNormalNorm2d(3), function).eval(), torch.randn(3, 3, 8, 8)
+
+
+def of_rows(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, Tensor]:
+    return OfRows(BatchNormalNorm1d(4), function).eval(), torch.randn(8, 6, 4)
+
+
+def doubled_if(condition: Callable[[Any], bool]) -> Callable[[Tensor], Tensor]:
+    return lambda y: y * 2 if condition(y.shape) else y
+
+
+BRANCHES = {
+    "taller": (of_images(doubled_if(lambda s: s[2] > s[3])), IMAGES, r"x\.shape\[2\] <= x\.shape\[3\]"),
+    "area": (of_images(doubled_if(lambda s: s[2] * s[3] > 1000)), IMAGES, r"x\.shape\[2\]\*x\.shape\[3\] <= 1000"),
+    "perimeter": (of_images(doubled_if(lambda s: s[2] + s[3] < 12)), IMAGES, r"x\.shape\[2\] \+ x\.shape\[3\] >= 12"),
+    "aspect": (of_images(doubled_if(lambda s: s[2] >= 2 * s[3])), IMAGES, r"x\.shape\[2\] < 2\*x\.shape\[3\]"),
+    "square": (of_images(doubled_if(lambda s: s[2] == s[3])), {0: AUTO, 2: AUTO, 3: AUTO}, None),
+    "tokens": (of_rows(doubled_if(lambda s: s[0] * s[1] > 512)), ROWS, r"x\.shape\[0\]\*x\.shape\[1\] <= 512"),
+    "longer than the batch": (of_rows(doubled_if(lambda s: s[1] > s[0])), ROWS, r"x\.shape\[1\] <= x\.shape\[0\]"),
+    "named": (of_rows(doubled_if(lambda s: s[1] > 300)), {0: "batch", 1: "seq"}, r"x\.shape\[1\] <= 300"),
+    "auto": (of_rows(doubled_if(lambda s: s[1] > 300)), {0: AUTO, 1: AUTO}, r"x\.shape\[1\] <= 300"),
+    "odd": (of_rows(doubled_if(lambda s: s[1] % 2 == 1)), {0: AUTO, 1: AUTO}, r"x\.shape\[1\] % 2\) != 1"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, guard) in BRANCHES.items() if guard])
+def test_a_branch_on_lengths_is_refused_by_its_condition(name: str, tmp_path: Path) -> None:
+    (model, x), shapes, guard = BRANCHES[name]
+    (tmp_path / "m.onnx").write_bytes(b"older")
+    with pytest.raises(ParityError, match=f"it would be right only where .*{guard}") as refused:
+        export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,))
+    assert "choose with torch.where" in str(refused.value)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"older"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "name"), [("torchscript", "m.pt"), ("aoti", "m.pt2")])
+def test_formats_without_guards(target: str, name: str, tmp_path: Path) -> None:
+    (model, x), shapes, _ = BRANCHES["taller"]
+    with pytest.raises(ParityError, match="it would be right only where"):
+        export(model, (x,), tmp_path / name, target=target, dynamic_shapes=(shapes,))
+
+
+def test_a_program_checks_its_guards_when_it_runs(tmp_path: Path) -> None:
+    (model, x), shapes, _ = BRANCHES["taller"]
+    assert export(model, (x,), tmp_path / "m.pt2", target="pt2", dynamic_shapes=(shapes,)).parity
+
+
+def test_axes_that_the_trace_made_equal_stay_equal_in_the_file(tmp_path: Path) -> None:
+    (model, x), shapes, _ = BRANCHES["square"]
+    report = export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,))
+    assert report.parity
+    y = torch.randn(2, 3, 5, 5)
+    np.testing.assert_allclose(load(report.path)(y.numpy())[0], model(y).detach(), rtol=1e-5, atol=1e-6)
+
+
+RIGHT: dict[str, tuple[tuple[nn.Module, Tensor], Any]] = {
+    "U-Net": (
+        of_images(lambda y: F.interpolate(F.avg_pool2d(y, 2), scale_factor=2) + y),
+        {0: AUTO, 2: AUTO, 3: AUTO},
+    ),
+    "pairs": (of_rows(lambda y: y.view(y.shape[0], y.shape[1] // 2, 2, 4).sum(2)), {0: AUTO, 1: AUTO}),
+    "positions": (of_rows(lambda y: y + torch.linspace(0, 1, 64)[: y.shape[1], None]), {0: AUTO, 1: AUTO}),
+    "windows": (of_rows(lambda y: y.unfold(1, 3, 1).sum(-1)), {0: AUTO, 1: AUTO}),
+    "a path that changes nothing": (of_rows(lambda y: y * 2 if y.shape[1] > 300 else y + y), {0: "n", 1: "s"}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_conditions_that_do_no_harm(name: str, tmp_path: Path) -> None:
+    (model, x), shapes = RIGHT[name]
+    report = export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,))
+    assert report.parity
+
+
+def test_ranges_in_which_the_condition_holds(tmp_path: Path) -> None:
+    (model, x), _, _ = BRANCHES["named"]
+    shapes = {0: Dim("n", min=1), 1: Dim("s", min=2, max=300)}
+    assert export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,)).parity
+
+
+@pytest.mark.slow
+def test_the_search_for_lengths_leaves_the_buffers_of_the_trace_alone(tmp_path: Path) -> None:
+    class Counts(Net):
+        def __init__(self) -> None:
+            super().__init__(BatchNormalNorm2d(3), doubled_if(lambda s: s[2] * s[3] > 1000))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    model = Counts().eval()
+    with pytest.raises(ParityError, match="it would be right only where"):
+        export(model, (torch.randn(3, 3, 8, 8),), tmp_path / "m.onnx", dynamic_shapes=(IMAGES,))
+    assert model.calls == 0
