@@ -1,4 +1,4 @@
-"""Which results in float64 are the reference of a half-precision file, and what the frozen model is judged by."""
+"""Which results in float64 are the reference of a half-precision file, and what the frozen model is compared with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_rounding_of_a_small_element_does_not_replace_float64(
 def test_numbers_of_a_dtype_replace_float64(dtype: torch.dtype) -> None:
     """Of a mask with the least number of its dtype, the masked elements are PyTorch's, and those beside them float64's.
 
-    The frozen model, in float32, is judged by the results in float64 as they are.
+    The frozen model, in float32, is compared with the results in float64 as they are.
     """
 
     def of(h: Tensor) -> Tensor:

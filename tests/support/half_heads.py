@@ -1,4 +1,4 @@
-"""Heads whose results are far from float64 in half precision, beside elements near 0: honest files of them pass."""
+"""Heads whose results are far from float64 in half precision, beside elements near 0: right files of them pass."""
 
 from __future__ import annotations
 

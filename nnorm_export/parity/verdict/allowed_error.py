@@ -202,8 +202,8 @@ def _not_by_chance(found: _Scales, of_all: Array, length: int) -> Array:
     counts = np.maximum(found.counts, 1)
     others = np.maximum(length - counts, 0)
     # An upper bound of the k-th root of (n over k), by the entropy of k/n; 1 for k = n.
-    ways = length / counts * np.where(others > 0, length / np.maximum(others, 1), 1.0) ** (others / counts)
-    least = of_all * (_CHANCE / lines) ** (1 / counts) / ways
+    choices = length / counts * np.where(others > 0, length / np.maximum(others, 1), 1.0) ** (others / counts)
+    least = of_all * (_CHANCE / lines) ** (1 / counts) / choices
     is_sure = (found.counts == 0) | (found.scales < least)
     scales: Array = np.where(is_sure, found.scales, np.maximum(found.scales, _SMALL_BY_CHANCE * of_all))
     return scales
