@@ -24,7 +24,9 @@ from nnorm_export.models.modules import deepcopy
 from nnorm_export.models.program_axes import resized, runs, shapes_of
 
 _MOST_ELEMENTS = 2**21  # of the inputs at other lengths
-_MOST_EXAMPLES = 8
+_MANY_ELEMENTS = 2**16  # where those of the most elements are sought
+_MOST_EXAMPLES = 12
+_LONG = 48  # elements of an axis that is not in a guard
 _MOST_AXES = 3  # of a guard
 _TRIES = 4  # lengths beyond one guard: the model may refuse some of them
 _LENGTHS = (1, 2, 3, 4, 5, 7, 8, 16, 33, 64, 128, 257, 1024)
@@ -74,8 +76,8 @@ def beyond_guards(
     duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     found: list[BeyondGuard] = []
     takes: dict[tuple[int, ...], dict[str, Any] | None] = {}
-    for guard in guards:
-        for lengths in _breaking(guard, own, ranges, elements):
+    for guard, (others, is_long) in itertools.product(guards, _others(own, ranges, places)):
+        for lengths in _breaking(guard, others, ranges, elements, is_long):
             key = tuple(lengths.values())
             if key not in takes:
                 other = resized(example, tensors, shapes, lengths)
@@ -119,6 +121,21 @@ def _most(high: Any) -> float:
         return math.inf
 
 
+def _others(
+    own: Mapping[sympy.Symbol, int],
+    ranges: Mapping[sympy.Symbol, tuple[int, float]],
+    places: Mapping[sympy.Symbol, tuple[int, int]],
+) -> list[tuple[dict[sympy.Symbol, int], bool]]:
+    """Lengths for the axes that are not in a guard, their own, short and long ones, and whether they are long.
+
+    Of ``if h > 10 and w > 20`` a trace has the first condition alone, and more follows only where both hold.
+    """
+    inner = {symbol: length for symbol, length in own.items() if places[symbol][1] > 0}  # the first is mostly a batch
+    short = {symbol: int(max(ranges[symbol][0], min(2, length))) for symbol, length in inner.items()}
+    long = {symbol: int(min(ranges[symbol][1], max(_LONG, length))) for symbol, length in inner.items()}
+    return [(dict(own), False), ({**own, **short}, False), ({**own, **long}, True)]
+
+
 def _guards(shapes: list[tuple[Any, ...]], known: Mapping[sympy.Symbol, Any]) -> list[Any]:
     """The conditions of the trace on the lengths ``known``, those of the fewest axes first."""
     environment = next(
@@ -135,8 +152,9 @@ def _breaking(
     own: Mapping[sympy.Symbol, int],
     ranges: Mapping[sympy.Symbol, tuple[int, float]],
     elements: Callable[[Mapping[sympy.Symbol, int]], float],
+    is_long: bool,
 ) -> list[dict[sympy.Symbol, int]]:
-    """Lengths of all symbols at which ``guard`` does not hold, those of the fewest elements first."""
+    """Lengths of all symbols at which ``guard`` does not hold, those of the fewest elements first, or of the most."""
     symbols = sorted(guard.free_symbols, key=str)
     numbers = [int(number) for number in guard.atoms(sympy.Integer) if number > 0]
     near = [number + step for number in numbers for step in (-1, 0, 1)]
@@ -149,7 +167,8 @@ def _breaking(
     holds = sympy.lambdify(symbols, guard, "math", printer=PythonPrinter)
     breaking = [chosen for chosen in itertools.product(*choices) if not holds(*chosen)]
     found = [{**own, **dict(zip(symbols, chosen, strict=True))} for chosen in breaking]
-    return sorted((lengths for lengths in found if elements(lengths) <= _MOST_ELEMENTS), key=elements)[:_TRIES]
+    most = _MANY_ELEMENTS if is_long else _MOST_ELEMENTS
+    return sorted((lengths for lengths in found if elements(lengths) <= most), key=elements, reverse=is_long)[:_TRIES]
 
 
 def _text(guard: Any, shown: Mapping[sympy.Symbol, sympy.Symbol]) -> str:
