@@ -17,7 +17,17 @@ from nnorm_export.steps import detail, step, watched
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 
-EXPORT = ("freeze", "trace", "translate to ONNX", "write", "check", "open in onnxruntime", "compare with PyTorch")
+BODIES = "compare its bodies with PyTorch"
+EXPORT = (
+    "freeze",
+    "trace",
+    "translate to ONNX",
+    "write",
+    "check",
+    "open in onnxruntime",
+    "compare with PyTorch",
+    BODIES,
+)
 
 
 class Watcher:

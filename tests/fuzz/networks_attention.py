@@ -80,7 +80,7 @@ class MaskedAttention(nn.Module):
             return torch.zeros(seen.shape, dtype=x.dtype).masked_fill(~seen, -math.inf)
         if self.how == "extended":
             return (1.0 - seen.to(x.dtype)) * -1e9
-        return torch.where(seen, 0.0, torch.finfo(x.dtype).min).to(x.dtype)
+        return torch.zeros(seen.shape, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)
 
     def extra_repr(self) -> str:
         return self.how

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parents[1] / "support" / "kernels_in_onnxruntime.py"
 # Interpreters of other environments, and the sanitized build, as the Makefile makes and names them.
 ENVIRONMENTS = list(filter(None, os.environ.get("NNORM_ONNXRUNTIME_ENVIRONMENTS", "").split(os.pathsep)))
-SANITIZED = os.environ.get("NNORM_SANITIZED_LIBRARY")
+SANITIZED = os.environ.get("NNORM_SANITIZED_LIBRARY") or None  # empty if make finds none
 
 SHAPES = {
     **{op_type: [(4, 8), (0, 8, 3), (2, 8, 0), (5, 8, 3, 3), (3, 8, 83, 61)] for op_type in BATCH_OPERATORS},
