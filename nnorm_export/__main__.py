@@ -18,7 +18,7 @@ def main() -> NoReturn:
     is_pythons = in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_pythons:  # nothing has been written yet that would have to be removed
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    from nnorm_export import cli  # noqa: PLC0415 - the handler comes first
+    from nnorm_export import cli  # noqa: PLC0415 - the imports that Ctrl-C may interrupt
 
     if is_pythons:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -142,7 +142,7 @@ def _remove_leftovers(output: Path) -> None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether ``folder`` is a folder of this user in which nobody else may write, and not a link to one."""
+    """Whether ``folder`` is a folder, not a link; this user owns it, and other users may not write to it."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         return False

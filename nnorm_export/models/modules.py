@@ -158,7 +158,7 @@ def _copyable(model: nn.Module, memo: Mapping[int, object] | None) -> str:
         if hasattr(type(layer), "__deepcopy__"):
             try:
                 copy.deepcopy(layer)
-            except Exception:
+            except Exception:  # the user's method may raise any error, which the caller's message quotes
                 return f"{where} has a __deepcopy__ that raises this; correct it, or put another layer in its place"
     shared = {id(layer): layer for _, layer in layers}
     for path, layer in layers:
@@ -166,7 +166,7 @@ def _copyable(model: nn.Module, memo: Mapping[int, object] | None) -> str:
             known = {**(memo or {}), **shared, **{id(tensor): tensor for tensor in _computed_tensors(layer)}}
             try:
                 copy.deepcopy(value, known)
-            except Exception:
+            except Exception:  # the attribute may be of any class, whose copy may raise any error
                 return (
                     f"its attribute {f'{path}.{name}'.lstrip('.')} ({type(value).__name__}) cannot be copied; "
                     "delete it before this call, or give its class a __deepcopy__"

@@ -1,7 +1,7 @@
 """The folder in which load_optimized() keeps files: whose it is, and whether what lies there is what was put there.
 
 An entry is an optimized file and a record beside it: the SHA-256 of the file, or that the portable file gains nothing.
-A file is opened only if its bytes have that hash, and if nobody but the user and root can have written file and record.
+A file is opened only if its bytes have that hash, and if only the user and root may write to the file and the record.
 The records are written last, so that an entry whose writer was killed is made again.
 """
 
@@ -128,7 +128,7 @@ def copy_of(source: Path, folder: Path) -> Path:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Whether ``path`` is a file that nobody but the user and root can have written."""
+    """Whether ``path`` is a regular file to which only the user and root may write."""
     try:
         found = path.lstat()
     except FileNotFoundError:

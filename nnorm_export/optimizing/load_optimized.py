@@ -35,8 +35,8 @@ def load_optimized(
     """Opens a portable file as :func:`nnorm_export.optimize` makes it: ``runner = load_optimized("model.onnx")``.
 
     The first call on a machine optimizes a copy of the file, compares the two, and keeps what it made in ``cache``.
-    Later calls open that, if its bytes are still those that were written and nobody but the user and root can have
-    written them. Another content of the file or of its external data, another library of kernels, version of this
+    Later calls open that, if its bytes are still those that were written and only the user and root may write to it.
+    Another content of the file or of its external data, another library of kernels, version of this
     package or of ONNX Runtime, or kind of processor makes another one. Nothing is removed from the folder; it may be
     deleted at any time.
 

@@ -18,7 +18,7 @@ from nnorm_export.files import durable
 from nnorm_export.files.staging import staged, staged_folder
 from nnorm_export.serving.repository import _only_writer
 
-OTHER = 65534  # the user nobody
+OTHER = 65534  # the number of a user without rights
 AS_OTHER = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 

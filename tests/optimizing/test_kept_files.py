@@ -1,4 +1,4 @@
-"""What load_optimized() keeps is of the file that was given, is what was written, and was written by nobody else."""
+"""load_optimized() opens a kept file only if it was made of the given file, is unchanged, and is this user's."""
 
 from __future__ import annotations
 

@@ -141,8 +141,9 @@ def _scattered_mean(x: Tensor, dim: int, index: Tensor, source: Tensor, _: str, 
     return sums / counts if x.is_floating_point() else torch.floor_divide(sums, counts)
 
 
-def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *others: Any) -> Tensor:
-    _mean, _variance, *others = others  # type: ignore[assignment]
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, _mean: object, _variance: object, *others: Any
+) -> Tensor:
     normalized: Tensor = _aten.batch_norm.default(x, weight, bias, None, None, *others)
     return normalized
 

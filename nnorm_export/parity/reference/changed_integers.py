@@ -36,7 +36,8 @@ _Range = tuple[int, int]
 def other_integers(pytorch: PyTorchModel, example: Mapping[str, Any], expected: Sequence[Array]) -> list[Run]:
     """``example`` with integers of the widest range that PyTorch takes, and its results, which are as sound as before.
 
-    They are none if there are no integers. Integers of 0 and 1 alone are masks beside others.
+    The list is empty if no input has integers. An input of zeros and ones is left as it is if another has more: it is a
+    mask.
     """
     tensors = tensors_in(dict(example))
     integers = [number for number, tensor in enumerate(tensors) if _is_integer(tensor)]
