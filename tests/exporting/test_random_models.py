@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from function_module import Function
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,19 +19,10 @@ from nnorm_export.exporting.trace import nodes_of, path_of
 X = torch.rand(4, 6)
 
 
-class Random(nn.Module):
-    def __init__(self, of: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.of = of
-
-    def forward(self, x: Tensor) -> Any:
-        return self.of(x)
-
-
 class Network(nn.Module):
     def __init__(self, of: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.head = Random(of)
+        self.head = Function(of)
 
     def forward(self, x: Tensor) -> Any:
         return self.head(x)

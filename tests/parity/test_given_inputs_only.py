@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from function_module import Function
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
@@ -36,15 +37,6 @@ def unstable_elsewhere(x: Tensor) -> Tensor:
 
 def any_probabilities(x: Tensor) -> Tensor:
     return x * x.max()
-
-
-class Function(nn.Module):
-    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.of = of
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.of(x)
 
 
 @pytest.fixture
