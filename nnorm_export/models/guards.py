@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,11 +164,19 @@ def _breaking(
         wanted = {low, low + 1, own[symbol] - 1, own[symbol], own[symbol] + 1, 2 * own[symbol], *near, *_LENGTHS}
         wanted |= {int(high)} if high < math.inf else set()
         choices.append(sorted(length for length in wanted if low <= length <= high))
-    holds = sympy.lambdify(symbols, guard, "math", printer=PythonPrinter)
-    breaking = [chosen for chosen in itertools.product(*choices) if not holds(*chosen)]
+    condition = sympy.lambdify(symbols, guard, [{"math": math, "torch": torch}, "math"], printer=PythonPrinter)
+    breaking = [chosen for chosen in itertools.product(*choices) if not _holds(condition, chosen)]
     found = [{**own, **dict(zip(symbols, chosen, strict=True))} for chosen in breaking]
     most = _MANY_ELEMENTS if is_long else _MOST_ELEMENTS
     return sorted((lengths for lengths in found if elements(lengths) <= most), key=elements, reverse=is_long)[:_TRIES]
+
+
+def _holds(condition: Callable[..., Any], lengths: Sequence[int]) -> bool:
+    """Whether a condition holds, or cannot be computed: forward then fails at these lengths too."""
+    try:
+        return bool(condition(*lengths))
+    except ArithmeticError:  # a quotient by 0, as of ``h % (w // 4)`` at w = 3
+        return True
 
 
 def _text(guard: Any, shown: Mapping[sympy.Symbol, sympy.Symbol]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ BRANCHES = {
     "taller and great": (of_images(doubled_if(lambda s: s[2] > s[3] and s[2] * s[3] > 1000)), IMAGES, "x"),
     "high and wide": (of_images(doubled_if(lambda s: s[2] > 10 and s[3] > 20)), {0: "n", 2: "h", 3: "w"}, "x"),
     "short and narrow": (of_images(doubled_if(lambda s: s[2] < 7 and s[3] < 6)), {0: "n", 2: "h", 3: "w"}, "x"),
+    "rounded down": (of_images(doubled_if(lambda s: int(s[2] * 0.7) > 20)), {0: "n", 2: "h", 3: "w"}, r"math\.trunc\("),
+    "rounded up": (of_images(doubled_if(lambda s: math.ceil(s[2] / 3) > 9)), {0: "n", 2: "h", 3: "w"}, "ceil"),
+    "a quotient by 0": (of_images(doubled_if(lambda s: s[2] % (s[3] // 4) == 1)), {0: "n", 2: "h", 3: "w"}, "x"),
     "square": (of_images(doubled_if(lambda s: s[2] == s[3])), {0: AUTO, 2: AUTO, 3: AUTO}, None),
     "tokens": (of_rows(doubled_if(lambda s: s[0] * s[1] > 512)), ROWS, r"x\.shape\[0\]\*x\.shape\[1\] <= 512"),
     "longer than the batch": (of_rows(doubled_if(lambda s: s[1] > s[0])), ROWS, r"x\.shape\[1\] <= x\.shape\[0\]"),
