@@ -10,8 +10,8 @@ rounding error of an element therefore is the greatest of
 
 - its own sensitivity,
 - the scale of the sensitivities of its neighbors (:func:`scale_about`): rows, channels or positions of one scale have
-  similar sensitivities, and those of another scale do not enter. A row of great maps
-  that is small by chance shares the scale of the others, because a sum in another order moves all of them,
+  similar sensitivities, and those of another scale do not enter. A row of a great map that is small by chance shares
+  the scale of the others, because a sum in another order moves all of them,
 - one rounding of its magnitude, or of the scale of its neighbors' magnitudes, for elements near 0 in a channel of
   scale 1,
 - the absolute error of sigmoids, which the runs contain
