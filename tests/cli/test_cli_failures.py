@@ -309,6 +309,7 @@ def test_the_configuration_keeps_every_name(name: str, folder: Path, tmp_path: P
 def test_ctrl_c_while_the_modules_are_imported(imported: str) -> None:
     program = (
         "import os, runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores Ctrl-C
         "class Interrupts:\n"
         f"    def find_spec(self, name, *_): name == {imported!r} and os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
