@@ -96,11 +96,11 @@ def test_processors_of_one_name_are_told_apart(cpuinfo: str, expected: str, tmp_
     assert processor(tmp_path / "cpuinfo") == expected
 
 
-def test_no_contestant_always_runs_behind_the_same_one() -> None:
-    """What ran before leaves the caches full of its own: it must not be the same one for a contestant in every turn."""
+def test_no_candidate_always_runs_behind_the_same_one() -> None:
+    """What ran before leaves the caches full of its own: it must not be the same one for a candidate in every turn."""
     ran: list[str] = []
-    contestants = {name: lambda name=name: ran.append(name) for name in "abc"}
-    timings = time_in_turns(contestants, base="a", repeats=500)
+    candidates = {name: lambda name=name: ran.append(name) for name in "abc"}
+    timings = time_in_turns(candidates, base="a", repeats=500)
     turns = [ran[start : start + 3] for start in range(0, len(ran), 3)]
     assert {len(timing.seconds) for timing in timings.values()} == {500}
     assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)

@@ -96,7 +96,7 @@ if __name__ == "__main__":
         sys.modules["torch"] = types.ModuleType("torch")
         sys.modules["torch"].__version__ = OLD  # type: ignore[attr-defined]
     torch = sys.modules.get("torch")
-    ways: dict[str, Callable[[str], dict[str, Any]]] = {"python": _python, "command": _command}
-    outcomes = [ways[way](text) for way, text in json.load(sys.stdin)]
+    run: dict[str, Callable[[str], dict[str, Any]]] = {"python": _python, "command": _command}
+    outcomes = [run[kind](text) for kind, text in json.load(sys.stdin)]
     assert sys.modules.get("torch") is torch
     print(json.dumps(outcomes))
