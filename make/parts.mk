@@ -12,7 +12,7 @@ suite: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(IN_TEST))" \
 	NNORM_SANITIZED_LIBRARY="$(if $(wildcard build/sanitized/libnnorm_ort.so),$(CURDIR)/build/sanitized/libnnorm_ort.so)" \
 	NNORM_EVERYWHERE="$(EVERYWHERE_IN_TEST)" \
-	$(PYTEST_PARALLEL) -m "slow and not core and not apart" --ignore tests/custom_ops/test_cuda_code.py
+	$(PYTEST_PARALLEL) --durations 20 -m "slow and not core and not apart" --ignore tests/custom_ops/test_cuda_code.py
 
 # $(call interpreters,VERSIONS): those that are installed, with ":" between them, as in PATH.
 interpreters = $(shell for version in $(1); do test -s ".venv-onnxruntime-$$version/installed" && \
@@ -34,9 +34,9 @@ define test_cpp
 	$(WITH_BIN) ctest --test-dir $(1) --parallel 2 --output-on-failure --no-tests=error
 endef
 
-# make test-cpp    the kernels' own tests; those for GPUs compiled for the processor, and for the oldest GPU and the one whose
+# make test-cpp    the kernels' own tests; those for GPUs compiled for the processor, to PTX for the oldest GPU, and for the one whose
 #              machine code the tests read
-OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES='75;90'
+OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES='75-virtual;90-real'
 test-cpp: $(VENV)/installed $(NVCC)
 	$(call test_cpp,build/cpp,$(OPTIONS_OF_TESTS))
 
@@ -121,7 +121,7 @@ test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(PYTEST) tests/project/test_ray.py -rP
 
 # make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries, each in an environment of its own
-# make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test-all` compiles a third
+# make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test-all` compiles some
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
 #              results/everywhere.md and the table in the README. EVERYWHERE='tract node' for some of them
 # make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
@@ -135,7 +135,7 @@ test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
 	done
 
 test-aoti: $(VENV)/installed
-	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/exporting/test_pytorch_formats.py tests/layers/test_family.py -k aoti
+	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/exporting/test_pytorch_*.py tests/layers/test_family.py -k aoti
 
 test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" $(BIN)/python -m everywhere --jobs 2

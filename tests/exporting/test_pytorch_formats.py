@@ -51,16 +51,12 @@ def _joined(case: LayerCase) -> list[tuple[LayerCase, np.ndarray, np.ndarray]]:
 
 # Each kind of layer, and what is hard in it.
 COMPILED = [
-    "bnn1d_batch_one",
     "bnn2d_lambda_edges",
     "bnn2d_no_standardize",
     "bnn2d_one_pixel",
-    "gnn_3d",
     "gnn_g4",
     "inn2d_two_pixels",
     "lnn_hard_rows",
-    "lnn_odd_width",
-    "lnn_768",
 ]
 
 
