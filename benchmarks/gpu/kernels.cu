@@ -95,6 +95,7 @@ struct Pools {
       must(cudaMalloc(&parameters[p], most_channels * sizeof(float)), "allocation");
       must(cudaMemcpy(parameters[p], values.data(), most_channels * sizeof(float), cudaMemcpyHostToDevice), "copy");
     }
+    must(cudaDeviceSynchronize(), "copies");  // a non-blocking stream does not wait for them
   }
 };
 

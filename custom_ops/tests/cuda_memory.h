@@ -40,7 +40,10 @@ class OnDevice {
   explicit OnDevice(Buffer& buffer)
       : bytes_(buffer.storage().size() * sizeof(T)), first_(size_t(buffer.data() - buffer.storage().data())) {
     must(cudaMalloc(&memory_, bytes_ ? bytes_ : 1));
-    must(cudaMemcpy(memory_, buffer.storage().data(), bytes_, cudaMemcpyHostToDevice));
+    // In the stream of the kernels: a copy from pageable memory may return before its data are there, and kernels of a
+    // non-blocking stream do not wait for the default stream.
+    must(cudaMemcpyAsync(memory_, buffer.storage().data(), bytes_, cudaMemcpyHostToDevice, stream()));
+    must(cudaStreamSynchronize(stream()));
   }
   ~OnDevice() { cudaFree(memory_); }
   OnDevice(const OnDevice&) = delete;
@@ -50,8 +53,8 @@ class OnDevice {
   // Waits for the kernels and copies back.
   template <class Buffer>
   void fetch(Buffer& buffer) const {
+    must(cudaMemcpyAsync(buffer.storage().data(), memory_, bytes_, cudaMemcpyDeviceToHost, stream()));
     must(cudaStreamSynchronize(stream()));
-    must(cudaMemcpy(buffer.storage().data(), memory_, bytes_, cudaMemcpyDeviceToHost));
   }
 
  private:
