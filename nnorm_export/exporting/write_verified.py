@@ -160,9 +160,9 @@ def _beyond_guards(
             raise ParityError(
                 f"{frozen.request.path} was not written: it would be right only where {each.guard}, as in the example. "
                 f"Elsewhere, at ({_shown(each.lengths)}) for instance, the model takes another path and the file does "
-                "not. Give the axes ranges in which the condition holds (dynamic_shapes, --dynamic 'x:1=seq[2..300]') "
-                "or fix them; or compute both paths and choose with torch.where; or export TorchScript with "
-                "method='script' (--method script), which keeps both"
+                "not. Give the axes ranges in which the condition holds (dynamic_shapes, --dynamic 'x:1=seq[2..300]'), "
+                "or one name if it makes them equal, or fix them; or compute both paths and choose with torch.where; "
+                "or export TorchScript with method='script' (--method script), which keeps both"
             )
     return compare(examples)
 

@@ -4,6 +4,9 @@ Where forward has ``if x.shape[2] > x.shape[3]``, torch.export follows one branc
 program, and raises no error unless the guard is one of a single axis with a declared range. No file keeps the guard.
 Many guards are harmless: the traced operators compute the same beyond them, or the model refuses such lengths too.
 Therefore the file is compared with the model beyond each guard.
+
+A condition ``x.shape[2] == x.shape[3]`` makes one symbol of two axes. It is a guard too, unless the user gave the axes
+one name, or a ``torch.export.Dim`` each, which torch.export checks itself.
 """
 
 from __future__ import annotations
@@ -59,12 +62,13 @@ def beyond_guards(
         example: the inputs with which the program was traced, by the names of the module's parameters.
         dynamic_shapes: as for ``torch.export.export``; an axis that is named by a string may have any length.
     """
-    tensors, shapes = tensors_in(example), shapes_of(program)
+    dims = named_dims(example, dynamic_shapes)
+    tensors, (shapes, same, relations) = tensors_in(example), _own_symbols(shapes_of(program), dims)
     places = _places(shapes)
-    if len(shapes) != len(tensors) or not places or not (guards := _guards(shapes, places)):
+    if len(shapes) != len(tensors) or not (guards := _guards(program, same, relations, places)):
         return []
     own = {symbol: int(tensors[number].shape[axis]) for symbol, (number, axis) in places.items()}
-    ranges = _ranges(places, named_dims(example, dynamic_shapes))
+    ranges = _ranges(places, dims)
     names = dict(enumerate(tensor_names(example)))
     shown = {symbol: sympy.Symbol(f"{names[number]}.shape[{axis}]") for symbol, (number, axis) in places.items()}
 
@@ -92,13 +96,64 @@ def beyond_guards(
     return found
 
 
+def _own_symbols(
+    shapes: list[tuple[Any, ...]], dims: Mapping[tuple[int, int], Any]
+) -> tuple[list[tuple[Any, ...]], dict[sympy.Symbol, sympy.Symbol], list[Any]]:
+    """(shapes, same, relations): a symbol for each axis, whatever the trace made equal; one for axes of one name.
+
+    Returns:
+        shapes: with these symbols.
+        same: symbol of the trace -> that of another axis of the same name.
+        relations: conditions that the trace has put into the shapes.
+    """
+    changed = [list(shape) for shape in shapes]
+    places = [(number, axis) for number, shape in enumerate(shapes) for axis in range(len(shape))]
+    taken: set[sympy.Symbol] = set()
+    by_name: dict[str, sympy.Symbol] = {}
+    same: dict[sympy.Symbol, sympy.Symbol] = {}
+    relations = []
+
+    def rank(place: tuple[int, int]) -> tuple[bool, bool]:
+        return dims.get(place) is None or isinstance(dims[place], str), not _is_symbol(shapes[place[0]][place[1]])
+
+    for number, axis in sorted(places, key=rank):
+        length, dim = shapes[number][axis], dims.get((number, axis))
+        if not getattr(length, "free_symbols", None):
+            continue
+        if isinstance(dim, str) and dim in by_name:
+            if _is_symbol(length) and length not in taken:
+                same[length] = by_name[dim]
+            changed[number][axis] = by_name[dim]
+            continue
+        if (dim is None or isinstance(dim, str)) and (length in taken or not _is_symbol(length)):
+            changed[number][axis] = sympy.Symbol(f"own_{number}_{axis}", integer=True, positive=True)
+            pair = changed[number][axis], length
+            relations.append(sympy.Eq(*(reversed(pair) if _is_symbol(length) else pair)))
+        elif _is_symbol(length):
+            taken.add(length)
+        if isinstance(dim, str):
+            by_name[dim] = changed[number][axis]
+    return (
+        [
+            tuple(length.xreplace(same) if hasattr(length, "xreplace") else length for length in shape)
+            for shape in changed
+        ],
+        same,
+        [relation.xreplace(same) for relation in relations],
+    )
+
+
+def _is_symbol(length: Any) -> bool:
+    return isinstance(length, sympy.Symbol)
+
+
 def _places(shapes: list[tuple[Any, ...]]) -> dict[sympy.Symbol, tuple[int, int]]:
     """Symbol -> the first (input, axis) that has it as its length."""
     places: dict[sympy.Symbol, tuple[int, int]] = {}
     for number, shape in enumerate(shapes):
         for axis, length in enumerate(shape):
-            if isinstance(length, torch.SymInt) and length.node.expr.is_symbol:
-                places.setdefault(length.node.expr, (number, axis))
+            if _is_symbol(length):
+                places.setdefault(length, (number, axis))
     return places
 
 
@@ -136,15 +191,28 @@ def _others(
     return [(dict(own), False), ({**own, **short}, False), ({**own, **long}, True)]
 
 
-def _guards(shapes: list[tuple[Any, ...]], known: Mapping[sympy.Symbol, Any]) -> list[Any]:
-    """The conditions of the trace on the lengths ``known``, those of the fewest axes first."""
-    environment = next(
-        length.node.shape_env for shape in shapes for length in shape if isinstance(length, torch.SymInt)
-    )
-    conditions = [guard.expr for guard in environment.guards]
-    conditions = [each for each in conditions if each.free_symbols and each.free_symbols <= {*known}]
-    conditions = [each for each in conditions if len(each.free_symbols) <= _MOST_AXES]
-    return sorted(conditions, key=lambda each: len(each.free_symbols))
+def _guards(
+    program: torch.export.ExportedProgram,
+    same: Mapping[sympy.Symbol, sympy.Symbol],
+    relations: list[Any],
+    known: Mapping[sympy.Symbol, Any],
+) -> list[Any]:
+    """``relations``, and the conditions of the trace on the lengths ``known``, those of the fewest axes first."""
+    environment = _environment(program)
+    traced = [] if environment is None else [environment.replace(guard.expr) for guard in environment.guards]
+    others = [condition.xreplace(same) for condition in traced]
+    conditions = dict.fromkeys([*relations, *sorted(others, key=lambda each: len(each.free_symbols))])
+    return [each for each in conditions if 0 < len(each.free_symbols) <= _MOST_AXES and each.free_symbols <= {*known}]
+
+
+def _environment(program: torch.export.ExportedProgram) -> Any:
+    """torch's record of the symbols of ``program``; None if it has none."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for length in value.shape if isinstance(value, Tensor) else ():
+            if isinstance(length, torch.SymInt):
+                return length.node.shape_env
+    return None
 
 
 def _breaking(

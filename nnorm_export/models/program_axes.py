@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -32,10 +33,10 @@ def at_other_lengths(
     if len(shapes) != len(tensors):
         return []
     own = {
-        length.node.expr: int(tensor.shape[axis])
+        length: int(tensor.shape[axis])
         for shape, tensor in zip(shapes, tensors, strict=True)
         for axis, length in enumerate(shape)
-        if isinstance(length, torch.SymInt) and length.node.expr.is_symbol
+        if isinstance(length, sympy.Symbol)
     }
     least, others = {}, {}
     for offset, (symbol, length) in enumerate(own.items()):
@@ -54,10 +55,14 @@ def at_other_lengths(
 
 
 def shapes_of(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
-    """The shape of each input tensor of the program; a dynamic axis is a torch.SymInt."""
+    """The shape of each input tensor of the program; the length of a dynamic axis is an expression of sympy."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     inputs = (values.get(str(name)) for name in program.graph_signature.user_inputs)
-    return [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
+    return [
+        tuple(length.node.expr if isinstance(length, torch.SymInt) else length for length in value.shape)
+        for value in inputs
+        if isinstance(value, Tensor)
+    ]
 
 
 def _range(program: torch.export.ExportedProgram, symbol: Any) -> tuple[int, float]:
@@ -76,7 +81,7 @@ def resized(
     for original, shape in zip(tensors, shapes, strict=True):
         tensor = original
         for axis, length in enumerate(shape):
-            wanted = length.node.expr.subs(lengths) if isinstance(length, torch.SymInt) else tensor.shape[axis]
+            wanted = length.subs(lengths) if isinstance(length, sympy.Expr) else tensor.shape[axis]
             if not getattr(wanted, "is_number", True):  # contains a symbol that keeps its length
                 continue
             if tensor.shape[axis] == 0 or int(wanted) != wanted or wanted < 1:

@@ -39,8 +39,8 @@ class OfRows(Net):
         return self.function(self.norm(x.transpose(1, 2)).transpose(1, 2))
 
 
-def of_images(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, Tensor]:
-    return Net(BatchNormalNorm2d(3), function).eval(), torch.randn(3, 3, 8, 8)
+def of_images(function: Callable[[Tensor], Tensor], width: int = 8) -> tuple[nn.Module, Tensor]:
+    return Net(BatchNormalNorm2d(3), function).eval(), torch.randn(3, 3, 8, width)
 
 
 def of_rows(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, Tensor]:
@@ -62,7 +62,28 @@ BRANCHES = {
     "rounded down": (of_images(doubled_if(lambda s: int(s[2] * 0.7) > 20)), {0: "n", 2: "h", 3: "w"}, r"math\.trunc\("),
     "rounded up": (of_images(doubled_if(lambda s: math.ceil(s[2] / 3) > 9)), {0: "n", 2: "h", 3: "w"}, "ceil"),
     "a quotient by 0": (of_images(doubled_if(lambda s: s[2] % (s[3] // 4) == 1)), {0: "n", 2: "h", 3: "w"}, "x"),
-    "square": (of_images(doubled_if(lambda s: s[2] == s[3])), {0: AUTO, 2: AUTO, 3: AUTO}, None),
+    "square": (
+        of_images(doubled_if(lambda s: s[2] == s[3])),
+        {0: AUTO, 2: AUTO, 3: AUTO},
+        r"x\.shape\[2\] == x\.shape\[3\]",
+    ),
+    "square by names": (of_images(doubled_if(lambda s: s[2] == s[3])), {0: "n", 2: "h", 3: "w"}, r"x\.shape\[2\] == x"),
+    "square by half": (
+        of_images(doubled_if(lambda s: s[2] == s[3])),
+        {0: "n", 2: AUTO, 3: WIDTH},
+        r"\] == x\.shape\[2\]",
+    ),
+    "not square": (
+        of_images(doubled_if(lambda s: s[2] == s[3]), 9),
+        {0: AUTO, 2: AUTO, 3: AUTO},
+        r"x\.shape\[2\] != x",
+    ),
+    "twice as wide": (
+        of_images(doubled_if(lambda s: 2 * s[2] == s[3]), 16),
+        {0: "n", 2: "h", 3: "w"},
+        r"\(2\*x\.shape\[2\]\)",
+    ),
+    "as high as many": (of_rows(doubled_if(lambda s: s[0] == s[1] + 2)), {0: "n", 1: "s"}, r"x\.shape\[0\]"),
     "tokens": (of_rows(doubled_if(lambda s: s[0] * s[1] > 512)), ROWS, r"x\.shape\[0\]\*x\.shape\[1\] <= 512"),
     "longer than the batch": (of_rows(doubled_if(lambda s: s[1] > s[0])), ROWS, r"x\.shape\[1\] <= x\.shape\[0\]"),
     "named": (of_rows(doubled_if(lambda s: s[1] > 300)), {0: "batch", 1: "seq"}, r"x\.shape\[1\] <= 300"),
@@ -71,7 +92,7 @@ BRANCHES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, guard) in BRANCHES.items() if guard])
+@pytest.mark.parametrize("name", BRANCHES)
 def test_a_branch_on_lengths_is_refused_by_its_condition(name: str, tmp_path: Path) -> None:
     (model, x), shapes, guard = BRANCHES[name]
     (tmp_path / "m.onnx").write_bytes(b"older")
@@ -94,12 +115,37 @@ def test_a_program_checks_its_guards_when_it_runs(tmp_path: Path) -> None:
     assert export(model, (x,), tmp_path / "m.pt2", target="pt2", dynamic_shapes=(shapes,)).parity
 
 
-def test_axes_that_the_trace_made_equal_stay_equal_in_the_file(tmp_path: Path) -> None:
-    (model, x), shapes, _ = BRANCHES["square"]
+def square_by(shapes: dict[int, Any], function: Callable[[Tensor], Tensor], width: int = 8) -> tuple[Any, Any]:
+    return of_images(function, width), shapes
+
+
+EQUAL = {
+    "a Dim": square_by({0: AUTO, 2: HEIGHT, 3: HEIGHT}, doubled_if(lambda s: s[2] == s[3])),
+    "a name": square_by({0: "n", 2: "s", 3: "s"}, doubled_if(lambda s: s[2] == s[3])),
+    "a name, and a condition that never holds": square_by({0: "n", 2: "s", 3: "s"}, doubled_if(lambda s: s[2] > s[3])),
+    "its double": square_by({0: AUTO, 2: HEIGHT, 3: 2 * HEIGHT}, doubled_if(lambda s: 2 * s[2] == s[3]), 16),
+    "the operators": square_by({0: AUTO, 2: AUTO, 3: AUTO}, lambda y: y + y.transpose(2, 3)),
+}
+
+
+@pytest.mark.parametrize("by", EQUAL)
+def test_axes_that_are_equal_by_declaration_or_by_operators(by: str, tmp_path: Path) -> None:
+    (model, x), shapes = EQUAL[by]
     report = export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,))
     assert report.parity
-    y = torch.randn(2, 3, 5, 5)
+    y = torch.randn(2, 3, 5, 5 * x.shape[3] // 8)
     np.testing.assert_allclose(load(report.path)(y.numpy())[0], model(y).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_whose_axes_the_trace_made_equal(tmp_path: Path) -> None:
+    class Two(Net):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+            return self.norm(x) * (2 if x.shape[2] == y.shape[2] else 1) + y.mean()
+
+    model, x = Two(BatchNormalNorm2d(3), nn.Identity()).eval(), torch.randn(2, 3, 6, 5)
+    shapes = {0: AUTO, 2: AUTO, 3: AUTO}
+    with pytest.raises(ParityError, match=r"right only where x\.shape\[2\] == y\.shape\[2\]"):
+        export(model, (x, torch.randn(2, 3, 6, 4)), tmp_path / "m.onnx", dynamic_shapes=(shapes, shapes))
 
 
 RIGHT: dict[str, tuple[tuple[nn.Module, Tensor], Any]] = {
