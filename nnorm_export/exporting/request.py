@@ -24,6 +24,7 @@ from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models import arguments
 from nnorm_export.models.guards import BeyondGuard
 from nnorm_export.models.modules import deepcopy
+from nnorm_export.models.program_guards import without_guards
 from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
 from nnorm_export.steps import step
@@ -195,7 +196,7 @@ def _of_program(request: Request, program: torch.export.ExportedProgram) -> Froz
         raise ExportError("dtype: an exported program has a dtype already; give the module to export it in another")
     _refuse_unfrozen(program)
     args, kwargs = program.example_inputs or ((), {})
-    module = program.module()
+    module = without_guards(program)
     return Frozen(
         request=request,
         module=module,

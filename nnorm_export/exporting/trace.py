@@ -15,17 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export.errors import ExportError
+from nnorm_export.errors import ExportError, ParityError
 from nnorm_export.exporting.mutations import mutated_in, refusal, refuse_state, refuse_written_constants
 from nnorm_export.exporting.passes.program import functional, nodes_of, writes_to_tensors
 from nnorm_export.exporting.passes.whitening import fold_whitening
 from nnorm_export.exporting.random_operators import refuse_random
 from nnorm_export.exporting.request import Frozen
+from nnorm_export.files.formats import PT2
 from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
-from nnorm_export.models.guards import beyond_guards
+from nnorm_export.models.guards import BeyondGuard, beyond_guards
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks
+from nnorm_export.models.program_guards import beyond_program_guards
 from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
 from nnorm_export.steps import step
@@ -71,6 +73,8 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
     if frozen.program is not None:
         # A program does not keep the names of its axes. If the first axis of the first input is dynamic, it is a batch.
         program, axis_names = frozen.program, {(0, 0): arguments.BATCH}
+        if frozen.request.verify and frozen.request.target.format.name != PT2:  # which keeps the conditions
+            frozen.beyond_guards[:] = _beyond_program_guards(frozen, program)
     else:
         example, shapes = frozen.example, frozen.request.dynamic_shapes
         if frozen.dynamic_batch:
@@ -102,6 +106,24 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         axis_names=axis_names,
         changed_inputs=_changed_inputs(frozen, program, keeps_state),
     )
+
+
+def _beyond_program_guards(frozen: Frozen, program: torch.export.ExportedProgram) -> list[BeyondGuard]:
+    """Inputs that the operators of ``program`` take, and its guards do not.
+
+    Raises:
+        ParityError: a guard is what is left of a branch of forward.
+    """
+    found, branch = beyond_program_guards(program, frozen.module, frozen.example)
+    if branch is not None:
+        lengths = ", ".join(f"{name} = {length}" for name, length in branch.lengths.items())
+        raise ParityError(
+            f"{frozen.request.path} was not written: the program is right only where {branch.guard}, a condition of "
+            f"forward that torch.export keeps. Elsewhere, at ({lengths}) for instance, the program refuses its inputs "
+            "and the file would not. Make the program again with ranges of its axes in which the condition holds; or "
+            "compute both paths in forward and choose with torch.where; or export for the target pt2, which keeps it"
+        )
+    return found
 
 
 def _refuse_complex(program: torch.export.ExportedProgram, names: Sequence[Any], does: str, why: str) -> None:

@@ -87,7 +87,7 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
         others = (
             at_other_lengths(frozen.example, request.dynamic_shapes)
             if frozen.program is None
-            else program_axes.at_other_lengths(frozen.program, frozen.model, frozen.example)
+            else program_axes.at_other_lengths(frozen.program, frozen.program.module(), frozen.example)
         )
         lengths = [at for at, _ in others]
         examples += [example for _, example in others]

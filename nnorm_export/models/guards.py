@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ _MOST_ELEMENTS = 2**21  # of the inputs at other lengths
 _MANY_ELEMENTS = 2**16  # where those of the most elements are sought
 _MOST_EXAMPLES = 12
 _LONG = 48  # elements of an axis that is not in a guard
-_MOST_AXES = 3  # of a guard
+MOST_AXES = 3  # of a guard
 _TRIES = 4  # lengths beyond one guard: the model may refuse some of them
 _LENGTHS = (1, 2, 3, 4, 5, 7, 8, 16, 33, 64, 128, 257, 1024)
 
@@ -63,14 +63,70 @@ def beyond_guards(
         dynamic_shapes: as for ``torch.export.export``; an axis that is named by a string may have any length.
     """
     dims = named_dims(example, dynamic_shapes)
-    tensors, (shapes, same, relations) = tensors_in(example), _own_symbols(shapes_of(program), dims)
-    places = _places(shapes)
-    if len(shapes) != len(tensors) or not (guards := _guards(program, same, relations, places)):
-        return []
-    own = {symbol: int(tensors[number].shape[axis]) for symbol, (number, axis) in places.items()}
-    ranges = _ranges(places, dims)
-    names = dict(enumerate(tensor_names(example)))
+    shapes, same, relations = _own_symbols(shapes_of(program), dims)
+    axes = axes_of(shapes, example)
+    conditions = [Condition.of_sympy(guard, axes.shown) for guard in _guards(program, same, relations, axes.places)]
+    return search(conditions, axes, _ranges(axes.places, dims), module)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The dynamic axes of an example.
+
+    Attributes:
+        example: the inputs, by the names of the module's parameters.
+        shapes: of each tensor in it; the length of a dynamic axis is an expression of sympy.
+        places: symbol -> the first (tensor, axis) that has it as its length.
+        shown: symbol -> its name in messages, ``x.shape[2]``.
+    """
+
+    example: dict[str, Any]
+    shapes: list[tuple[Any, ...]]
+    places: dict[sympy.Symbol, tuple[int, int]]
+    shown: dict[sympy.Symbol, sympy.Symbol]
+
+
+def axes_of(shapes: list[tuple[Any, ...]], example: dict[str, Any]) -> Axes:
+    """The axes of ``example``, whose tensors have the symbolic ``shapes``; none if these are of other tensors."""
+    places = _places(shapes) if len(shapes) == len(tensors_in(example)) else {}
+    names = tensor_names(example)
     shown = {symbol: sympy.Symbol(f"{names[number]}.shape[{axis}]") for symbol, (number, axis) in places.items()}
+    return Axes(example, shapes, places, shown)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on lengths.
+
+    Attributes:
+        text: as messages show it: ``x.shape[2] <= x.shape[3]``.
+        symbols: of the lengths in it.
+        numbers: in it; near them it may turn.
+        holds: whether it holds, of the lengths of ``symbols``.
+    """
+
+    text: str
+    symbols: list[sympy.Symbol]
+    numbers: frozenset[int]
+    holds: Callable[..., Any]
+
+    @classmethod
+    def of_sympy(cls, guard: Any, shown: Mapping[sympy.Symbol, sympy.Symbol]) -> Condition:
+        symbols = sorted(guard.free_symbols, key=str)
+        numbers = frozenset(int(number) for number in guard.atoms(sympy.Integer) if number > 0)
+        holds = sympy.lambdify(symbols, guard, [{"math": math, "torch": torch}, "math"], printer=PythonPrinter)
+        return cls(PythonPrinter().doprint(guard.xreplace(shown)), symbols, numbers, holds)
+
+
+def search(
+    conditions: Iterable[Condition],
+    axes: Axes,
+    ranges: Mapping[sympy.Symbol, tuple[int, float]],
+    module: torch.nn.Module,
+) -> list[BeyondGuard]:
+    """An example beyond each of ``conditions``, at lengths within ``ranges``, if ``module`` takes one."""
+    tensors = tensors_in(axes.example)
+    own = {symbol: int(tensors[number].shape[axis]) for symbol, (number, axis) in axes.places.items()}
 
     def elements(lengths: Mapping[sympy.Symbol, int]) -> float:
         # Of the axes that are one symbol, beside which there may be 2·s and the like.
@@ -80,16 +136,16 @@ def beyond_guards(
     duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     found: list[BeyondGuard] = []
     takes: dict[tuple[int, ...], dict[str, Any] | None] = {}
-    for guard, (others, is_long) in itertools.product(guards, _others(own, ranges, places)):
-        for lengths in _breaking(guard, others, ranges, elements, is_long):
+    for condition, (others, is_long) in itertools.product(conditions, _others(own, ranges, axes.places)):
+        for lengths in _breaking(condition, others, ranges, elements, is_long):
             key = tuple(lengths.values())
             if key not in takes:
-                other = resized(example, tensors, shapes, lengths)
+                other = resized(axes.example, tensors, axes.shapes, lengths)
                 takes[key] = other if other is not None and runs(duplicate, other) else None
             if (taken := takes[key]) is not None:
-                by_name = {str(shown[symbol]): length for symbol, length in lengths.items()}
+                by_name = {str(axes.shown[symbol]): length for symbol, length in lengths.items()}
                 if all(each.lengths != by_name for each in found):
-                    found.append(BeyondGuard(_text(guard, shown), by_name, taken))
+                    found.append(BeyondGuard(condition.text, by_name, taken))
                 break
         if len(found) == _MOST_EXAMPLES:
             break
@@ -202,7 +258,7 @@ def _guards(
     traced = [] if environment is None else [environment.replace(guard.expr) for guard in environment.guards]
     others = [condition.xreplace(same) for condition in traced]
     conditions = dict.fromkeys([*relations, *sorted(others, key=lambda each: len(each.free_symbols))])
-    return [each for each in conditions if 0 < len(each.free_symbols) <= _MOST_AXES and each.free_symbols <= {*known}]
+    return [each for each in conditions if 0 < len(each.free_symbols) <= MOST_AXES and each.free_symbols <= {*known}]
 
 
 def _environment(program: torch.export.ExportedProgram) -> Any:
@@ -216,25 +272,22 @@ def _environment(program: torch.export.ExportedProgram) -> Any:
 
 
 def _breaking(
-    guard: Any,
+    condition: Condition,
     own: Mapping[sympy.Symbol, int],
     ranges: Mapping[sympy.Symbol, tuple[int, float]],
     elements: Callable[[Mapping[sympy.Symbol, int]], float],
     is_long: bool,
 ) -> list[dict[sympy.Symbol, int]]:
-    """Lengths of all symbols at which ``guard`` does not hold, those of the fewest elements first, or of the most."""
-    symbols = sorted(guard.free_symbols, key=str)
-    numbers = [int(number) for number in guard.atoms(sympy.Integer) if number > 0]
-    near = [number + step for number in numbers for step in (-1, 0, 1)]
+    """Lengths of all symbols that break ``condition``, those of the fewest elements first, or of the most."""
+    near = [number + step for number in condition.numbers for step in (-1, 0, 1)]
     choices = []
-    for symbol in symbols:
+    for symbol in condition.symbols:
         low, high = ranges[symbol]
         wanted = {low, low + 1, own[symbol] - 1, own[symbol], own[symbol] + 1, 2 * own[symbol], *near, *_LENGTHS}
         wanted |= {int(high)} if high < math.inf else set()
         choices.append(sorted(length for length in wanted if low <= length <= high))
-    condition = sympy.lambdify(symbols, guard, [{"math": math, "torch": torch}, "math"], printer=PythonPrinter)
-    breaking = [chosen for chosen in itertools.product(*choices) if not _holds(condition, chosen)]
-    found = [{**own, **dict(zip(symbols, chosen, strict=True))} for chosen in breaking]
+    breaking = [chosen for chosen in itertools.product(*choices) if not _holds(condition.holds, chosen)]
+    found = [{**own, **dict(zip(condition.symbols, chosen, strict=True))} for chosen in breaking]
     most = _MANY_ELEMENTS if is_long else _MOST_ELEMENTS
     return sorted((lengths for lengths in found if elements(lengths) <= most), key=elements, reverse=is_long)[:_TRIES]
 
@@ -245,9 +298,3 @@ def _holds(condition: Callable[..., Any], lengths: Sequence[int]) -> bool:
         return bool(condition(*lengths))
     except ArithmeticError:  # a quotient by 0, as of ``h % (w // 4)`` at w = 3
         return True
-
-
-def _text(guard: Any, shown: Mapping[sympy.Symbol, sympy.Symbol]) -> str:
-    """``guard`` as Python: ``x.shape[2] <= x.shape[3]``."""
-    text: str = PythonPrinter().doprint(guard.xreplace(shown))
-    return text

@@ -40,7 +40,7 @@ def at_other_lengths(
     }
     least, others = {}, {}
     for offset, (symbol, length) in enumerate(own.items()):
-        low, high = _range(program, symbol)
+        low, high = range_of(program, symbol)
         least[symbol] = low
         longer = length + 1 + offset
         others[symbol] = longer if longer <= high else max(low, length - 1)
@@ -65,7 +65,8 @@ def shapes_of(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
     ]
 
 
-def _range(program: torch.export.ExportedProgram, symbol: Any) -> tuple[int, float]:
+def range_of(program: torch.export.ExportedProgram, symbol: Any) -> tuple[int, float]:
+    """The least and the greatest length of the axes of ``symbol`` that ``program`` takes."""
     bounds = program.range_constraints.get(symbol)
     if bounds is None:
         return 1, math.inf
