@@ -82,6 +82,8 @@ def _print(description: ModelDescription) -> None:
 
 
 def _facts(description: ModelDescription) -> list[tuple[str, str]]:
+    from nnorm_export.files.lengths import described
+
     sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
     is_own = "unknown" not in (description.form, description.form or description.producer)
     machine = description.optimized_for
@@ -101,6 +103,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("nodes", counted(description.nodes)),
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
+        ("lengths", ", ".join(described(description.lengths))),
         # What the writer noted, which is not computed from the file.
         ("made from", f"weights of sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
         *(("problem", problem) for problem in description.problems),

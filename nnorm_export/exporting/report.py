@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nnorm_export.files.lengths import described
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.reports import Report
 
@@ -26,6 +27,7 @@ class ExportReport(Report):
         nodes: nodes of the graph; a normalization counts as one in ONNX's forms portable and custom, together with the
             ReLU, or sum and ReLU, that is folded into it (:mod:`nnorm_export.graphs.fuse_epilogues`).
         layers: one entry for each normalization, as ``nnorm-export inspect`` shows them.
+        lengths: those of the dynamic axes at which the file is right (:mod:`nnorm_export.files.lengths`).
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
@@ -44,10 +46,12 @@ class ExportReport(Report):
     weights_sha256: str
     parity: ParityReport | None
     not_verified: str = ""
+    lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
         parity = f"not verified{reason}" if self.parity is None else str(self.parity)
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
-        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
+        axes = "".join(f", {axis}" for axis in described(self.lengths))
+        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations{axes}; {parity}"

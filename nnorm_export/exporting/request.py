@@ -69,6 +69,7 @@ class Frozen:
         records: path of a layer -> :attr:`FrozenOperator.record`.
         weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
         beyond_guards: inputs for which the trace took something for granted that does not hold; the trace adds them.
+        lengths: those of the dynamic axes at which the file is right (:mod:`.files.lengths`); the trace adds them.
     """
 
     request: Request
@@ -81,6 +82,7 @@ class Frozen:
     records: dict[str, dict[str, Any]]
     weights_sha256: str
     beyond_guards: list[BeyondGuard] = field(default_factory=list)
+    lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def without_module(self) -> Frozen:
         """The same without the frozen model, whose weights take as much memory as those of the user's."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError, ParityError
+from nnorm_export.exporting.lengths import lengths_of
 from nnorm_export.exporting.mutations import mutated_in, refusal, refuse_state, refuse_written_constants
 from nnorm_export.exporting.passes.program import functional, nodes_of, writes_to_tensors
 from nnorm_export.exporting.passes.whitening import fold_whitening
@@ -75,6 +76,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         program, axis_names = frozen.program, {(0, 0): arguments.BATCH}
         if frozen.request.verify and frozen.request.target.format.name != PT2:  # which keeps the conditions
             frozen.beyond_guards[:] = _beyond_program_guards(frozen, program)
+        frozen.lengths.update(lengths_of(program, None, axis_names))
     else:
         example, shapes = frozen.example, frozen.request.dynamic_shapes
         if frozen.dynamic_batch:
@@ -85,6 +87,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         if fold_whitening(frozen.module, {node: path_of(node) for node in nodes_of(program)}):
             program = _traced(frozen, example, shapes)
         axis_names = arguments.axis_names(example, shapes)
+        frozen.lengths.update(lengths_of(program, arguments.named_dims(example, shapes), axis_names))
         if frozen.request.verify:
             stderr = sys.stderr  # where the model prints while it is traced
             with redirected(lambda text, _: stderr.write(text), "stdout"):

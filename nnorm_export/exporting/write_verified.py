@@ -60,6 +60,7 @@ def write_with_note(frozen: Frozen, note: Note, save: Save) -> ExportReport:
         nodes=sum(note.nodes.values()),
         layers=note.layers,
         weights_sha256=note.weights_sha256,
+        lengths=note.lengths,
         parity=parity,
         not_verified=not_verified if frozen.request.verify else "",
     )

@@ -72,6 +72,7 @@ class ModelDescription(Report):
         opsets: domain -> version; ``opset`` is that of the standard operators.
         versions: of the packages that made the file.
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
+        lengths: name of a dynamic axis -> its least and greatest length, see :mod:`.lengths`.
         files: file name -> bytes, external data included; None for a missing file.
         problems: why a node of the domain ``nnorm`` is invalid, or its body unknown; no kernel runs such a file.
         changes: what other programs changed after the file was written, and what to do (:mod:`.files.changes`).
@@ -98,6 +99,7 @@ class ModelDescription(Report):
     nodes: dict[str, int]
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
+    lengths: dict[str, tuple[int, int | None]]
     files: dict[str, int | None]
     problems: list[str]
     changes: list[str]
@@ -150,6 +152,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         nodes=note.nodes if note else {},
         inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
+        lengths=note.lengths if note else {},
         files={archive.path.name: archive.size},
         problems=[],
         changes=[],
@@ -183,6 +186,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         nodes=dict(Counter(node.domain or STANDARD_DOMAIN for node in graph.node)),
         inputs=inputs_of(file.proto),
         outputs=outputs_of(file.proto),
+        lengths=file.lengths,
         files=_files(file),
         problems=problems_of(file),
         changes=changes_of(file),

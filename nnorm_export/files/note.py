@@ -6,9 +6,10 @@ ONNX files have metadata instead. Importing this module is quick.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from nnorm_export.files.lengths import KEY, checked
 from nnorm_export.reading import parse_json
 
 Entry = dict[str, Any]
@@ -26,6 +27,7 @@ class Note:
         weights_sha256: hash of the frozen weights, the same in every format.
         inputs, outputs: ``name``, ``dtype`` and ``shape`` of each tensor; a dynamic axis is a name or None.
         layers: one entry for each normalization.
+        lengths: see :mod:`.files.lengths`; files of older versions have none.
     """
 
     format: str
@@ -39,6 +41,7 @@ class Note:
     inputs: list[Entry]
     outputs: list[Entry]
     layers: list[Entry]
+    lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -47,4 +50,6 @@ class Note:
     def from_json(cls, text: str | bytes) -> Note:
         """Raises ValueError, KeyError or TypeError if ``text`` is not a note."""
         entries = parse_json(text)
-        return cls(**{field.name: entries[field.name] for field in fields(cls)})
+        entries.setdefault(KEY, {})
+        note = cls(**{each.name: entries[each.name] for each in fields(cls)})
+        return replace(note, lengths=checked(note.lengths))

@@ -12,6 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files import lengths
 from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.locations import load_weights, locate, locations
@@ -41,6 +42,11 @@ class ModelFile:
         """The entries that export() wrote about each normalization, checked by :func:`.check_layers`."""
         layers: list[dict[str, Any]] = json.loads(self.metadata.get("layers", "[]"))
         return layers
+
+    @property
+    def lengths(self) -> dict[str, tuple[int, int | None]]:
+        """The lengths of the dynamic axes at which the file is right (:mod:`.lengths`)."""
+        return lengths.from_json(self.metadata.get(lengths.KEY, "{}"))
 
     @property
     def normalizations(self) -> list[onnx.NodeProto]:
@@ -159,6 +165,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     refuse_many(path, proto)
     try:
         check_layers(parse_json(metadata.get("layers", "[]")))
+        lengths.from_json(metadata.get(lengths.KEY, "{}"))
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
     return ModelFile(path, proto, metadata)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from nnorm_export.dtypes import Array, as_array, is_float
 from nnorm_export.errors import InputError, ParityError
+from nnorm_export.files.lengths import Lengths, within
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
 from nnorm_export.parity.verdict.case import Case
@@ -148,24 +150,32 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
             raise InputError(f"the file takes {unknown[0]}, of an unknown number of axes; give inputs (--input)")
         generator = np.random.default_rng(SEED)
         for rows in BATCHES if dynamic else BATCHES[:1]:
-            yield random_inputs(infos, rows, generator)
+            yield random_inputs(infos, rows, generator, lengths=runner.lengths)
         return
     feed = _by_name(infos, inputs)
     yield feed
     lengths = {feed[info.name].shape[:1] for info in dynamic if info.name in feed}
     if len(lengths) == 1 and (0,) not in lengths and () not in lengths:  # all have one batch axis, which is not empty
         batched = {info.name for info in dynamic}
-        for rows in BATCHES:
+        for rows in (within(runner.lengths, str(dynamic[0].shape[0]), rows) for rows in BATCHES):
             yield {
                 name: array[np.arange(rows) % len(array)] if name in batched else array for name, array in feed.items()
             }
 
 
 def random_inputs(
-    infos: Sequence[TensorInfo], rows: int, generator: np.random.Generator, *, other: int = OTHER_LENGTH
+    infos: Sequence[TensorInfo],
+    rows: int,
+    generator: np.random.Generator,
+    *,
+    other: int = OTHER_LENGTH,
+    lengths: Lengths = MappingProxyType({}),
 ) -> dict[str, Array]:
-    """Random inputs of ``rows`` rows, whose other dynamic axes have the length ``other``; integers are 0 and 1."""
-    named = _lengths(infos, rows, other)
+    """Random inputs of ``rows`` rows, whose other dynamic axes have the length ``other``; integers are 0 and 1.
+
+    An axis that may not have this length, by ``lengths``, has the next one that it may have.
+    """
+    named = {name: within(lengths, name, length) for name, length in _lengths(infos, rows, other).items()}
     return {info.name: _random(info, rows, other, named, generator) for info in infos}
 
 

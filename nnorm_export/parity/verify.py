@@ -119,6 +119,7 @@ def compare_with_pytorch(
     runtime = runtime or runtime_for(path)
     step(f"open in {runtime}")
     runner = load(path, runtime, trust_pickle=True)  # the callers have written the file themselves
+    runner.lengths = {}  # is it right at others too?
     report, comparison, cases = _compare(path.name, runner, model, examples, Criteria.of(), passthrough)
     # A file that fails is not written, whatever its bodies compute.
     return (
@@ -133,11 +134,14 @@ def _bodies_of(path: Path, runner: Runner) -> Runner | None:
     ones, for which the file may be, do.
     """
     try:
-        return runner.by_bodies()
+        bodies = runner.by_bodies()
     except ModelFileError:
         if not any(function.overload for function in read(path).proto.functions):
             raise
-        return ReferenceRunner(path)
+        bodies = ReferenceRunner(path)
+    if bodies is not None:
+        bodies.lengths = runner.lengths
+    return bodies
 
 
 def _outputs_by_bodies(

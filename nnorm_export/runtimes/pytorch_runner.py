@@ -40,6 +40,7 @@ class PyTorchRunner(Runner):
             )
         self._note = file.note
         self.noted = {"version": file.note.version, "weights_sha256": file.note.weights_sha256}
+        self.lengths = file.note.lengths
         self._device = torch.device(file.note.device)
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeMissingError(

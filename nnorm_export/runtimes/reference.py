@@ -25,7 +25,7 @@ class ReferenceRunner(Runner):
 
     def __init__(self, path: str | Path) -> None:
         self._file = onnx_file.read(path)
-        self.noted = self._file.metadata
+        self.noted, self.lengths = self._file.metadata, self._file.lengths
         refuse_invalid(self._file)
         if not self._file.has_bodies:
             raise ModelFileError(

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
+from nnorm_export.files.lengths import Lengths, refuse_others
 from nnorm_export.files.tensors import TensorInfo
 
 
@@ -20,14 +21,18 @@ class Runner(ABC):
     Attributes:
         runtime: the runtime's name, as ``load(path, runtime=…)`` takes it.
         inputs, outputs: the inputs and outputs of the model, in order.
+        lengths: those of the dynamic axes at which the model is right; others are refused.
         noted: what export() noted in the file: ``weights_sha256``, ``version`` and others; empty if the runtime does
             not show it.
     """
 
     runtime: ClassVar[str]
     noted: Mapping[str, str] = MappingProxyType({})
+    lengths: Lengths = MappingProxyType({})
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
+
+    _accepted: tuple[tuple[int, ...], ...] = ()  # the shapes of the last call, which need no second check
 
     def __call__(self, /, *arrays: ArrayLike, **named_arrays: ArrayLike) -> list[Array]:
         """Runs the model on arrays in input order, or by name, or both; returns the outputs in order.
@@ -72,7 +77,7 @@ class Runner(ABC):
         """The arrays by the names of the inputs, in the order of the inputs.
 
         Raises:
-            InputError: too many, too few or unknown inputs, or one of the wrong dtype or shape.
+            InputError: too many, too few or unknown inputs, or one of the wrong dtype, shape or length.
         """
         if len(arrays) > len(self.inputs):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {self._expected}")
@@ -88,7 +93,11 @@ class Runner(ABC):
         if missing := names - given.keys():
             _refuse_dicts(arrays)
             raise InputError(f"missing input {', '.join(map(repr, sorted(missing)))}; the model takes {self._expected}")
-        return {info.name: _fit(info, given[info.name]) for info in self.inputs}
+        feed = {info.name: _fit(info, given[info.name]) for info in self.inputs}
+        if self.lengths and (shapes := tuple(array.shape for array in feed.values())) != self._accepted:
+            refuse_others(self.lengths, self.inputs, feed)
+            self._accepted = shapes
+        return feed
 
     @property
     def _expected(self) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf import text_encoding
 
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
+from nnorm_export.files.lengths import Lengths, described
 from nnorm_export.files.tensors import TensorInfo
 
 FILE = "config.pbtxt"
@@ -32,6 +33,7 @@ class Config:
         max_batch_size: 0 without batching.
         threads: of an ONNX Runtime session; 0 leaves them to ONNX Runtime.
         kernels: the path of the library on the server.
+        lengths: those of the dynamic axes at which the model is right, which Triton does not check.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Config:
     device: str
     threads: int
     kernels: str | None
+    lengths: Lengths = field(default_factory=dict)
 
     def __str__(self) -> str:
         is_engine = self.backend == "tensorrt"
@@ -56,6 +59,7 @@ class Config:
         for kind, infos in (("input", self.inputs), ("output", self.outputs)):
             lines += [f"{kind} [", ",\n".join(self._tensor(info, self.max_batch_size > 0) for info in infos), "]"]
         lines += [f"instance_group [ {{ kind: KIND_{self.device.upper()} count: {self.instances} }} ]"]
+        lines += [f"# right for the lengths {_quoted(axis)}" for axis in described(self.lengths)]
         if self.max_batch_size:
             lines += [f"dynamic_batching {{ max_queue_delay_microseconds: {self.max_queue_delay_microseconds} }}"]
         if self.kernels:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.files.lengths import within
 from nnorm_export.parity.compare_files import SEED, random_inputs
 from nnorm_export.runtimes import Runner
 from nnorm_export.serving.batching import (
@@ -62,6 +63,9 @@ def batch_of(model: Model, given: int | None) -> Batch:
     if built_for < greatest:
         notes = (f"the engine was built for batches of up to {built_for}, which is max_batch_size",)
     axis = str(model.inputs[0].shape[0] or "an axis without a name")
+    if (right_for := within(model.lengths, axis, greatest)) < greatest:
+        notes = (f"the file is right for batches of up to {right_for}, which is max_batch_size",)
+        built_for = min(built_for, right_for)
     return Batch(min(greatest, built_for), axis, given is not None, notes)
 
 
@@ -124,7 +128,7 @@ def _random(runner: Runner, model: Model, rows: int) -> Iterator[Feed]:
     ]
     rows = min([rows, *(shape[0] for shape in greatest.values() if shape)])
     for length in _LENGTHS:
-        yield random_inputs(infos, rows, np.random.default_rng(SEED), other=length)
+        yield random_inputs(infos, rows, np.random.default_rng(SEED), other=length, lengths=model.lengths)
 
 
 def _random_batches(runner: Runner, model: Model) -> Iterator[Feed]:

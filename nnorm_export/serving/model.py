@@ -14,6 +14,7 @@ from nnorm_export import library
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
+from nnorm_export.files.lengths import Lengths, described
 from nnorm_export.files.locations import unread_bytes
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.files.optimized_for import CPU
@@ -51,6 +52,11 @@ class Model:
     outputs: list[TensorInfo]
     strings: frozenset[str] = frozenset()
     greatest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> Lengths:
+        """The lengths of the dynamic axes at which it is right, as far as is known."""
+        return {} if self.file is None else self.file.lengths
 
     @property
     def is_coarse(self) -> bool:
@@ -224,5 +230,10 @@ def notes_on(model: Model, backend: str, device: str) -> list[str]:
     if backend == "python":
         package = "onnxruntime-gpu" if device == "gpu" else "onnxruntime"
         return [f"the server's Python must have nnorm_export and {package}", *found]
+    if ranges := described(model.lengths):
+        found += [
+            f"the file is right for {', '.join(ranges)} (lengths of dynamic axes), which the server does not check: "
+            "refuse other requests in front of it, or serve it with --backend python, which refuses them"
+        ]
     faults = [f"{fault}. Serve this file with --backend python, which avoids it" for fault in faults_of(model.file)]
     return [*found, *faults]

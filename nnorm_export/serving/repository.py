@@ -135,6 +135,7 @@ def write_repository(
         device=device,
         threads=int(threads),
         kernels=kernels,
+        lengths=model.lengths,
     )
     str(config)  # refuses tensors that Triton cannot serve
     _external_data(path)  # refuses names outside of the folder before anything is written

@@ -117,7 +117,7 @@ class OnnxRuntimeRunner(Runner):
             )
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads the weights itself
-        self.noted = self._file.metadata
+        self.noted, self.lengths = self._file.metadata, self._file.lengths
         refuse_invalid(self._file)
         self._providers = checked(self.default_providers if providers is None else providers)
         self._require_providers()
