@@ -30,6 +30,8 @@ class ExportReport(Report):
         lengths: those of the dynamic axes at which the file is right (:mod:`nnorm_export.files.lengths`).
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
+        untried: conditions on lengths that forward asks for and beyond which the file was not compared: inputs of more
+            elements than are tried would be needed.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
     """
 
@@ -47,10 +49,14 @@ class ExportReport(Report):
     parity: ParityReport | None
     not_verified: str = ""
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
         parity = f"not verified{reason}" if self.parity is None else str(self.parity)
+        parity += "".join(
+            f"\nnot compared beyond the condition {guard}: inputs are too large" for guard in self.untried
+        )
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
         axes = "".join(f", {axis}" for axis in described(self.lengths))

@@ -22,7 +22,7 @@ from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models import arguments
-from nnorm_export.models.guards import BeyondGuard
+from nnorm_export.models.guards import BeyondGuard, Search
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.models.program_guards import without_guards
 from nnorm_export.names import listed
@@ -69,6 +69,7 @@ class Frozen:
         records: path of a layer -> :attr:`FrozenOperator.record`.
         weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
         beyond_guards: inputs for which the trace took something for granted that does not hold; the trace adds them.
+        untried_guards: such conditions beyond which the file cannot be compared; the trace adds them.
         lengths: those of the dynamic axes at which the file is right (:mod:`.files.lengths`); the trace adds them.
     """
 
@@ -82,7 +83,11 @@ class Frozen:
     records: dict[str, dict[str, Any]]
     weights_sha256: str
     beyond_guards: list[BeyondGuard] = field(default_factory=list)
+    untried_guards: list[str] = field(default_factory=list)
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def note_guards(self, result: Search) -> None:
+        self.beyond_guards[:], self.untried_guards[:] = result.found, result.untried
 
     def without_module(self) -> Frozen:
         """The same without the frozen model, whose weights take as much memory as those of the user's."""

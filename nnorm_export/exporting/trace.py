@@ -26,7 +26,7 @@ from nnorm_export.files.formats import PT2
 from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
-from nnorm_export.models.guards import BeyondGuard, beyond_guards
+from nnorm_export.models.guards import Search, beyond_guards
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks
 from nnorm_export.models.program_guards import beyond_program_guards
 from nnorm_export.names import layer_name
@@ -75,7 +75,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         # A program does not keep the names of its axes. If the first axis of the first input is dynamic, it is a batch.
         program, axis_names = frozen.program, {(0, 0): arguments.BATCH}
         if frozen.request.verify and frozen.request.target.format.name != PT2:  # which keeps the conditions
-            frozen.beyond_guards[:] = _beyond_program_guards(frozen, program)
+            frozen.note_guards(_beyond_program_guards(frozen, program))
         frozen.lengths.update(lengths_of(program, None, axis_names))
     else:
         example, shapes = frozen.example, frozen.request.dynamic_shapes
@@ -91,7 +91,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         if frozen.request.verify:
             stderr = sys.stderr  # where the model prints while it is traced
             with redirected(lambda text, _: stderr.write(text), "stdout"):
-                frozen.beyond_guards[:] = beyond_guards(program, frozen.module, example, shapes)
+                frozen.note_guards(beyond_guards(program, frozen.module, example, shapes))
     inputs, outputs = frozen.names(_output_keys(program))
     if frozen.request.verify:
         refuse_random(frozen.request.path, {node: path_of(node) for node in nodes_of(program)})
@@ -111,13 +111,13 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
     )
 
 
-def _beyond_program_guards(frozen: Frozen, program: torch.export.ExportedProgram) -> list[BeyondGuard]:
+def _beyond_program_guards(frozen: Frozen, program: torch.export.ExportedProgram) -> Search:
     """Inputs that the operators of ``program`` take, and its guards do not.
 
     Raises:
         ParityError: a guard is what is left of a branch of forward.
     """
-    found, branch = beyond_program_guards(program, frozen.module, frozen.example)
+    result, branch = beyond_program_guards(program, frozen.module, frozen.example)
     if branch is not None:
         lengths = ", ".join(f"{name} = {length}" for name, length in branch.lengths.items())
         raise ParityError(
@@ -126,7 +126,7 @@ def _beyond_program_guards(frozen: Frozen, program: torch.export.ExportedProgram
             "and the file would not. Make the program again with ranges of its axes in which the condition holds; or "
             "compute both paths in forward and choose with torch.where; or export for the target pt2, which keeps it"
         )
-    return found
+    return result
 
 
 def _refuse_complex(program: torch.export.ExportedProgram, names: Sequence[Any], does: str, why: str) -> None:

@@ -61,6 +61,7 @@ def write_with_note(frozen: Frozen, note: Note, save: Save) -> ExportReport:
         layers=note.layers,
         weights_sha256=note.weights_sha256,
         lengths=note.lengths,
+        untried=frozen.untried_guards,
         parity=parity,
         not_verified=not_verified if frozen.request.verify else "",
     )
@@ -129,6 +130,12 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
         raise ParityError(
             f"{request.path} was not written: {parity.given_only}. strict=True (--strict) asks for more: let the model "
             "take other inputs, or export without it"
+        )
+    if request.strict and frozen.untried_guards:
+        raise ParityError(
+            f"{request.path} was not written: it was not compared beyond the condition {frozen.untried_guards[0]}, "
+            "for which inputs are too large. strict=True (--strict) asks for more: give the axes ranges in which the "
+            "condition holds (dynamic_shapes, --dynamic 'x:1=seq[2..300]')"
         )
     return parity
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,8 @@ _MOST_ELEMENTS = 2**21  # of the inputs at other lengths
 _MANY_ELEMENTS = 2**16  # where those of the most elements are sought
 _MOST_EXAMPLES = 12
 _LONG = 48  # elements of an axis that is not in a guard
-MOST_AXES = 3  # of a guard
+_MOST_DIVISOR = 1024
+_MOST_COMBINATIONS = 2**13  # of lengths, for one guard
 _TRIES = 4  # lengths beyond one guard: the model may refuse some of them
 _LENGTHS = (1, 2, 3, 4, 5, 7, 8, 16, 33, 64, 128, 257, 1024)
 
@@ -52,10 +54,8 @@ class BeyondGuard:
 
 def beyond_guards(
     program: torch.export.ExportedProgram, module: torch.nn.Module, example: dict[str, Any], dynamic_shapes: Any
-) -> list[BeyondGuard]:
+) -> Search:
     """An example beyond each guard of ``program``, within the declared ranges of the axes, if ``module`` takes one.
-
-    Guards of more than three axes, and those that only inputs of more than 2²¹ elements break, have none.
 
     Args:
         program: a trace of ``module``.
@@ -67,6 +67,19 @@ def beyond_guards(
     axes = axes_of(shapes, example)
     conditions = [Condition.of_sympy(guard, axes.shown) for guard in _guards(program, same, relations, axes.places)]
     return search(conditions, axes, _ranges(axes.places, dims), module)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What :func:`search` has found.
+
+    Attributes:
+        found: inputs beyond conditions.
+        untried: conditions that inputs of too many elements alone break, or for which there were too many others.
+    """
+
+    found: list[BeyondGuard]
+    untried: list[str]
 
 
 @dataclass(frozen=True)
@@ -123,21 +136,30 @@ def search(
     axes: Axes,
     ranges: Mapping[sympy.Symbol, tuple[int, float]],
     module: torch.nn.Module,
-) -> list[BeyondGuard]:
+) -> Search:
     """An example beyond each of ``conditions``, at lengths within ``ranges``, if ``module`` takes one."""
     tensors = tensors_in(axes.example)
     own = {symbol: int(tensors[number].shape[axis]) for symbol, (number, axis) in axes.places.items()}
 
+    total = sum(map(Tensor.numel, tensors))
+
     def elements(lengths: Mapping[sympy.Symbol, int]) -> float:
         # Of the axes that are one symbol, beside which there may be 2·s and the like.
-        return math.prod(lengths[symbol] / length for symbol, length in own.items()) * sum(map(Tensor.numel, tensors))
+        return math.prod(lengths[symbol] / length for symbol, length in own.items()) * total
 
     # It shares the parameters. The trace holds the buffers of the module, which a call may change.
     duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     found: list[BeyondGuard] = []
     takes: dict[tuple[int, ...], dict[str, Any] | None] = {}
+    most = max(_MOST_ELEMENTS, elements(own))
+    tried: dict[str, bool] = {}  # of each condition that lengths break, whether inputs of some of them are small enough
     for condition, (others, is_long) in itertools.product(conditions, _others(own, ranges, axes.places)):
-        for lengths in _breaking(condition, others, ranges, elements, is_long):
+        if not (breaking := sorted(_breaking(condition, others, ranges), key=elements, reverse=is_long)):
+            continue
+        small = [at for at in breaking if elements(at) <= (_MANY_ELEMENTS if is_long else most)]
+        is_tried = bool(small) and len(found) < _MOST_EXAMPLES
+        tried[condition.text] = tried.get(condition.text, False) or is_tried
+        for lengths in small[:_TRIES] if is_tried else ():
             key = tuple(lengths.values())
             if key not in takes:
                 other = resized(axes.example, tensors, axes.shapes, lengths)
@@ -147,9 +169,7 @@ def search(
                 if all(each.lengths != by_name for each in found):
                     found.append(BeyondGuard(condition.text, by_name, taken))
                 break
-        if len(found) == _MOST_EXAMPLES:
-            break
-    return found
+    return Search(found, [text for text, was_tried in tried.items() if not was_tried])
 
 
 def _own_symbols(
@@ -258,7 +278,7 @@ def _guards(
     traced = [] if environment is None else [environment.replace(guard.expr) for guard in environment.guards]
     others = [condition.xreplace(same) for condition in traced]
     conditions = dict.fromkeys([*relations, *sorted(others, key=lambda each: len(each.free_symbols))])
-    return [each for each in conditions if 0 < len(each.free_symbols) <= MOST_AXES and each.free_symbols <= {*known}]
+    return [each for each in conditions if each.free_symbols and each.free_symbols <= {*known}]
 
 
 def _environment(program: torch.export.ExportedProgram) -> Any:
@@ -272,24 +292,36 @@ def _environment(program: torch.export.ExportedProgram) -> Any:
 
 
 def _breaking(
+    condition: Condition, own: Mapping[sympy.Symbol, int], ranges: Mapping[sympy.Symbol, tuple[int, float]]
+) -> list[dict[sympy.Symbol, int]]:
+    """Lengths of all symbols that break ``condition``."""
+    choices = [_wanted(condition, symbol, own, ranges) for symbol in condition.symbols]
+    combined: Iterable[tuple[int, ...]] = itertools.product(*choices)
+    if math.prod(map(len, choices)) > _MOST_COMBINATIONS:
+        generator = random.Random(0)
+        combined = (tuple(map(generator.choice, choices)) for _ in range(_MOST_COMBINATIONS))
+    breaking = [chosen for chosen in combined if not _holds(condition.holds, chosen)]
+    return [{**own, **dict(zip(condition.symbols, chosen, strict=True))} for chosen in breaking]
+
+
+def _wanted(
     condition: Condition,
+    symbol: sympy.Symbol,
     own: Mapping[sympy.Symbol, int],
     ranges: Mapping[sympy.Symbol, tuple[int, float]],
-    elements: Callable[[Mapping[sympy.Symbol, int]], float],
-    is_long: bool,
-) -> list[dict[sympy.Symbol, int]]:
-    """Lengths of all symbols that break ``condition``, those of the fewest elements first, or of the most."""
-    near = [number + step for number in condition.numbers for step in (-1, 0, 1)]
-    choices = []
-    for symbol in condition.symbols:
-        low, high = ranges[symbol]
-        wanted = {low, low + 1, own[symbol] - 1, own[symbol], own[symbol] + 1, 2 * own[symbol], *near, *_LENGTHS}
-        wanted |= {int(high)} if high < math.inf else set()
-        choices.append(sorted(length for length in wanted if low <= length <= high))
-    breaking = [chosen for chosen in itertools.product(*choices) if not _holds(condition.holds, chosen)]
-    found = [{**own, **dict(zip(condition.symbols, chosen, strict=True))} for chosen in breaking]
-    most = _MANY_ELEMENTS if is_long else _MOST_ELEMENTS
-    return sorted((lengths for lengths in found if elements(lengths) <= most), key=elements, reverse=is_long)[:_TRIES]
+) -> list[int]:
+    """Lengths of ``symbol`` at which ``condition`` may turn, and others."""
+    low, high = ranges[symbol]
+    wanted = {low, low + 1, own[symbol] - 1, own[symbol], own[symbol] + 1, 2 * own[symbol], *_LENGTHS}
+    # Of sums and products, what one of the others leaves of the number.
+    others = [length for other in condition.symbols if other != symbol for length in (own[other], ranges[other][0])]
+    for number in condition.numbers:
+        for base in (number, *(number - length for length in others), *(number // length for length in others)):
+            wanted |= {base - 1, base, base + 1}
+        if len(condition.symbols) == 2:
+            wanted |= {divisor for divisor in range(1, _MOST_DIVISOR) if number % divisor == 0}
+    wanted |= {int(high)} if high < math.inf else set()
+    return sorted(length for length in wanted if low <= length <= high)
 
 
 def _holds(condition: Callable[..., Any], lengths: Sequence[int]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from nnorm_export.models.arguments import shapes_like, tensor_names, unbind
-from nnorm_export.models.guards import MOST_AXES, Axes, BeyondGuard, Condition, axes_of, search
+from nnorm_export.models.guards import Axes, BeyondGuard, Condition, Search, axes_of, search
 from nnorm_export.models.program_axes import range_of, shapes_of
 from nnorm_export.process import redirected
 
@@ -34,10 +35,8 @@ def without_guards(program: torch.export.ExportedProgram) -> torch.nn.Module:
 
 def beyond_program_guards(
     program: torch.export.ExportedProgram, module: torch.nn.Module, example: dict[str, Any]
-) -> tuple[list[BeyondGuard], BeyondGuard | None]:
+) -> tuple[Search, BeyondGuard | None]:
     """(beyond guards of operators, beyond one of a branch): inputs that the operators of ``program`` take.
-
-    Guards of other things than lengths, and of more than three axes, are left out.
 
     Args:
         module: of :func:`without_guards`.
@@ -45,13 +44,15 @@ def beyond_program_guards(
     """
     axes = axes_of(shapes_of(program), example)
     ranges = {symbol: range_of(program, symbol) for symbol in axes.places}
-    conditions = {code: condition for code in _codes(program) if (condition := _condition(code, axes)) is not None}
-    found = search(conditions.values(), axes, ranges, module)
-    if not found:
-        return [], None
+    known = {code: _condition(code, axes) for code in _codes(program)}
+    conditions = {code: condition for code, condition in known.items() if condition is not None}
+    result = search(conditions.values(), axes, ranges, module)
+    if not result.found and not result.untried and len(conditions) == len(known):
+        return result, None
     of_operators = set(_codes(_traced_again(program, module, axes)))
-    of_branches = search([conditions[code] for code in conditions if code not in of_operators], axes, ranges, module)
-    return found, of_branches[0] if of_branches else None
+    branches = search([conditions[code] for code in conditions if code not in of_operators], axes, ranges, module)
+    untried = [*branches.untried, *(code for code in known if code not in conditions and code not in of_operators)]
+    return replace(result, untried=untried), branches.found[0] if branches.found else None
 
 
 def _codes(program: torch.export.ExportedProgram | None) -> list[str]:
@@ -60,7 +61,7 @@ def _codes(program: torch.export.ExportedProgram | None) -> list[str]:
 
 
 def _condition(code: str, axes: Axes) -> Condition | None:
-    """The condition in ``code``; None if it is not one of one to three lengths."""
+    """The condition in ``code``; None if it is not one of lengths."""
     paths = [
         f"L{pytree.keystr(path)}.size()"
         for path, leaf in pytree.tree_flatten_with_path(axes.example)[0]
@@ -74,7 +75,7 @@ def _condition(code: str, axes: Axes) -> Condition | None:
                 symbols |= getattr(length, "free_symbols", set())
                 evaluated = evaluated.replace(size, f"({PythonPrinter().doprint(length)})")
                 text = text.replace(size, f"{name}.shape[{axis}]")
-    if "L[" in evaluated or not 0 < len(symbols) <= MOST_AXES or not symbols <= {*axes.places}:
+    if "L[" in evaluated or not symbols or not symbols <= {*axes.places}:
         return None
     ordered = sorted(symbols, key=str)
     # torch.export executes this text too, when it makes the module of the program.

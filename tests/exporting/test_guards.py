@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from nnorm_export import ParityError, export, load
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d
+from nnorm_export.models.guards import beyond_guards
 
 AUTO: Any = Dim.AUTO
 HEIGHT, WIDTH, LENGTH = Dim("h", min=2, max=64), Dim("w", min=2, max=64), Dim("s", min=2, max=4096)
@@ -62,6 +64,8 @@ BRANCHES = {
     "rounded down": (of_images(doubled_if(lambda s: int(s[2] * 0.7) > 20)), {0: "n", 2: "h", 3: "w"}, r"math\.trunc\("),
     "rounded up": (of_images(doubled_if(lambda s: math.ceil(s[2] / 3) > 9)), {0: "n", 2: "h", 3: "w"}, "ceil"),
     "a quotient by 0": (of_images(doubled_if(lambda s: s[2] % (s[3] // 4) == 1)), {0: "n", 2: "h", 3: "w"}, "x"),
+    "a product that is a number": (of_images(doubled_if(lambda s: s[2] * s[3] == 3000)), IMAGES, r"!= 3000"),
+    "a sum that is a number": (of_images(doubled_if(lambda s: s[2] + s[3] == 70)), IMAGES, r"!= 70"),
     "square": (
         of_images(doubled_if(lambda s: s[2] == s[3])),
         {0: AUTO, 2: AUTO, 3: AUTO},
@@ -92,7 +96,12 @@ BRANCHES = {
 }
 
 
-@pytest.mark.parametrize("name", BRANCHES)
+SLOW = {"square by half", "not square", "as high as many", "a sum that is a number", "rounded up", "short and narrow"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BRANCHES]
+)
 def test_a_branch_on_lengths_is_refused_by_its_condition(name: str, tmp_path: Path) -> None:
     (model, x), shapes, guard = BRANCHES[name]
     (tmp_path / "m.onnx").write_bytes(b"older")
@@ -188,3 +197,46 @@ def test_the_search_for_lengths_leaves_the_buffers_of_the_trace_alone(tmp_path: 
     with pytest.raises(ParityError, match="it would be right only where"):
         export(model, (torch.randn(3, 3, 8, 8),), tmp_path / "m.onnx", dynamic_shapes=(IMAGES,))
     assert model.calls == 0
+
+
+def test_conditions_of_four_axes(tmp_path: Path) -> None:
+    class Larger(Net):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+            larger = x.shape[2] * x.shape[3] > y.shape[2] * y.shape[3]
+            return self.norm(x) * (2 if larger else 1) + y.mean()
+
+    model, shapes = Larger(BatchNormalNorm2d(3), nn.Identity()).eval(), {0: AUTO, 2: AUTO, 3: AUTO}
+    with pytest.raises(ParityError, match="it would be right only where"):
+        export(
+            model, (torch.randn(2, 3, 6, 5), torch.randn(2, 3, 7, 8)), tmp_path / "m.onnx", dynamic_shapes=(shapes,) * 2
+        )
+
+
+TOO_LARGE = doubled_if(lambda s: s[2] * s[3] > 30_000_000)
+
+
+def test_a_condition_that_only_great_inputs_break_is_said(tmp_path: Path) -> None:
+    (model, x), shapes = of_images(TOO_LARGE), {0: "n", 2: "h", 3: "w"}
+    report = export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,))
+    assert re.fullmatch(r"x\.shape\[\d\]\*x\.shape\[\d\] <= 30000000", "".join(report.untried))
+    assert f"not compared beyond the condition {report.untried[0]}: inputs are too large" in str(report)
+    with pytest.raises(ParityError, match="it was not compared beyond the condition"):
+        export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,), strict=True)
+
+
+def test_others_may_be_as_large_as_the_example() -> None:
+    model, x = Net(nn.Identity(), doubled_if(lambda s: s[2] * s[3] > 250_000)), torch.ones(1, 12, 498, 498)
+    program = torch.export.export(model, (x,), dynamic_shapes=({2: AUTO, 3: AUTO},))
+    result = beyond_guards(program, model, {"x": x}, {"x": {2: AUTO, 3: AUTO}})
+    assert result.untried  # a little more than the example
+    x = torch.ones(1, 12, 510, 510)
+    program = torch.export.export(model, (x,), dynamic_shapes=({2: AUTO, 3: AUTO},))
+    result = beyond_guards(program, model, {"x": x}, {"x": {2: AUTO, 3: AUTO}})
+    assert result.found
+    assert not result.untried
+
+
+def test_ranges_that_forbid_great_inputs(tmp_path: Path) -> None:
+    model, x = of_images(TOO_LARGE)
+    report = export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(IMAGES,), strict=True)
+    assert report.untried == []

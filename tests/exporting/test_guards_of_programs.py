@@ -120,9 +120,10 @@ def test_conditions_of_operators_do_no_harm(name: str) -> None:
     function, how, has_any = OF_OPERATORS[name]
     program = program_of(function, **how)
     for either in (program, saved_and_loaded(program)):
-        found, branch = beyond_program_guards(either, without_guards(either), {"x": either.example_inputs[0][0]})
+        result, branch = beyond_program_guards(either, without_guards(either), {"x": either.example_inputs[0][0]})
         assert branch is None
-        assert bool(found) == has_any
+        assert bool(result.found) == has_any
+        assert not result.untried
 
 
 def test_a_file_is_compared_beyond_the_conditions_of_operators(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def write(
         layers=layers,
         weights_sha256=frozen.weights_sha256,
         lengths=frozen.lengths,
+        untried=frozen.untried_guards,
         parity=parity,
     )
 
