@@ -66,7 +66,9 @@ def beyond_guards(
     shapes, same, relations = _own_symbols(shapes_of(program), dims)
     axes = axes_of(shapes, example)
     conditions = [Condition.of_sympy(guard, axes.shown) for guard in _guards(program, same, relations, axes.places)]
-    return search(conditions, axes, _ranges(axes.places, dims), module)
+    result = search(conditions, axes, _ranges(axes.places, dims), module)
+    free = [symbol for symbol, place in axes.places.items() if dims.get(place) is None or isinstance(dims[place], str)]
+    return Search([*result.found, *_at_free_lengths(axes, free, module)], result.untried)
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,7 @@ def search(
         # Of the axes that are one symbol, beside which there may be 2·s and the like.
         return math.prod(lengths[symbol] / length for symbol, length in own.items()) * total
 
-    # It shares the parameters. The trace holds the buffers of the module, which a call may change.
-    duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    duplicate = _duplicate(module)
     found: list[BeyondGuard] = []
     takes: dict[tuple[int, ...], dict[str, Any] | None] = {}
     most = max(_MOST_ELEMENTS, elements(own))
@@ -165,11 +166,49 @@ def search(
                 other = resized(axes.example, tensors, axes.shapes, lengths)
                 takes[key] = other if other is not None and runs(duplicate, other) else None
             if (taken := takes[key]) is not None:
-                by_name = {str(axes.shown[symbol]): length for symbol, length in lengths.items()}
+                by_name = _by_name(axes, lengths)
                 if all(each.lengths != by_name for each in found):
                     found.append(BeyondGuard(condition.text, by_name, taken))
                 break
     return Search(found, [text for text, was_tried in tried.items() if not was_tried])
+
+
+def _at_free_lengths(axes: Axes, free: Sequence[sympy.Symbol], module: torch.nn.Module) -> list[BeyondGuard]:
+    """Inputs at which each of the axes ``free``, that have no declared range, has another length, if ``module`` runs.
+
+    torch.export takes for granted, without a guard, that their length is not 1.
+    """
+    tensors, duplicate = tensors_in(axes.example), _duplicate(module)
+    own = {symbol: int(tensors[number].shape[axis]) for symbol, (number, axis) in axes.places.items()}
+    ones = [dict.fromkeys(chosen, 1) for chosen in (free, *([symbol] for symbol in free[:_TRIES] if len(free) > 1))]
+    spread = {symbol: offset for offset, symbol in enumerate(free, 1)}  # so that they differ
+    changes = [
+        {symbol: _moved(own[symbol], factor * offset) for symbol, offset in spread.items()}
+        for factor in (1, 2)  # even lengths may be needed
+    ]
+    found = []
+    for candidates, text in (ones, "{} >= 2"), (changes, "{} == {}"):
+        for candidate in candidates:
+            other = resized(axes.example, tensors, axes.shapes, {**own, **candidate}) if candidate else None
+            if other is not None and runs(duplicate, other, finite=True):
+                guard = " and ".join(text.format(axes.shown[symbol], own[symbol]) for symbol in candidate)
+                found.append(BeyondGuard(guard, _by_name(axes, {**own, **candidate}), other))
+                break
+    return found
+
+
+def _moved(length: int, by: int) -> int:
+    """Another length, at least 2, and a shorter one where there is one: large inputs take long."""
+    return length - by if length - by > 1 else length + by
+
+
+def _by_name(axes: Axes, lengths: Mapping[sympy.Symbol, int]) -> dict[str, int]:
+    return {str(axes.shown[symbol]): length for symbol, length in lengths.items()}
+
+
+def _duplicate(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy that shares the parameters: the trace holds the buffers of ``module``, which a call may change."""
+    return deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
 def _own_symbols(

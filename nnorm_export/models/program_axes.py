@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.models.arguments import tensors_in, unbind, with_tensors
+from nnorm_export.process import without_warnings
 
 Lengths = dict[str, int]  # symbol of torch.export -> its value
 
@@ -94,11 +95,12 @@ def resized(
     return with_tensors(example, tensors_at)
 
 
-def runs(module: torch.nn.Module, example: dict[str, Any]) -> bool:
+def runs(module: torch.nn.Module, example: dict[str, Any], *, finite: bool = False) -> bool:
+    """Whether ``module`` runs on ``example``, and returns finite numbers alone if they shall be ``finite``."""
     args, kwargs = unbind(module, with_tensors(example, [tensor.clone() for tensor in tensors_in(example)]))
     try:
-        with torch.no_grad():
-            module(*args, **kwargs)
+        with torch.no_grad(), without_warnings():  # about lengths that nobody has asked for
+            results = module(*args, **kwargs)
     except Exception:  # the guards and the operators of the program raise errors of many types
         return False
-    return True
+    return not finite or all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(results))

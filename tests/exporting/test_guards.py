@@ -88,6 +88,9 @@ BRANCHES = {
         r"\(2\*x\.shape\[2\]\)",
     ),
     "as high as many": (of_rows(doubled_if(lambda s: s[0] == s[1] + 2)), {0: "n", 1: "s"}, r"x\.shape\[0\]"),
+    "one row": (of_rows(doubled_if(lambda s: s[1] == 1)), {0: "n", 1: "s"}, r"x\.shape\[1\] >= 2"),
+    "one sample": (of_rows(doubled_if(lambda s: s[0] < 2)), {0: AUTO}, r"x\.shape\[0\] >= 2"),
+    "a row for many": (of_rows(lambda y: y if y.shape[0] == 1 else y - 1), {0: "n", 1: AUTO}, r"x\.shape\[0\] >= 2"),
     "tokens": (of_rows(doubled_if(lambda s: s[0] * s[1] > 512)), ROWS, r"x\.shape\[0\]\*x\.shape\[1\] <= 512"),
     "longer than the batch": (of_rows(doubled_if(lambda s: s[1] > s[0])), ROWS, r"x\.shape\[1\] <= x\.shape\[0\]"),
     "named": (of_rows(doubled_if(lambda s: s[1] > 300)), {0: "batch", 1: "seq"}, r"x\.shape\[1\] <= 300"),
@@ -165,6 +168,8 @@ RIGHT: dict[str, tuple[tuple[nn.Module, Tensor], Any]] = {
     "pairs": (of_rows(lambda y: y.view(y.shape[0], y.shape[1] // 2, 2, 4).sum(2)), {0: AUTO, 1: AUTO}),
     "positions": (of_rows(lambda y: y + torch.linspace(0, 1, 64)[: y.shape[1], None]), {0: AUTO, 1: AUTO}),
     "windows": (of_rows(lambda y: y.unfold(1, 3, 1).sum(-1)), {0: AUTO, 1: AUTO}),
+    "a softmax over one row": (of_rows(lambda y: y.softmax(1)), {0: "n", 1: "s"}),
+    "no number for one sample": (of_rows(lambda y: y / y.std(0)), {0: AUTO, 1: AUTO}),
     "a path that changes nothing": (of_rows(lambda y: y * 2 if y.shape[1] > 300 else y + y), {0: "n", 1: "s"}),
 }
 
@@ -176,8 +181,9 @@ def test_conditions_that_do_no_harm(name: str, tmp_path: Path) -> None:
     assert report.parity
 
 
-def test_ranges_in_which_the_condition_holds(tmp_path: Path) -> None:
-    (model, x), _, _ = BRANCHES["named"]
+@pytest.mark.parametrize("name", ["named", "one row"])
+def test_ranges_in_which_the_condition_holds(name: str, tmp_path: Path) -> None:
+    (model, x), _, _ = BRANCHES[name]
     shapes = {0: Dim("n", min=1), 1: Dim("s", min=2, max=300)}
     assert export(model, (x,), tmp_path / "m.onnx", dynamic_shapes=(shapes,)).parity
 
