@@ -212,7 +212,10 @@ def _compare(
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
     only = given_only(why_none, others=any(case.is_changed for case in cases))
-    return ParityReport(runner.runtime, text, outputs, implementations, given_only=only), comparison, cases
+    report = ParityReport(
+        runner.runtime, text, outputs, implementations, given_only=only, least_batch=runner.least_batch
+    )
+    return report, comparison, cases
 
 
 def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array]) -> Case:

@@ -170,4 +170,5 @@ def _facts(report: ParityReport, described: ModelDescription | None) -> list[str
     form = f", form {described.form}" if described is not None and described.form else ""
     file = [] if described is None else [described.format + form]
     only = [report.given_only] if report.given_only else []
+    only += [f"batch: {report.least_batch}"] if report.least_batch else []
     return [*file, f"run by {report.runtime}", f"{rows} rows", *only, f"{now:%Y-%m-%d %H:%M} UTC"]

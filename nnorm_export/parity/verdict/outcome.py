@@ -79,6 +79,7 @@ class ParityReport(ComparisonReport):
             or the file has no bodies.
         signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
         given_only: says that the given inputs were not scaled and permuted, and why; empty if they were.
+        least_batch: the least batch that the file takes, and why; empty if it is 1.
     """
 
     runtime: str
@@ -90,6 +91,7 @@ class ParityReport(ComparisonReport):
     by_bodies: list[OutputParity] | None = None
     signature: str = ""
     given_only: str = ""
+    least_batch: str = ""
 
     def __bool__(self) -> bool:
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
@@ -98,7 +100,9 @@ class ParityReport(ComparisonReport):
         compared = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
-        return "\n".join(filter(None, (*compared, *by_bodies, self.given_only, self.other_weights, signature)))
+        batch = f"batch: {self.least_batch}" if self.least_batch else ""
+        notes = (self.given_only, batch, self.other_weights, signature)
+        return "\n".join(filter(None, (*compared, *by_bodies, *notes)))
 
     @property
     def is_nondeterministic(self) -> bool:
