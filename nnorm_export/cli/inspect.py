@@ -101,6 +101,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("nodes", counted(description.nodes)),
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
+        ("batch", description.least_batch),
         # What the writer noted, which is not computed from the file.
         ("made from", f"weights of sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
         *(("problem", problem) for problem in description.problems),

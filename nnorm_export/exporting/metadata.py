@@ -15,6 +15,7 @@ from nnorm_export._version import __version__
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.exporting.trace import Traced, path_of
+from nnorm_export.files.least_batch import LEAST_BATCH
 from nnorm_export.files.note import Entry, Note
 from nnorm_export.graphs.forms import nodes_of as normalizations_of
 from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, length_by_names, node_names
@@ -55,7 +56,7 @@ def _layer(node: str, op_type: str, path: str, frozen: Frozen) -> Entry:
     return {"node": node, "op_type": op_type, "path": path, **frozen.records.get(path, {})}
 
 
-def write_metadata(model: ir.Model, form: str, target: str, layers: list[Entry], weights_sha256: str) -> None:
+def write_metadata(model: ir.Model, form: str, target: str, layers: list[Entry], frozen: Frozen) -> None:
     """Writes into ``model`` which program made it, in which form, for which target, and what its layers were."""
     model.producer_name = PRODUCER
     model.producer_version = __version__
@@ -66,7 +67,8 @@ def write_metadata(model: ir.Model, form: str, target: str, layers: list[Entry],
         "form": form,
         "target": target,
         "layers": json.dumps(layers),
-        "weights_sha256": weights_sha256,
+        "weights_sha256": frozen.weights_sha256,
+        **({LEAST_BATCH: frozen.least_batch} if frozen.least_batch else {}),
     }
     model.metadata_props.update({METADATA_PREFIX + name: fact for name, fact in facts.items()})
 
@@ -93,6 +95,7 @@ def note(
         inputs=tensors[0],
         outputs=tensors[1],
         layers=layers,
+        least_batch=frozen.least_batch,
     )
 
 

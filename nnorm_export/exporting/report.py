@@ -29,6 +29,7 @@ class ExportReport(Report):
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
+        needs_trust: why ``load`` needs ``trust_pickle``, as for an operator of another library; empty if it does not.
     """
 
     path: Path
@@ -44,10 +45,12 @@ class ExportReport(Report):
     weights_sha256: str
     parity: ParityReport | None
     not_verified: str = ""
+    needs_trust: str = ""
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
         parity = f"not verified{reason}" if self.parity is None else str(self.parity)
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
-        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
+        trust = f"\nload takes the file with trust_pickle=True only: {self.needs_trust}" if self.needs_trust else ""
+        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}{trust}"

@@ -21,6 +21,7 @@ from nnorm_export.exporting.passes.program import functional, nodes_of, writes_t
 from nnorm_export.exporting.passes.whitening import fold_whitening
 from nnorm_export.exporting.random_operators import refuse_random
 from nnorm_export.exporting.request import Frozen
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
@@ -74,7 +75,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
     else:
         example, shapes = frozen.example, frozen.request.dynamic_shapes
         if frozen.dynamic_batch:
-            example, shapes = arguments.dynamic_batch(example)
+            example, shapes = arguments.dynamic_batch(example, least_rows(frozen.least_batch))
         else:
             example = widened(example, shapes)
         program = _traced(frozen, example, shapes)

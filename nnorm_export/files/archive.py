@@ -15,6 +15,7 @@ from pathlib import Path
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.layer_entries import check_layers
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.note import Note
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import NOTE_FILE
@@ -135,6 +136,7 @@ def _note(text: bytes) -> Note:
     for entry in (*note.inputs, *note.outputs):
         TensorInfo.from_json(entry)
     check_layers(note.layers)
+    least_rows(note.least_batch)
     optional = [choice for choice in (note.method, note.operators) if choice is not None]
     texts = (note.format, *optional, note.version, note.torch, note.device, note.weights_sha256, *note.nodes)
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.nodes, dict):

@@ -26,6 +26,7 @@ class Note:
         weights_sha256: hash of the frozen weights, the same in every format.
         inputs, outputs: ``name``, ``dtype`` and ``shape`` of each tensor; a dynamic axis is a name or None.
         layers: one entry for each normalization.
+        least_batch: see :mod:`.least_batch`; empty in files of older versions.
     """
 
     format: str
@@ -39,6 +40,7 @@ class Note:
     inputs: list[Entry]
     outputs: list[Entry]
     layers: list[Entry]
+    least_batch: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -47,4 +49,4 @@ class Note:
     def from_json(cls, text: str | bytes) -> Note:
         """Raises ValueError, KeyError or TypeError if ``text`` is not a note."""
         entries = parse_json(text)
-        return cls(**{field.name: entries[field.name] for field in fields(cls)})
+        return cls(**{field.name: entries[field.name] for field in fields(cls) if field.name in entries})

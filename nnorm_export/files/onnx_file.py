@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
+from nnorm_export.files.least_batch import LEAST_BATCH, least_rows
 from nnorm_export.files.locations import load_weights, locate, locations
 from nnorm_export.files.text import find_undecoded
 from nnorm_export.files.wire import read_without_weights
@@ -41,6 +42,11 @@ class ModelFile:
         """The entries that export() wrote about each normalization, checked by :func:`.check_layers`."""
         layers: list[dict[str, Any]] = json.loads(self.metadata.get("layers", "[]"))
         return layers
+
+    @property
+    def least_batch(self) -> str:
+        """See :mod:`.least_batch`."""
+        return self.metadata.get(LEAST_BATCH, "")
 
     @property
     def normalizations(self) -> list[onnx.NodeProto]:
@@ -159,6 +165,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     refuse_many(path, proto)
     try:
         check_layers(parse_json(metadata.get("layers", "[]")))
+        least_rows(metadata.get(LEAST_BATCH, ""))
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
     return ModelFile(path, proto, metadata)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
+from nnorm_export.files.least_batch import LEAST_BATCH, refuse_smaller_batch
 from nnorm_export.files.tensors import TensorInfo
 
 
@@ -61,6 +62,11 @@ class Runner(ABC):
         """The known faults of the runtime that would affect the file, each with the remedy or how it is avoided."""
         return []
 
+    @property
+    def least_batch(self) -> str:
+        """The least batch that the model takes, as its file says (:mod:`.files.least_batch`); empty if it is 1."""
+        return self.noted.get(LEAST_BATCH, "")
+
     def by_bodies(self) -> Runner | None:
         """The file in the same runtime, run by its bodies; None if no kernel runs here, or the file has no bodies."""
         return None
@@ -72,7 +78,7 @@ class Runner(ABC):
         """The arrays by the names of the inputs, in the order of the inputs.
 
         Raises:
-            InputError: too many, too few or unknown inputs, or one of the wrong dtype or shape.
+            InputError: too many, too few or unknown inputs, one of the wrong dtype or shape, or too small a batch.
         """
         if len(arrays) > len(self.inputs):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {self._expected}")
@@ -88,7 +94,9 @@ class Runner(ABC):
         if missing := names - given.keys():
             _refuse_dicts(arrays)
             raise InputError(f"missing input {', '.join(map(repr, sorted(missing)))}; the model takes {self._expected}")
-        return {info.name: _fit(info, given[info.name]) for info in self.inputs}
+        feed = {info.name: _fit(info, given[info.name]) for info in self.inputs}
+        refuse_smaller_batch(self.least_batch, feed.values())
+        return feed
 
     @property
     def _expected(self) -> str:

@@ -53,7 +53,7 @@ def write(
     compared_form = "portable" if request.verify and form == "custom" else form
     apply_form(model, compared_form)
     move_float16_transposes(model)
-    write_metadata(model, form, target.name, layers, frozen.weights_sha256)
+    write_metadata(model, form, target.name, layers, frozen)
     nodes = len(model.graph)
 
     def save_model(staging: Path) -> None:
