@@ -82,6 +82,26 @@ NNORM_DEVICE void store_global(T* to, const Access<T, width>& access) {
   }
 }
 
+// Copies from device to shared memory while the thread goes on, until wait_for_copies(). Before compute capability 8.0
+// the thread waits.
+template <int width, class T>
+NNORM_DEVICE void copy_asynchronously(T* shared, const T* from) {
+  NNORM_CHECK_ACCESS(shared, sizeof(Access<T, width>));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(unsigned(__cvta_generic_to_shared(shared))),
+               "l"(__cvta_generic_to_global(from)), "n"(int(sizeof(Access<T, width>)))
+               : "memory");
+#else
+  store(shared, load<width>(from));
+#endif
+}
+
+NNORM_DEVICE void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // Rounds all elements of an access, 16-bit elements in pairs if the device can.
 template <class T, int width>
 NNORM_DEVICE Access<T, width> narrowed(const Arithmetic<T> (&values)[width]) {

@@ -1,8 +1,8 @@
 // LayerNormalNorm and GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂
 // of each row (NN eq. 3, 5–15).
 //
-// A row is read from memory once if it fits into the registers of a warp or a block, or into the shared memory of a
-// block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the order of
+// A row is read from memory once if it fits into the registers of a warp or a block (up to 16384 elements, 4096 in
+// float64), or into the shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the order of
 // nnorm/row_statistics.h.
 //
 // As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
@@ -26,6 +26,7 @@ struct Rows {
   unsigned run;         // neighboring elements that share one weight
   Divisor run_divisor;  // by `run`
   bool whole_weights;   // run is 1, and weight and bias can be read with the accesses of x
+  bool one_weight_for_access;  // `run` is a multiple of an access, and rows consist of whole accesses
   Real epsilon, delta;
   Real length, inverse_length;
   Real bounded_exponent;  // see the function bounded_exponent()
@@ -42,12 +43,20 @@ NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   }
 }
 
-// Loads weight and bias of `count` elements, from element start + offset of a row. `whole` means that w.whole_weights
-// is true.
-template <bool whole, int width, class T>
+// Loads weight and bias of `count` elements, from element start + offset of a row. `own` means that w.whole_weights is
+// true.
+template <bool own, int width, class T>
 NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned start, unsigned offset, unsigned count,
                               Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
-  const auto each = [&] {
+  if constexpr (own) {
+    load_all(w.weight + (weights_of_row + start) + offset, weight);
+    load_all(w.bias + (weights_of_row + start) + offset, bias);
+  } else if (w.one_weight_for_access) {
+    const size_t i = weights_of_row + w.run_divisor.divide(start + offset);
+    const Arithmetic<T> its_weight = w.weight[i], its_bias = w.bias[i];
+#pragma unroll
+    for (int j = 0; j < width; ++j) weight[j] = its_weight, bias[j] = its_bias;
+  } else {
 #pragma unroll
     for (int j = 0; j < width; ++j) {
       if (unsigned(j) >= count) continue;
@@ -55,17 +64,7 @@ NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned 
       weight[j] = w.weight[i];
       bias[j] = w.bias[i];
     }
-  };
-  const auto all = [&] {
-    load_all(w.weight + (weights_of_row + start) + offset, weight);
-    load_all(w.bias + (weights_of_row + start) + offset, bias);
-  };
-  if constexpr (whole)
-    all();
-  else if (w.whole_weights)
-    all();
-  else
-    each();
+  }
 }
 
 template <class T>
@@ -77,51 +76,80 @@ NNORM_DEVICE bool is_bounded(const Psi<T>& psi, Arithmetic<T> bounded_exponent) 
   return std::fabs(psi.pos.eta) <= bounded_exponent && std::fabs(psi.neg.eta) <= bounded_exponent;
 }
 
-constexpr int smallest_block = 128;
-template <int threads>
-constexpr int block_of = threads < smallest_block ? smallest_block : threads;
-
 template <int number>
 using Turn = std::integral_constant<int, number>;
 
-// Computes rows of at most threads·values elements, each in the registers of `threads` threads. `exact` is for whole
-// rows of exactly threads·values elements, each with its own weight: it saves a fifth of the instructions.
-template <int threads, int values, bool whole, bool exact, class T>
-__global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_rows(Rows<T> w) {
+constexpr unsigned block_of_short_rows = 128;
+// The accesses of a row that only some rows of a kernel for short rows have: those of its last 8 elements a thread.
+constexpr int values_step = 8;
+
+// Computes rows in registers, `values` elements in each thread. With chains = 1 a warp computes a row of at most one
+// tile, else a block of at most `chains` warps a row, each warp one tile. `own` means that w.whole_weights is true. If
+// `ahead`, the next row is copied to shared memory while this one is computed.
+template <int chains, int values, bool whole, bool own, bool ahead, class T>
+__global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(chains) * warp_size)
+    layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
-  constexpr int width = Tile<T>::width;
+  constexpr int width = Tile<T>::width, accesses = values / width;
+  constexpr int certain = chains == 1 ? (values - values_step) / width : 0;  // accesses that every row has
   static_assert(values <= Tile<T>::accesses * width, "a warp has one tile");
-  constexpr unsigned teams_of_block = unsigned(block_of<threads> / threads);
-  const unsigned warp = threadIdx.x / warp_size % (unsigned(threads) / warp_size);
-  const unsigned start = Tile<T>::start(warp);
+  constexpr unsigned teams_of_block = chains == 1 ? block_of_short_rows / warp_size : 1;
+  const unsigned warp = threadIdx.x / warp_size;
+  const unsigned start = Tile<T>::start(chains == 1 ? 0 : warp);
   const auto position = [&](int k) { return start + Tile<T>::offset(k); };
-  // The number of elements from access k to the end of the row. If beyond(k), there are none.
-  const auto count = [&](int k) { return exact ? unsigned(width) : w.row_length - position(k); };
-  const auto beyond = [&](int k) { return !exact && position(k) >= w.row_length; };
-  // Whether the row has element i of a thread. A whole row has all elements of an access or none.
-  const auto exists = [&](int i) { return exact || position(i / width) + unsigned(whole ? 0 : i % width) < w.row_length; };
+  // Whether the row has all elements of this warp; the code for these tests nothing.
+  const bool full = (chains == 1 ? 0 : warp * unsigned(row_tile)) + unsigned(values) * warp_size <= w.row_length;
+
+  // Calls f(k, count) for the accesses of this thread, with the number of elements that the row has from there.
+  const auto for_accesses = [&](const auto& f) {
+    const auto loop = [&](auto all) {
+#pragma unroll
+      for (int k = 0; k < accesses; ++k) {
+        const bool exists = all.value || k < certain;
+        if (exists || position(k) < w.row_length) f(k, exists ? unsigned(width) : w.row_length - position(k));
+      }
+    };
+    if (full)
+      loop(std::true_type());
+    else
+      loop(std::false_type());
+  };
+  // Sums the terms that add(i, sums) adds for the elements of the row.
   const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
     constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
-    Sums<T, terms> own;
+    Sums<T, terms> part;
+    for_accesses([&](int k, unsigned count) {
 #pragma unroll
-    for (int i = 0; i < values; ++i)
-      if (exists(i)) add(i, own.of(i));
-    sums_of_team<threads, turn.value, Tile<T>::places>(own.values, sums);
+      for (int j = 0; j < width; ++j)
+        if (whole || unsigned(j) < count) add(k * width + j, part.of(k * width + j));
+    });
+    sums_of_team<chains, turn.value, Tile<T>::places>(part.values, sums);
   };
 
-  for (size_t row = size_t(blockIdx.x) * teams_of_block + threadIdx.x / unsigned(threads); row < w.rows;
-       row += size_t(gridDim.x) * teams_of_block) {
+  NNORM_DYNAMIC_SHARED(stage);
+  // No barrier is needed: a thread reads only what it copied.
+  T* const next = reinterpret_cast<T*>(stage) + start;
+  const auto copy = [&](size_t row) {
+    if (row >= w.rows) return;
     const T* const x = w.x + row * w.row_length + start;
+    for_accesses([&](int k, unsigned) { copy_asynchronously<width>(next + Tile<T>::offset(k), x + Tile<T>::offset(k)); });
+  };
+
+  const size_t first_row = size_t(blockIdx.x) * teams_of_block + (chains == 1 ? warp : 0);
+  const size_t step = size_t(gridDim.x) * teams_of_block;
+  if constexpr (ahead) copy(first_row);
+  for (size_t row = first_row; row < w.rows; row += step) {
+    if constexpr (ahead) wait_for_copies();
+    const T* const x = ahead ? next : w.x + row * w.row_length + start;
     T* const y = w.y + row * w.row_length + start;
     Real h[values] = {}, sum[1];
-#pragma unroll
-    for (int k = 0; k < values / width; ++k) {
-      if (beyond(k)) continue;
-      const Access<T, width> access = load_part<whole>(x + Tile<T>::offset(k), count(k));
+    for_accesses([&](int k, unsigned count) {
+      const Access<T, width> access = load_part<whole>(x + Tile<T>::offset(k), count);
 #pragma unroll
       for (int j = 0; j < width; ++j) h[k * width + j] = widened(access.values[j]);
-    }
+    });
     sums_of_row(Turn<0>(), sum, [&](int i, Real* part) { part[0] += h[i]; });
+    if constexpr (ahead) copy(row + step);  // the sum needed all elements, so they have been read
 
     const Real mean = sum[0] / w.length;
     Real moments[2];
@@ -142,17 +170,15 @@ __global__ void __launch_bounds__(block_of<threads>) layer_group_normal_norm_row
     const Psi<T> psi = Psi<T>::from(sums, w.inverse_length, w.delta);
     const size_t weights_of_row = row % w.period * (w.row_length / w.run);
     const auto transform = [&](auto bounded) {
-#pragma unroll
-      for (int k = 0; k < values / width; ++k) {
-        if (beyond(k)) continue;
+      for_accesses([&](int k, unsigned count) {
         Real weight[width], bias[width], results[width];
-        load_affine<exact>(w, weights_of_row, start, Tile<T>::offset(k), count(k), weight, bias);
+        load_affine<own>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j)
           results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg,
                                                                weight[j], bias[j]);
-        store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count(k));
-      }
+        store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count);
+      });
     };
     if (is_bounded<T>(psi, w.bounded_exponent))
       transform(std::true_type());
@@ -261,7 +287,10 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
         if (position >= w.row_length) continue;
         const unsigned count = w.row_length - position;
         Real weight[width], bias[width], results[width];
-        load_affine<false>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+        if (w.whole_weights)
+          load_affine<true>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+        else
+          load_affine<false>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j) {  // bounded rows have no loop of their own: it would be a second copy
           const Real h = standardize(widened(accesses[k].values[j]));
@@ -275,28 +304,47 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
   }
 }
 
-// Launches the kernel for rows that fit into the registers of `threads` threads with `values` elements each.
-template <int threads, int values, bool whole, class T>
+constexpr size_t own_shared_memory = 1 << 10;  // more than the kernels' own variables in shared memory
+
+// The shared memory that holds a row. The last access of a row that is not whole extends beyond its end and is stored too.
+template <class T>
+size_t bytes_of_row(const Rows<T>& work) {
+  return divided_up(work.row_length * sizeof(T), access_bytes) * access_bytes;
+}
+
+// Launches the kernel for rows in registers.
+template <int chains, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  constexpr unsigned block = unsigned(block_of<threads>), teams = block / unsigned(threads);
-  const unsigned blocks = device.blocks(divided_up(work.rows, teams), 64);
-  if constexpr (whole)
-    if (work.row_length == unsigned(threads * values) && work.whole_weights)
-      return launch(&layer_group_normal_norm_rows<threads, values, true, true, T>, blocks, block, stream, work);
-  return launch(&layer_group_normal_norm_rows<threads, values, whole, false, T>, blocks, block, stream, work);
+  constexpr bool ahead = whole && chains == int(row_chains);
+  if constexpr (chains == 1) {
+    const unsigned blocks = device.blocks(divided_up(work.rows, block_of_short_rows / warp_size), 64);
+    const auto kernel = whole && work.whole_weights ? &layer_group_normal_norm_rows<chains, values, whole, whole, ahead, T>
+                                                    : &layer_group_normal_norm_rows<chains, values, whole, false, ahead, T>;
+    return launch(kernel, blocks, block_of_short_rows, stream, work);
+  } else {
+    const unsigned threads = unsigned(divided_up(work.row_length, row_tile)) * warp_size;
+    // A block that copies its next row should have one, so there are as many blocks as can run at once.
+    const unsigned most = ahead ? unsigned(chains) * warp_size / threads : 64;
+    const size_t shared = ahead ? bytes_of_row(work) : 0, room = size_t(device.shared_memory) - own_shared_memory;
+    const auto kernel = whole && work.whole_weights ? &layer_group_normal_norm_rows<chains, values, whole, whole, ahead, T>
+                                                    : &layer_group_normal_norm_rows<chains, values, whole, false, ahead, T>;
+    return launch(kernel, device.blocks(work.rows, most), threads, stream, work, shared, room);
+  }
 }
 
 template <bool whole, class T>
 cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  if (work.row_length <= 32 * 8) return run_in_registers<32, 8, whole>(work, device, stream);
-  if (work.row_length <= 32 * 16) return run_in_registers<32, 16, whole>(work, device, stream);
-  if (work.row_length <= 32 * 24) return run_in_registers<32, 24, whole>(work, device, stream);
-  if (work.row_length <= 32 * 32) return run_in_registers<32, 32, whole>(work, device, stream);
-  if (work.row_length <= 128 * 32) return run_in_registers<128, 32, whole>(work, device, stream);
-  constexpr size_t scratch = 1 << 10;  // more than the kernel's own variables in shared memory
-  // The last access of a row that is not whole extends beyond the end of the row and is stored too.
-  const size_t bytes = divided_up(work.row_length * sizeof(T), access_bytes) * access_bytes;
-  const size_t room = size_t(device.shared_memory) - scratch;
+  constexpr int in_warp = values_step * int(warp_size);
+  if (work.row_length <= in_warp) return run_in_registers<1, 8, whole>(work, device, stream);
+  if (work.row_length <= 2 * in_warp) return run_in_registers<1, 16, whole>(work, device, stream);
+  if (work.row_length <= 3 * in_warp) return run_in_registers<1, 24, whole>(work, device, stream);
+  if (work.row_length <= 4 * in_warp) return run_in_registers<1, 32, whole>(work, device, stream);
+  if (work.row_length <= 4 * row_tile) return run_in_registers<4, 32, whole>(work, device, stream);
+  const size_t bytes = bytes_of_row(work), room = size_t(device.shared_memory) - own_shared_memory;
+  // A thread has no registers for so many float64 elements.
+  if constexpr (sizeof(Arithmetic<T>) == 4)
+    if (work.row_length <= row_chains * row_tile && (!whole || bytes <= room))
+      return run_in_registers<int(row_chains), 32, whole>(work, device, stream);
   const unsigned blocks = device.blocks(work.rows, 16);
   if (bytes <= room)
     return launch(&layer_group_normal_norm_long_rows<true, whole, T>, blocks, long_row_threads, stream, work, bytes, room);
@@ -334,6 +382,7 @@ cudaError_t run_any(const RowProblem<T>& problem, cudaStream_t stream) {
                      unsigned(problem.run),
                      Divisor(unsigned(problem.run)),
                      problem.run == 1 && whole && aligned_weights,
+                     problem.run % width == 0 && whole,
                      Real(problem.epsilon),
                      Real(problem.delta),
                      Real(problem.row_length),

@@ -86,9 +86,11 @@ NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
 // Adds the sums of a block's chains in halves; all threads of the block get them. Each call in a kernel has its own
 // `turn` and with it its own shared memory, which is written again only after the barriers of the other turns.
 //
-// A thread for which `has_one` is true contributes `own`: the part of sum `sum` that belongs to chain `chain`.
+// A thread for which `has_one` is true contributes `own`: the part of sum `sum` that belongs to chain `chain`. Only the
+// first `present` chains have parts.
 template <int turn, int chains, int count, class Real>
-NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count]) {
+NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count],
+                                 unsigned present = unsigned(chains)) {
   static_assert(turn >= 0 && (chains & (chains - 1)) == 0 && chains <= int(warp_size));
   __shared__ Real parts[count][chains];
   if (has_one) parts[sum][chain] = own;
@@ -99,6 +101,7 @@ NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool ha
   for (int first = 0; first < count; first += at_once) {
     const unsigned mine = unsigned(first) + lane / unsigned(chains);
     Real total = parts[mine < unsigned(count) ? mine : 0][lane % unsigned(chains)];
+    if (lane % unsigned(chains) >= present) total = 0;
 #pragma unroll
     for (unsigned distance = unsigned(chains) / 2; distance > 0; distance /= 2)
       total += __shfl_xor_sync(0xffffffffu, total, distance);
@@ -117,15 +120,15 @@ NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
   return places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], warp_size / 2) : values[0];
 }
 
-// The sums over a row of which each warp of `threads` threads has one tile: warp w has tile w.
-template <int threads, int turn, int places, int count, class Real>
+// The sums over a row. With chains = 1 the row is the tile of one warp, else warp w of the block has tile w.
+template <int chains, int turn, int places, int count, class Real>
 NNORM_DEVICE void sums_of_team(Real (&values)[places * count], Real (&sums)[count]) {
-  constexpr int warps = threads / int(warp_size);
   constexpr unsigned apart = lanes_of_sum<places * count>;
   const Real own = sum_of_tile<places>(values);
-  if constexpr (warps > 1) {
+  if constexpr (chains > 1) {
     const unsigned lane = threadIdx.x % warp_size;
-    sums_of_chains<turn, warps>(own, lane / apart, threadIdx.x / warp_size, lane % apart == 0 && lane < count * apart, sums);
+    sums_of_chains<turn, chains>(own, lane / apart, threadIdx.x / warp_size, lane % apart == 0 && lane < count * apart, sums,
+                                 blockDim.x / warp_size);
   } else if constexpr (places * count > 1) {
 #pragma unroll
     for (int s = 0; s < count; ++s) sums[s] = __shfl_sync(0xffffffffu, own, unsigned(s) * apart);

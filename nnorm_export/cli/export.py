@@ -185,6 +185,7 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
             ("operators", report.operators or ""),
             ("device", report.device or ""),
             ("nodes", str(report.nodes)),
+            ("trust", f"load and verify need --trust-pickle: {report.needs_trust}" if report.needs_trust else ""),
             ("normalizations", kinds or "none that nnorm_export knows"),
             *(("input", str(info)) for info in description.inputs),
             *(("output", str(info)) for info in description.outputs),

@@ -104,6 +104,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
         ("lengths", ", ".join(described(description.lengths))),
+        ("batch", description.least_batch),
         # What the writer noted, which is not computed from the file.
         ("made from", f"weights of sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
         *(("problem", problem) for problem in description.problems),

@@ -309,7 +309,13 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)
     ran = f"{report.runtime} (normalizations: {implementations_text(report.implementations) or 'inlined'})"
-    print_facts([("runtime", ran), ("criterion", report.criterion), ("signature", report.signature)])
+    notes = [
+        *(("suspect", suspect) for suspect in report.suspects),
+        ("batch", report.least_batch),
+        ("note", report.given_only),
+        ("signature", report.signature),
+    ]
+    print_facts([("runtime", ran), ("criterion", report.criterion), *notes])
 
 
 def print_bits(report: BitsReport) -> None:

@@ -20,14 +20,15 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
-from nnorm_export.errors import FreezeError, InputError, NnormExportError
+from nnorm_export.errors import FreezeError, InputError, NnormExportError, first_line
 from nnorm_export.exporting.mutations import Changes, Snapshot
+from nnorm_export.files.least_batch import least_batch_text
 from nnorm_export.freezing.attributes import explain
 from nnorm_export.freezing.table import row_for
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy, without_fused_attention
-from nnorm_export.process import redirected
+from nnorm_export.process import redirected, without_warnings
 
 Passthrough = Iterable[str | type[nn.Module]]
 
@@ -63,6 +64,44 @@ def dry_run(module: nn.Module, example: Mapping[str, Any], passthrough: Passthro
             f"{explain(duplicate, error) or 'give inputs that its forward takes'}"
         ) from error
     return changes
+
+
+def least_batch(module: nn.Module, example: Mapping[str, Any]) -> str:
+    """The least batch that the frozen ``module`` takes, as :mod:`nnorm_export.files.least_batch` says it.
+
+    A batch of 1 has no statistics: the model raises an error or returns NaN. The rows of the example are tried from 1
+    on, as long as the model fails.
+
+    Args:
+        example: what the model has run on.
+
+    Returns:
+        Empty if the model takes a batch of 1, the example has only one row, or no smaller batch works.
+    """
+    rows = arguments.batch_length(example) or 0
+    fault = ""
+    for size in range(1, min(rows, _MOST_ROWS) + 1) if rows > 1 else ():
+        found = _fault_on(module, arguments.resize_batch(dict(example), size))
+        if not found:
+            return least_batch_text(size, fault) if fault else ""
+        fault = found
+    return ""
+
+
+def _fault_on(module: nn.Module, example: dict[str, Any]) -> str:
+    """Why a copy of ``module`` does not run on ``example``, or that its first row shows nothing; else empty."""
+    duplicate = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    quiet = redirected(lambda *_: None, "stdout", "stderr")  # the user has not asked for this batch
+    try:
+        with torch.no_grad(), without_fused_attention(), quiet, without_warnings():
+            results = _run(duplicate, _copied(example))
+    except Exception as error:  # the user's forward may raise any exception; the message shows it
+        return f"{type(error).__name__}: {first_line(error)}"
+    floating = [result[:1] if result.dim() else result for result in results if result.is_floating_point()]
+    return "" if all(first.isfinite().any() or first.numel() == 0 for first in floating) else "no finite number"
+
+
+_MOST_ROWS = 8  # of the batches that are tried
 
 
 def _is_fresh(used: nn.Module, module: nn.Module, example: Mapping[str, Any]) -> bool:

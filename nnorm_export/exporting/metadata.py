@@ -16,6 +16,7 @@ from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.exporting.trace import Traced, path_of
 from nnorm_export.files import lengths
+from nnorm_export.files.least_batch import LEAST_BATCH
 from nnorm_export.files.note import Entry, Note
 from nnorm_export.graphs.forms import nodes_of as normalizations_of
 from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, length_by_names, node_names
@@ -68,6 +69,7 @@ def write_metadata(model: ir.Model, form: str, target: str, layers: list[Entry],
         "target": target,
         "layers": json.dumps(layers),
         "weights_sha256": frozen.weights_sha256,
+        **({LEAST_BATCH: frozen.least_batch} if frozen.least_batch else {}),
     }
     if frozen.lengths:
         facts[lengths.KEY] = lengths.to_json(frozen.lengths)
@@ -98,6 +100,7 @@ def note(
         outputs=tensors[1],
         layers=layers,
         lengths={name: bounds for name, bounds in frozen.lengths.items() if name in axes},
+        least_batch=frozen.least_batch,
     )
 
 

@@ -33,6 +33,7 @@ class ExportReport(Report):
         untried: conditions on lengths that forward asks for and beyond which the file was not compared: inputs of more
             elements than are tried would be needed.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
+        needs_trust: why ``load`` needs ``trust_pickle``, as for an operator of another library; empty if it does not.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class ExportReport(Report):
     not_verified: str = ""
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     untried: list[str] = field(default_factory=list)
+    needs_trust: str = ""
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
@@ -60,4 +62,5 @@ class ExportReport(Report):
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
         axes = "".join(f", {axis}" for axis in described(self.lengths))
-        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations{axes}; {parity}"
+        trust = f"\nload takes the file with trust_pickle=True only: {self.needs_trust}" if self.needs_trust else ""
+        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations{axes}; {parity}{trust}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError
-from nnorm_export.exporting.dry_run import dry_run
+from nnorm_export.exporting.dry_run import dry_run, least_batch
 from nnorm_export.exporting.mutations import Changes
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.targets import DEFAULT_TARGET, TARGETS, Target, refuse_dtype
@@ -68,6 +68,7 @@ class Frozen:
         dynamic_batch: whether the batch is dynamic because the user says nothing about shapes.
         records: path of a layer -> :attr:`FrozenOperator.record`.
         weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
+        least_batch: the least batch that the model takes, where the batch is dynamic; empty if it is 1 or not known.
         beyond_guards: inputs for which the trace took something for granted that does not hold; the trace adds them.
         untried_guards: such conditions beyond which the file cannot be compared; the trace adds them.
         lengths: those of the dynamic axes at which the file is right (:mod:`.files.lengths`); the trace adds them.
@@ -82,6 +83,7 @@ class Frozen:
     dynamic_batch: bool
     records: dict[str, dict[str, Any]]
     weights_sha256: str
+    least_batch: str = ""
     beyond_guards: list[BeyondGuard] = field(default_factory=list)
     untried_guards: list[str] = field(default_factory=list)
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -166,6 +168,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         arguments.refuse_empty_batch(example)
     fitting = example if dtype is None else arguments.cast(example, _float_dtype(module))
     changes = dry_run(module, fitting, request.passthrough)
+    least = least_batch(module, fitting) if request.dynamic_shapes is None else ""
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
     elif _float_dtype(model) is None and _only_float64(example):
@@ -185,6 +188,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         dynamic_batch=request.dynamic_shapes is None,
         records=records,
         weights_sha256=weights_sha256(module),
+        least_batch=least,
     )
 
 

@@ -23,6 +23,7 @@ from nnorm_export.exporting.passes.whitening import fold_whitening
 from nnorm_export.exporting.random_operators import refuse_random
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.files.formats import PT2
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
@@ -80,14 +81,15 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
     else:
         example, shapes = frozen.example, frozen.request.dynamic_shapes
         if frozen.dynamic_batch:
-            example, shapes = arguments.dynamic_batch(example)
+            example, shapes = arguments.dynamic_batch(example, least_rows(frozen.least_batch))
         else:
             example = widened(example, shapes)
         program = _traced(frozen, example, shapes)
         if fold_whitening(frozen.module, {node: path_of(node) for node in nodes_of(program)}):
             program = _traced(frozen, example, shapes)
         axis_names = arguments.axis_names(example, shapes)
-        frozen.lengths.update(lengths_of(program, arguments.named_dims(example, shapes), axis_names))
+        if not frozen.dynamic_batch:  # which has a least length alone, with its reason
+            frozen.lengths.update(lengths_of(program, arguments.named_dims(example, shapes), axis_names))
         if frozen.request.verify:
             stderr = sys.stderr  # where the model prints while it is traced
             with redirected(lambda text, _: stderr.write(text), "stdout"):

@@ -10,6 +10,7 @@ from nnorm_export.errors import ExportError, InputError, ModelFileError, NnormEx
 from nnorm_export.exporting.report import ExportReport
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.files.formats import AOTI, ONNX, PT2
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.note import Note
 from nnorm_export.files.staging import staged, staged_folder, writing
 from nnorm_export.models import program_axes
@@ -84,7 +85,8 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
     examples = [frozen.example]
     lengths: list[dict[str, int]] = []
     if frozen.dynamic_batch:
-        examples += [resize_batch(frozen.example, size) for size in (1, 3)]
+        least = least_rows(frozen.least_batch)
+        examples += [resize_batch(frozen.example, size) for size in (least, max(3, least + 1))]
     else:
         others = (
             at_other_lengths(frozen.example, request.dynamic_shapes)

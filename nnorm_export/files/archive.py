@@ -9,12 +9,14 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.layer_entries import check_layers
+from nnorm_export.files.least_batch import least_rows
+from nnorm_export.files.lengths import checked
 from nnorm_export.files.note import Note
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.names import NOTE_FILE
@@ -135,11 +137,12 @@ def _note(text: bytes) -> Note:
     for entry in (*note.inputs, *note.outputs):
         TensorInfo.from_json(entry)
     check_layers(note.layers)
+    least_rows(note.least_batch)
     optional = [choice for choice in (note.method, note.operators) if choice is not None]
     texts = (note.format, *optional, note.version, note.torch, note.device, note.weights_sha256, *note.nodes)
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.nodes, dict):
         raise ValueError("a fact of the wrong type")
-    return note
+    return replace(note, lengths=checked(note.lengths))
 
 
 def _folder_format(path: Path) -> str | None:

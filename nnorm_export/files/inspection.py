@@ -66,6 +66,7 @@ class ModelDescription(Report):
             missing of such a file in another format.
         target: what the file was exported for, as ``target=`` takes it; None if that is not known.
         quantization: how :func:`nnorm_export.quantize` made the file; None for other files.
+        least_batch: the least batch that the model takes (:mod:`.files.least_batch`); empty if it is 1.
         optimized_for: the machine that a file in the form ``optimized`` is for; None for other files.
         device: the kind of device that the code of AOTInductor is for; None for other files.
         compiled_for: the machine that this code is for; None for other files.
@@ -88,6 +89,7 @@ class ModelDescription(Report):
     device: str | None
     target: str | None
     quantization: str | None
+    least_batch: str
     optimized_for: Machine | None
     compiled_for: str | None
     opset: int | None
@@ -141,6 +143,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         device=note.device if note and archive.compiled_for else None,
         target=archive.format,
         quantization=None,
+        least_batch=note.least_batch if note else "",
         optimized_for=None,
         compiled_for=archive.machine or None,
         opset=None,
@@ -175,6 +178,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         device=None,
         target=file.metadata.get("target"),
         quantization=file.metadata.get("quantization"),
+        least_batch=file.least_batch,
         optimized_for=_optimized_for(file),
         compiled_for=None,
         opset=opsets.get(STANDARD_DOMAIN),

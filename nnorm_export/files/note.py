@@ -6,10 +6,9 @@ ONNX files have metadata instead. Importing this module is quick.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from nnorm_export.files.lengths import KEY, checked
 from nnorm_export.reading import parse_json
 
 Entry = dict[str, Any]
@@ -28,6 +27,7 @@ class Note:
         inputs, outputs: ``name``, ``dtype`` and ``shape`` of each tensor; a dynamic axis is a name or None.
         layers: one entry for each normalization.
         lengths: see :mod:`.files.lengths`; files of older versions have none.
+        least_batch: see :mod:`.least_batch`; empty in files of older versions.
     """
 
     format: str
@@ -42,6 +42,7 @@ class Note:
     outputs: list[Entry]
     layers: list[Entry]
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    least_batch: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -50,6 +51,4 @@ class Note:
     def from_json(cls, text: str | bytes) -> Note:
         """Raises ValueError, KeyError or TypeError if ``text`` is not a note."""
         entries = parse_json(text)
-        entries.setdefault(KEY, {})
-        note = cls(**{each.name: entries[each.name] for each in fields(cls)})
-        return replace(note, lengths=checked(note.lengths))
+        return cls(**{each.name: entries[each.name] for each in fields(cls) if each.name in entries})

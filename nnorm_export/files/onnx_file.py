@@ -15,6 +15,7 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files import lengths
 from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
+from nnorm_export.files.least_batch import LEAST_BATCH, least_rows
 from nnorm_export.files.locations import load_weights, locate, locations
 from nnorm_export.files.text import find_undecoded
 from nnorm_export.files.wire import read_without_weights
@@ -47,6 +48,11 @@ class ModelFile:
     def lengths(self) -> dict[str, tuple[int, int | None]]:
         """The lengths of the dynamic axes at which the file is right (:mod:`.lengths`)."""
         return lengths.from_json(self.metadata.get(lengths.KEY, "{}"))
+
+    @property
+    def least_batch(self) -> str:
+        """See :mod:`.least_batch`."""
+        return self.metadata.get(LEAST_BATCH, "")
 
     @property
     def normalizations(self) -> list[onnx.NodeProto]:
@@ -166,6 +172,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     try:
         check_layers(parse_json(metadata.get("layers", "[]")))
         lengths.from_json(metadata.get(lengths.KEY, "{}"))
+        least_rows(metadata.get(LEAST_BATCH, ""))
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
     return ModelFile(path, proto, metadata)

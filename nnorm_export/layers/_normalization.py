@@ -131,8 +131,16 @@ def call_in_graph(layer: nn.Module, x: fx.Proxy) -> Tensor:
     return cast("Tensor", tracer.create_proxy("call_module", tracer.path_of_module(layer), (x,), {}))
 
 
+@torch.compiler.assume_constant_result
+def _has_autocast(device: str) -> bool:
+    """Tell whether there is an autocast to switch off; the meta device (shape inference) has none.
+
+    Up to PyTorch 2.12 torch.compile cannot trace the question, and would leave each layer to eager mode.
+    """
+    return torch.amp.is_autocast_available(device)
+
+
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    # The meta device (shape inference) has no autocast to switch off.
-    if torch.amp.is_autocast_available(device.type):
+    if _has_autocast(device.type):
         return torch.autocast(device_type=device.type, enabled=False)
     return contextlib.nullcontext()

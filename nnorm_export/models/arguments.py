@@ -162,16 +162,19 @@ def in_order(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: ordered(value, name) for name, value in values.items()}
 
 
-def dynamic_batch(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def dynamic_batch(arguments: dict[str, Any], least: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """(arguments, dynamic_shapes) with the batch axis of every input dynamic.
 
     The batch is the first axis of the first tensor that has axes, and of every tensor whose first axis has the same
     length. A batch of one is repeated, because ``torch.export`` specializes an axis of length one.
+
+    Args:
+        least: the least batch.
     """
-    length = _batch_length(arguments)
+    length = batch_length(arguments)
     if length is None:
         return arguments, shapes_like(arguments, lambda _: None)
-    axis = torch.export.Dim(BATCH, min=1)
+    axis = torch.export.Dim(BATCH, min=least)
 
     def is_batched(value: Any) -> bool:
         return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == length
@@ -197,7 +200,8 @@ def shapes_like(value: Any, shape_of: Callable[[Any], Any]) -> Any:
     return pytree.tree_map(shape, value, is_leaf=is_of_a_class)
 
 
-def _batch_length(arguments: Mapping[str, Any]) -> int | None:
+def batch_length(arguments: Mapping[str, Any]) -> int | None:
+    """The length of the batch of :func:`dynamic_batch`; None if no tensor has axes."""
     return next((int(tensor.shape[0]) for tensor in tensors_in(dict(arguments)) if tensor.dim() > 0), None)
 
 
@@ -217,7 +221,7 @@ def refuse_empty_batch(arguments: Mapping[str, Any]) -> None:
 
 def resize_batch(arguments: dict[str, Any], size: int) -> dict[str, Any]:
     """``arguments`` with the batch of :func:`dynamic_batch` cut or repeated to ``size`` rows."""
-    length = _batch_length(arguments)
+    length = batch_length(arguments)
 
     def resize(value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == length and length):

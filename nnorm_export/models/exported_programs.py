@@ -54,6 +54,15 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
         raise ModelFileError(f"{path}: torch.export.load cannot load it: {first_line(error)}") from error
 
 
+def code_in(path: Path) -> str:
+    """What :func:`load_program` refuses in the file ``path`` without ``trust_pickle``; empty if it takes the file."""
+    try:
+        _refuse_code(path, io.BytesIO(read_bytes(path, sys.maxsize - 1, ModelFileError)))
+    except ModelFileError as error:
+        return str(error.__cause__)
+    return ""
+
+
 def _refuse_code(path: Path, content: io.BytesIO) -> None:
     """Raises ModelFileError if loading ``content``, that of the file ``path``, may run code from it."""
     try:

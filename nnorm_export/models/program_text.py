@@ -29,8 +29,8 @@ _OPERATORS = re.compile(
     r"torch\.ops\.(aten|prims|nnorm|quantized|quantized_decomposed|torchvision|torchao)\.\w+(\.\w+)?"
     r"|torch\.ops\.higher_order\.(cond|while_loop|scan|map|map_impl|associative_scan|flex_attention|invoke_subgraph"
     r"|wrap_with_set_grad_enabled|wrap_with_autocast|strict_mode)"
-    r"|_operator\.(abs|add|and_|eq|floordiv|ge|getitem|gt|index|inv|invert|le|lt|mod|mul|ne|neg|not_|or_|pos|sub"
-    r"|truediv|xor)"
+    r"|_operator\.(abs|add|and_|eq|floordiv|ge|getitem|gt|index|inv|invert|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow"
+    r"|rshift|sub|truediv|xor)"
     r"|math\.(ceil|floor|trunc|sqrt|pow|log|log2|exp|sin|cos|tan|asin|acos|atan|sinh|cosh|tanh)"
     r"|torch\.(sym_\w+|_sym_\w+|_check|_check_is_size)"
     r"|torch\._C\._set_grad_enabled|torch\.amp\.autocast_mode\._(enter|exit)_autocast"
@@ -46,17 +46,28 @@ _SYMBOLIC = set(
         ceiling sqrt exp log sin cos tan asin acos atan sinh cosh tanh FloorDiv ModularIndexing Where PythonMod
         CleanDiv CeilToInt FloorToInt CeilDiv PowByNatural FloatPow FloatTrueDiv IntTrueDiv
         IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity
+        OpaqueUnaryFn_sqrt OpaqueUnaryFn_exp OpaqueUnaryFn_log OpaqueUnaryFn_log2 OpaqueUnaryFn_sin OpaqueUnaryFn_cos
+        OpaqueUnaryFn_tan OpaqueUnaryFn_asin OpaqueUnaryFn_acos OpaqueUnaryFn_atan OpaqueUnaryFn_sinh
+        OpaqueUnaryFn_cosh OpaqueUnaryFn_tanh
         """,
     )
 )
-_GUARD_CALLS = _SYMBOLIC | {"size", "stride", "storage_offset", "max", "min", "len", "abs", "int", "float"}
-_GUARD_ATTRIBUTES = {"size", "stride", "storage_offset", "shape", "ceil", "floor", "trunc", "sqrt", "math", "inf"}
+_GUARD_CALLS = _SYMBOLIC | {"size", "stride", "storage_offset", "max", "min", "len", "abs", "int", "float", "round"}
+_GUARD_ATTRIBUTES = set(
+    re.findall(
+        r"\w+",
+        """
+        size stride storage_offset shape math inf nan ceil floor trunc sqrt log2 sin cos tan asin acos atan sinh cosh
+        tanh sym_float _sym_sqrt
+        """,
+    )
+)
 _ARITHMETIC_NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp,
     ast.Compare, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.UAdd, ast.USub, ast.Not,
     ast.And, ast.Or, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Tuple, ast.List,
 )  # fmt: skip
-_POWERS = {"Pow", "PowByNatural", "FloatPow"}
+_POWERS = {"Pow", "PowByNatural"}  # FloatPow computes in float64, which takes no time
 _MOST_POWERS, _GREATEST_EXPONENT = 4, 16  # 9**9**9**9 would keep a processor busy for years
 
 
@@ -153,12 +164,12 @@ def check_expression(text: str, *, guard: bool = False) -> None:
             allowed = allowed and node.attr in _GUARD_ATTRIBUTES
         elif isinstance(node, ast.Name):
             names = _GUARD_CALLS if guard else _SYMBOLIC
-            allowed = node.id in names if id(node) in called else _is_symbol(node.id)
+            allowed = node.id in names if id(node) in called else _is_symbol(node.id) or (guard and node.id == "torch")
         elif isinstance(node, ast.Call):
             allowed = isinstance(node.func, (ast.Name, ast.Attribute))
             if isinstance(node.func, ast.Name):
                 _allow_strings(node, quoted)
-                exponents += [_second(node)] if node.func.id in _POWERS else []
+                exponents += [_second(node)] if node.func.id in _POWERS and not _is_bounded_power(node) else []
         elif isinstance(node, ast.Subscript) and guard:
             quoted.discard(id(node.slice))  # L['x']: torch replaces it by the input
             allowed = (
@@ -193,7 +204,16 @@ def _second(call: ast.Call) -> ast.expr | None:
     return call.args[1] if len(call.args) > 1 else None
 
 
+def _is_bounded_power(call: ast.Call) -> bool:
+    """Whether ``call`` is PowByNatural(Integer(…), Symbol(…)), which torch computes in 64 bits."""
+    names = [getattr(getattr(argument, "func", None), "id", "") for argument in call.args]
+    return getattr(call.func, "id", "") == "PowByNatural" and names == ["Integer", "Symbol"]
+
+
 def _is_small(node: ast.expr | None) -> bool:
+    """Whether a power with the exponent ``node`` is soon computed: it is small, or a float in a guard."""
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "sym_float":
+        return True
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Integer", "Rational", "Float"):
         return all(map(_is_small, node.args))
     if isinstance(node, ast.UnaryOp):

@@ -17,6 +17,7 @@ import numpy as np
 
 from nnorm_export.dtypes import Array, as_array, is_float
 from nnorm_export.errors import InputError, ParityError
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.lengths import Lengths, within
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
@@ -144,12 +145,13 @@ def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
 
 def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
     infos = runner.inputs
+    batches = sorted({max(rows, least_rows(runner.least_batch)) for rows in BATCHES})
     dynamic = [info for info in infos if info.shape and not isinstance(info.shape[0], int)]
     if inputs is None:
         if unknown := [info for info in infos if not info.has_rank]:
             raise InputError(f"the file takes {unknown[0]}, of an unknown number of axes; give inputs (--input)")
         generator = np.random.default_rng(SEED)
-        for rows in BATCHES if dynamic else BATCHES[:1]:
+        for rows in batches if dynamic else BATCHES[:1]:
             yield random_inputs(infos, rows, generator, lengths=runner.lengths)
         return
     feed = _by_name(infos, inputs)
@@ -157,7 +159,7 @@ def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
     lengths = {feed[info.name].shape[:1] for info in dynamic if info.name in feed}
     if len(lengths) == 1 and (0,) not in lengths and () not in lengths:  # all have one batch axis, which is not empty
         batched = {info.name for info in dynamic}
-        for rows in (within(runner.lengths, str(dynamic[0].shape[0]), rows) for rows in BATCHES):
+        for rows in sorted({within(runner.lengths, str(dynamic[0].shape[0]), rows) for rows in batches}):
             yield {
                 name: array[np.arange(rows) % len(array)] if name in batched else array for name, array in feed.items()
             }

@@ -24,6 +24,7 @@ from nnorm_export.parity.reference.changed_masks import other_masks
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
 from nnorm_export.parity.reference.weights import other_weights
+from nnorm_export.parity.suspects import suspects
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
@@ -96,11 +97,13 @@ def verify(
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
-    report, comparison, cases = _compare(str(path), runner, model, [bound(model, inputs)], chosen, passthrough)
+    examples = [bound(model, inputs)]
+    report, comparison, cases = _compare(Path(path), str(path), runner, model, examples, chosen, passthrough)
     report = replace(report, known_faults=runner.known_faults)
     report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
     if not report:
-        report = replace(report, other_weights=other_weights(str(path), runner, model, passthrough))
+        others = other_weights(str(path), runner, model, passthrough)
+        report = replace(report, other_weights=others, suspects=[] if others else report.suspects)
     if new_certificate is not None and report:
         step("write the certificate")
         new_certificate.write(runner, comparison, cases, report)
@@ -120,7 +123,7 @@ def compare_with_pytorch(
     step(f"open in {runtime}")
     runner = load(path, runtime, trust_pickle=True)  # the callers have written the file themselves
     runner.lengths = {}  # is it right at others too?
-    report, comparison, cases = _compare(path.name, runner, model, examples, Criteria.of(), passthrough)
+    report, comparison, cases = _compare(path, path.name, runner, model, examples, Criteria.of(), passthrough)
     # A file that fails is not written, whatever its bodies compute.
     return (
         replace(report, by_bodies=_outputs_by_bodies(_bodies_of(path, runner), comparison, cases)) if report else report
@@ -173,6 +176,7 @@ def runtime_for(path: Path) -> str:
 
 
 def _compare(
+    path: Path,
     file: str,
     runner: Runner,
     model: nn.Module,
@@ -184,6 +188,9 @@ def _compare(
 
     A file may hold what PyTorch returns for the given inputs, or a number that the model computes from them, or compute
     something else for masks that were not given.
+
+    Args:
+        file: what messages call ``path``.
     """
     names = [info.name for info in runner.outputs]
     comparison = Comparison(file, type(model).__name__, names, criteria.for_outputs(names))
@@ -216,7 +223,13 @@ def _compare(
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
     only = given_only(why_none, others=any(case.is_changed for case in cases))
-    return ParityReport(runner.runtime, text, outputs, implementations, given_only=only), comparison, cases
+    report = ParityReport(
+        runner.runtime, text, outputs, implementations, given_only=only, least_batch=runner.least_batch
+    )
+    if report.differs and not report.is_nondeterministic:
+        step("look for suspects")
+        report = replace(report, suspects=suspects(path, runner, pytorch, runs[0]))
+    return report, comparison, cases
 
 
 def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array]) -> Case:

@@ -15,6 +15,7 @@ from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files.archive import read_archive
 from nnorm_export.files.formats import FORMATS
+from nnorm_export.files.least_batch import LEAST_BATCH
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import to_tensor
 from nnorm_export.process import without_warnings
@@ -39,7 +40,8 @@ class PyTorchRunner(Runner):
                 f"run it with PyTorch ({self.loader})"
             )
         self._note = file.note
-        self.noted = {"version": file.note.version, "weights_sha256": file.note.weights_sha256}
+        noted = {"version": file.note.version, "weights_sha256": file.note.weights_sha256}
+        self.noted = noted | ({LEAST_BATCH: file.note.least_batch} if file.note.least_batch else {})
         self.lengths = file.note.lengths
         self._device = torch.device(file.note.device)
         if self._device.type == "cuda" and not torch.cuda.is_available():

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
+from nnorm_export.files.least_batch import LEAST_BATCH, refuse_smaller_batch
 from nnorm_export.files.lengths import Lengths, refuse_others
 from nnorm_export.files.tensors import TensorInfo
 
@@ -66,6 +67,11 @@ class Runner(ABC):
         """The known faults of the runtime that would affect the file, each with the remedy or how it is avoided."""
         return []
 
+    @property
+    def least_batch(self) -> str:
+        """The least batch that the model takes, as its file says (:mod:`.files.least_batch`); empty if it is 1."""
+        return self.noted.get(LEAST_BATCH, "")
+
     def by_bodies(self) -> Runner | None:
         """The file in the same runtime, run by its bodies; None if no kernel runs here, or the file has no bodies."""
         return None
@@ -77,7 +83,8 @@ class Runner(ABC):
         """The arrays by the names of the inputs, in the order of the inputs.
 
         Raises:
-            InputError: too many, too few or unknown inputs, or one of the wrong dtype, shape or length.
+            InputError: too many, too few or unknown inputs, one of the wrong dtype, shape or length, or too small a
+                batch.
         """
         if len(arrays) > len(self.inputs):
             raise InputError(f"{len(arrays)} arrays given, the model takes {len(self.inputs)}: {self._expected}")
@@ -97,6 +104,7 @@ class Runner(ABC):
         if self.lengths and (shapes := tuple(array.shape for array in feed.values())) != self._accepted:
             refuse_others(self.lengths, self.inputs, feed)
             self._accepted = shapes
+        refuse_smaller_batch(self.least_batch, feed.values())
         return feed
 
     @property

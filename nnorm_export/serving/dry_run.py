@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.lengths import within
 from nnorm_export.parity.compare_files import SEED, random_inputs
 from nnorm_export.runtimes import Runner
@@ -53,6 +54,8 @@ def batch_of(model: Model, given: int | None) -> Batch:
     Args:
         given: the greatest batch that the user wants; None for :data:`GREATEST_BATCH` where the dry run allows it.
     """
+    if model.least_batch:
+        return Batch(0, notes=(f"no batching: a request may have one row, and the model takes {model.least_batch}",))
     if given == 0:
         return Batch(0)
     if reason := why_no_batch(model.inputs, model.outputs, named=model.file is not None):
@@ -102,7 +105,7 @@ def _refuse_another(runner: Runner, model: Model) -> None:
 
 def _rows(opened: Opened, runner: Runner, model: Model, batch: Batch, inputs: Inputs) -> Rows:
     if batch.greatest < 2:
-        counts = (1,) if batch.greatest else (3, 1)
+        counts = (1,) if batch.greatest else (3, least_rows(model.least_batch))
         feeds = (feed for rows in counts for feed in _random(runner, model, rows))
         return run_once(runner, feeds if inputs is None else [_given(runner, inputs)])
     batches = _random_batches(runner, model) if inputs is None else [_given(runner, inputs)]

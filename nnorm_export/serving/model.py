@@ -59,6 +59,11 @@ class Model:
         return {} if self.file is None else self.file.lengths
 
     @property
+    def least_batch(self) -> str:
+        """See :mod:`nnorm_export.files.least_batch`."""
+        return "" if self.file is None else self.file.least_batch
+
+    @property
     def is_coarse(self) -> bool:
         """Whether it computes in int8 or 16 bits, as far as is known."""
         return self.file is None or self.file.has_float16 or self.file.holds(*_COARSE_TYPES)

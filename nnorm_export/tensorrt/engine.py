@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.reports import Report
@@ -328,8 +329,8 @@ def compile_engine(
     """Builds an engine of ``file``; arguments and errors as of :func:`build_engine`."""
     unavailable = builder.load_plugins(file, plugins)
     op_types = choose_plugins(file, plugins, unavailable, builder.prefers_plugins)
-    axes = input_axes(file.proto)
-    shapes = default_profiles(axes) if profiles is None else check_profiles(axes, profiles)
+    axes, least = input_axes(file.proto), least_rows(file.least_batch)
+    shapes = default_profiles(axes, least) if profiles is None else check_profiles(axes, profiles)
     with tempfile.TemporaryDirectory() as folder:
         with writing(Path(folder)):
             onnx = write_for_parser(file, op_types, Path(folder))

@@ -39,13 +39,16 @@ def input_axes(model: onnx.ModelProto) -> dict[str, Axes]:
     return {info.name: info.shape for info in inputs_of(model)}
 
 
-def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:
+def default_profiles(inputs: Mapping[str, Axes], least: int = 1) -> Profiles:
     """1, 8 and 64 for the batch, if only first axes are dynamic; inputs without dynamic axes are left out.
 
     An axis whose length depends on the batch, as ``2*batch``, has the lengths that follow.
 
+    Args:
+        least: the least batch that the file takes (:mod:`nnorm_export.files.least_batch`); no length is smaller.
+
     Raises:
-        InputError: another axis is dynamic, or has no length at a batch of 1: only the user can know its range.
+        InputError: another axis is dynamic, or has no length at the least batch: only the user can know its range.
     """
     for name, axes in inputs.items():
         if others := [f"{axis} ({dim or 'unnamed'})" for axis, dim in enumerate(axes) if axis and _is_dynamic(dim)]:
@@ -53,8 +56,9 @@ def default_profiles(inputs: Mapping[str, Axes]) -> Profiles:
                 f"input {_show(name, axes)} is dynamic in other axes than the first: {', '.join(others)}. "
                 f"{_remedy(name, axes)}"
             )
+    batches = [max(least, batch) for batch in DEFAULT_BATCH]
     return {
-        name: ShapeRange(*((_first_length(name, axes, batch), *_fixed(axes[1:])) for batch in DEFAULT_BATCH))
+        name: ShapeRange(*((_first_length(name, axes, batch), *_fixed(axes[1:])) for batch in batches))
         for name, axes in inputs.items()
         if axes and _is_dynamic(axes[0])
     }

@@ -125,6 +125,15 @@ def test_compiles_into_one_graph(name: str, mode: str, autocast: bool) -> None:
         torch.testing.assert_close(layer.state_dict()[key], expected)
 
 
+def test_compiles_where_autocast_cannot_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to PyTorch 2.12 torch.compile cannot trace this function of PyTorch: each layer was four graphs."""
+    untraceable = torch.compiler.disable(torch.amp.is_autocast_available)
+    monkeypatch.setattr(torch.amp, "is_autocast_available", untraceable)
+    layer, x = make("batch2d")
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(layer.eval(), fullgraph=True, backend="eager")(x), layer(x))
+
+
 @pytest.mark.slow
 def test_compiles_with_the_cumulative_average_and_noise() -> None:
     layer, x = make("batch2d", momentum=None)

@@ -90,6 +90,7 @@ def test_shapes_that_fit(portable: Path) -> None:
     assert check_profiles(TWO, given)["x"] == ShapeRange((1, 3, 5), (2, 3, 7), (8, 3, 7))
     assert check_profiles({"x": (2, 3)}, {}) == {}
     assert check_profiles({"x": (None, None)}, {"x": ((1, 2), (1, 3), (1, 4))})
+    assert default_profiles({"x": ("batch", 3)}, 2) == {"x": ShapeRange((2, 3), (8, 3), (64, 3))}
     assert default_profiles({"x": (2, 3), "ids": ("batch",), "s": ()}) == {"ids": ShapeRange((1,), (8,), (64,))}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from nnorm_export.exporting.request import Request, freeze_source
 from nnorm_export.exporting.trace import exporting_state, trace
 from nnorm_export.exporting.write_verified import write_with_note
 from nnorm_export.files.staging import opened_for_torch, writing
+from nnorm_export.models.exported_programs import code_in
 from nnorm_export.names import NOTE_FILE, PT2_OPERATORS
 from nnorm_export.steps import step
 
@@ -35,4 +37,5 @@ def write(request: Request, *, operators: str = "decomposed") -> ExportReport:
         with exporting_state(), writing(request.path, RuntimeError), opened_for_torch(staging) as file:
             torch.export.save(program, file, extra_files={NOTE_FILE: note.to_json()})
 
-    return write_with_note(frozen, note, save)
+    report = write_with_note(frozen, note, save)
+    return replace(report, needs_trust=code_in(report.path))

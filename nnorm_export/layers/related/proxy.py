@@ -151,13 +151,15 @@ class FrozenAffine(FrozenModule):
         scale: Tensor | None
         shift: Tensor
         zero: Tensor
-        one: Tensor
+        variance: Tensor
 
     def __init__(self, tensors: dict[str, Tensor | None], arithmetic: torch.dtype, by_trailing_axes: bool) -> None:
         super().__init__(tensors, arithmetic)
         self.by_trailing_axes = by_trailing_axes
+        # With the variance exactly 1, as in nnorm_export/domain/bodies.py. PyTorch before 2.13 refuses an epsilon of 0.
+        self.epsilon = 2.0**-16
         self.register_buffer("zero", torch.zeros_like(self.shift), persistent=False)
-        self.register_buffer("one", torch.ones_like(self.shift), persistent=False)
+        self.register_buffer("variance", torch.full_like(self.shift, 1.0 - self.epsilon), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         values = in_dtype(x, self.shift.dtype)
@@ -167,5 +169,6 @@ class FrozenAffine(FrozenModule):
             values = values + per_channel(self.shift, x)
         else:
             # One node in ONNX, which runtimes can fold.
-            values = nn.functional.batch_norm(values, self.zero, self.one, self.scale, self.shift, eps=0.0)
+            affine = (self.scale, self.shift)
+            values = nn.functional.batch_norm(values, self.zero, self.variance, *affine, eps=self.epsilon)
         return in_dtype(values, x.dtype)

@@ -78,7 +78,9 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, p
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criteria, is_double=is_double, has_float64=cases[0].float64 is not None)
     only = str(certificate.get("given_only", ""))
-    report = ParityReport(runner.runtime, text, outputs, runner.implementations, given_only=only)
+    report = ParityReport(
+        runner.runtime, text, outputs, runner.implementations, given_only=only, least_batch=runner.least_batch
+    )
     if signatures.is_signed(folder):
         report = replace(report, signature="not checked" if public_key is None else "checked")
     return report

@@ -84,6 +84,7 @@ class NewCertificate:
             "outputs": [asdict(output) for output in report.outputs],
             "implementations": report.implementations,
             "given_only": report.given_only,
+            "least_batch": report.least_batch,
             "data_sets": len(cases),
             "computed_in": comparison.computed_in,
             "bits": bits_of(self.path, runner, runner.feed(cases[0].inputs, {})).to_json(),

@@ -157,7 +157,8 @@ def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport
     if not report:
         if layers is not None and not layers:
             return layers.verdict
-        return "; ".join(map(str, (*report.outputs, *(report.by_bodies or ()))))
+        blamed = (f"suspect: {suspect}" for suspect in report.suspects)
+        return "; ".join(map(str, (*report.outputs, *(report.by_bodies or ()), *blamed)))
     if probes is not None and not probes:
         different = ", ".join(layer.name for layer in probes.layers if not layer.parity.passed)
         return f"On these inputs it is equal, but on probes of its branches {different} differs from its formula"
@@ -170,4 +171,5 @@ def _facts(report: ParityReport, described: ModelDescription | None) -> list[str
     form = f", form {described.form}" if described is not None and described.form else ""
     file = [] if described is None else [described.format + form]
     only = [report.given_only] if report.given_only else []
+    only += [f"batch: {report.least_batch}"] if report.least_batch else []
     return [*file, f"run by {report.runtime}", f"{rows} rows", *only, f"{now:%Y-%m-%d %H:%M} UTC"]

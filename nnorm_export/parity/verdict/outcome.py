@@ -79,6 +79,8 @@ class ParityReport(ComparisonReport):
             or the file has no bodies.
         signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
         given_only: says that the given inputs were not scaled and permuted, and why; empty if they were.
+        least_batch: the least batch that the file takes, and why; empty if it is 1.
+        suspects: what may be to blame if an output differs (:mod:`nnorm_export.parity.suspects`).
     """
 
     runtime: str
@@ -90,6 +92,8 @@ class ParityReport(ComparisonReport):
     by_bodies: list[OutputParity] | None = None
     signature: str = ""
     given_only: str = ""
+    least_batch: str = ""
+    suspects: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
@@ -98,7 +102,15 @@ class ParityReport(ComparisonReport):
         compared = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
-        return "\n".join(filter(None, (*compared, *by_bodies, self.given_only, self.other_weights, signature)))
+        batch = f"batch: {self.least_batch}" if self.least_batch else ""
+        blamed = (f"suspect: {suspect}" for suspect in self.suspects)
+        notes = (*blamed, self.given_only, batch, self.other_weights, signature)
+        return "\n".join(filter(None, (*compared, *by_bodies, *notes)))
+
+    @property
+    def differs(self) -> bool:
+        """Whether an output was compared, and differs."""
+        return any(output.compared and not output.passed for output in self.outputs)
 
     @property
     def is_nondeterministic(self) -> bool:
