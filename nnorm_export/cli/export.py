@@ -185,6 +185,7 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
             ("operators", report.operators or ""),
             ("device", report.device or ""),
             ("nodes", str(report.nodes)),
+            *(("float16", text) for text in report.beyond_float16),
             ("normalizations", kinds or "none that nnorm_export knows"),
             *(("input", str(info)) for info in description.inputs),
             *(("output", str(info)) for info in description.outputs),

@@ -229,7 +229,7 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
     from nnorm_export.parity.layer_by_layer.float16_risks import normalizations
 
     typer.echo()
-    if not normalizations(module):
+    if not risks and not normalizations(module):
         typer.echo("--float16 examines layers, and an exported program has none; give the model as MODULE:FACTORY")
     elif not risks:
         typer.echo("float16 puts no normalization at risk on these inputs")

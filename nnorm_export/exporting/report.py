@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class ExportReport(Report):
         weights_sha256: hash of the frozen weights before any folding; the same in every format.
         parity: the comparison with PyTorch, None if the export was not to verify.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
+        beyond_float16: of a float16 file, the numbers in forward that float16 does not have, and what the file has.
     """
 
     path: Path
@@ -44,10 +45,12 @@ class ExportReport(Report):
     weights_sha256: str
     parity: ParityReport | None
     not_verified: str = ""
+    beyond_float16: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
         parity = f"not verified{reason}" if self.parity is None else str(self.parity)
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
-        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
+        about = f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
+        return "\n".join((about, *self.beyond_float16))

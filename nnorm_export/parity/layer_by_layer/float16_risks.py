@@ -7,22 +7,24 @@ be unsafe in it. Other implementations compute sums in float16; sums that would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nnorm_export.dtypes import Array
 from nnorm_export.freezing.sample_size import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import require_module, unwrapped
-from nnorm_export.parity.reference.pytorch_model import Passthrough, observe
+from nnorm_export.models.arguments import cast
+from nnorm_export.models.large_constants import GREATEST
+from nnorm_export.models.modules import named_layers, require_module, unwrapped
+from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, bound, observe
 from nnorm_export.reports import Report
 from nnorm_export.steps import step
 
-GREATEST = float(np.finfo(np.float16).max)  # 65504
 LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; smaller numbers lose digits, those below 6e-8 are 0
 # PyTorch's own norms, which the table of layers does not have.
 _SAMPLE_SIZES_OF_TORCH: dict[type[nn.Module], SampleSize] = {
@@ -41,7 +43,7 @@ class HalfRisk(Report):
     Attributes:
         path: the layer's path in the model.
         layer: the name of its class.
-        greatest: the greatest |x| of its input and |y| of its output.
+        greatest: the greatest |x| of its input and |y| of its output; 0 of a layer that is not a normalization.
         unsafe: reasons why a float16 file of this package overflows here.
         sums: reasons why an implementation that computes sums in float16 fails here; files of this package do not.
     """
@@ -61,6 +63,9 @@ def float16_risks(
     passthrough: Passthrough = (),
 ) -> list[HalfRisk]:
     """Returns the normalizations of ``model`` that float16 puts at risk on ``inputs``, in the order of definition.
+
+    Layers with a weight beyond ±65504, or with such a number in their forward that is not a mask before a softmax, are
+    at risk too. They come last.
 
     Args:
         model, inputs, passthrough: as for :func:`nnorm_export.verify`. Real data shows more than random data.
@@ -90,7 +95,36 @@ def float16_risks(
         if unsafe or sums:
             name = type(layer).__name__
             risks.append(HalfRisk(path, name, (greatest[0], greatest[1]), tuple(unsafe), tuple(sums)))
-    return risks
+    return _with_numbers(risks, model, _numbers(model, inputs, passthrough))
+
+
+def _numbers(
+    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any] | Tensor, passthrough: Passthrough
+) -> dict[str, list[str]]:
+    """Path of a layer -> what its weights and the numbers in its forward, masks left out, do in float16."""
+    in_float16 = PyTorchModel(model, torch.float16, passthrough)
+    found = in_float16.beyond_float16(cast(bound(model, inputs), torch.float16))
+    reasons: dict[str, list[str]] = {}
+    for path, value in found.weights.items():
+        layer, _, name = path.rpartition(".")
+        if path not in found.masks:
+            reason = f"its {name} reaches {value:.3g}, and float16 overflows above {GREATEST:.0f}"
+            reasons.setdefault(layer, []).append(reason)
+    for number in found.numbers:
+        if not number.is_mask:
+            reason = f"its forward has {number.what}, and float16 overflows above {GREATEST:.0f}"
+            reasons.setdefault(number.path, []).append(reason)
+    return reasons
+
+
+def _with_numbers(risks: list[HalfRisk], model: nn.Module, reasons: Mapping[str, Sequence[str]]) -> list[HalfRisk]:
+    """``risks`` with the ``reasons`` of :func:`_numbers`."""
+    known, modules = {risk.path for risk in risks}, dict(named_layers(model))
+    merged = [replace(risk, unsafe=(*risk.unsafe, *dict.fromkeys(reasons.get(risk.path, ())))) for risk in risks]
+    others = {path: tuple(dict.fromkeys(texts)) for path, texts in reasons.items() if path not in known}
+    return merged + [
+        HalfRisk(path, type(modules[path]).__name__, (0.0, 0.0), unsafe) for path, unsafe in others.items()
+    ]
 
 
 def normalizations(model: nn.Module) -> dict[str, nn.Module]:

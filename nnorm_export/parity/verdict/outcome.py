@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from nnorm_export.errors import NnormExportError
+from nnorm_export.models.large_constants import about_float16
 from nnorm_export.reports import ComparisonReport
 
 NONDETERMINISTIC = "PyTorch returns another result each time; look for F.dropout without training=self.training"
@@ -79,6 +81,8 @@ class ParityReport(ComparisonReport):
             or the file has no bodies.
         signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
         given_only: says that the given inputs were not scaled and permuted, and why; empty if they were.
+        beyond_float16: of a float16 file, the inputs that are infinite in float16; if it fails, the weights and the
+            numbers in forward too.
     """
 
     runtime: str
@@ -90,6 +94,7 @@ class ParityReport(ComparisonReport):
     by_bodies: list[OutputParity] | None = None
     signature: str = ""
     given_only: str = ""
+    beyond_float16: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
@@ -98,12 +103,18 @@ class ParityReport(ComparisonReport):
         compared = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
         by_bodies = (f"{output.verdict} in {self.runtime}, by bodies: {output}" for output in self.by_bodies or ())
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
-        return "\n".join(filter(None, (*compared, *by_bodies, self.given_only, self.other_weights, signature)))
+        about = (about_float16(self.beyond_float16, fails=not self), self.given_only, self.other_weights, signature)
+        return "\n".join(filter(None, (*compared, *by_bodies, *about)))
 
     @property
     def is_nondeterministic(self) -> bool:
         """Whether it fails because the model is random: then no layer of the file is to blame."""
         return any(output.note == NONDETERMINISTIC for output in self.outputs)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether something was compared in each output, and no difference is infinite."""
+        return all(output.compared and math.isfinite(output.max_abs_diff) for output in self.outputs)
 
     @property
     def reason(self) -> str:
