@@ -30,7 +30,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _ARITHMETIC = _names("mul div add sub rsub")
-_FILLS = _names("where masked_fill full full_like new_full fill scalar_tensor")
+_FILLS = _names("where masked_fill full full_like new_full fill scalar_tensor constant_pad_nd pad")
 _SOFTMAXES = _names("softmax safe_softmax")
 _SELECTIONS = _names("where masked_fill masked_scatter index_put copy maximum minimum slice_scatter")
 _SUMS = _names("add sub rsub")
@@ -95,7 +95,8 @@ class LargeConstant:
     @property
     def what(self) -> str:
         """The number and its operator."""
-        return f"the number {self.value:g} ({name_of(self.node)})"
+        name = name_of(self.node)
+        return f"the number {self.value:g} ({'cast to float16' if name in _CASTS else name})"
 
     @property
     def clamped(self) -> float:
@@ -126,15 +127,14 @@ def large_constants(
         known: the values of nodes that hold constants.
         weights: the nodes that hold parameters.
     """
-    flow = Flow(graphs, weights)
-    found = []
+    flow, found = Flow(graphs, weights), []
     for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
         value = node.meta.get("val")
         if not (isinstance(node.target, torch._ops.OpOverload) and _is_half(value)):
             continue
         for argument, number in numbers_of(node, known):
             if INFINITE <= abs(number) < math.inf:
-                found.append(LargeConstant(node, argument, number, path_of(node), flow.is_mask(node)))
+                found.append(LargeConstant(node, argument, number, path_of(node), flow.is_mask(node, argument)))
     return found
 
 
@@ -196,13 +196,14 @@ class Flow:
                 for inner in _graphs_in(node):
                     self._calls.setdefault(inner, []).append(node)
 
-    def is_mask(self, node: fx.Node) -> bool:
-        """Whether the number that the operator of ``node`` takes only masks a softmax."""
-        name = name_of(node)
-        if name in _ARITHMETIC and not all(map(self._is_of_conditions, node.all_input_nodes)):
+    def is_mask(self, node: fx.Node, argument: str) -> bool:
+        """Whether the number that the operator of ``node`` takes as ``argument`` only masks a softmax."""
+        name, is_alpha = name_of(node), argument == "alpha"
+        scaled = [arguments_of(node)["other"]] if is_alpha else node.all_input_nodes
+        if name in _ARITHMETIC and not all(map(self._is_of_conditions, scaled)):
             return False
-        is_selected = name in ("where", "masked_fill")
-        return name in _ARITHMETIC | _FILLS | _CASTS and self.only_masks(node, is_joined=is_selected)
+        is_joined = name in ("where", "masked_fill") or is_alpha
+        return name in _ARITHMETIC | _FILLS | _CASTS and self.only_masks(node, is_joined=is_joined)
 
     def only_masks(self, node: fx.Node, *, is_joined: bool = False, may_scale: bool = True) -> bool:
         """Whether all that is made of ``node`` reaches a softmax or the mask of an attention.
@@ -259,9 +260,10 @@ class Flow:
                 yield written
                 written = written.args[0] if name_of(written) in _SHAPES and written.args else None
 
-    def _is_of_conditions(self, node: fx.Node) -> bool:
-        """Whether ``node`` is made of inputs, constants and conditions alone."""
-        waiting, seen = [node], {node}
+    def _is_of_conditions(self, node: Any) -> bool:
+        """Whether ``node``, if it is one, is made of inputs, constants and conditions alone."""
+        waiting = [node] if isinstance(node, fx.Node) else []
+        seen = set(waiting)
         while waiting:
             each = waiting.pop()
             if each in self._weights:

@@ -40,6 +40,7 @@ from nnorm_export.parity.verdict.outcome import (
     UNSTABLE,
     OutputParity,
     ParityReport,
+    are_finite,
     errors_on_changed_inputs,
     given_only,
 )
@@ -226,7 +227,7 @@ def _compare(
     only = given_only(why_none, others=any(case.is_changed for case in cases))
     report = ParityReport(runner.runtime, text, outputs, implementations, given_only=only, beyond_float16=lost)
     if not report:
-        lost = [*lost, *pytorch.beyond_float16(taken[0]).names(masks=not report.is_finite)]
+        lost = [*lost, *pytorch.beyond_float16(taken[0]).names(masks=not are_finite(outputs))]
         report = replace(report, beyond_float16=lost)
     return report, comparison, cases
 

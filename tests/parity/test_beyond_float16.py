@@ -33,6 +33,10 @@ class Masked(nn.Module):
             x = x + (1 - mask) * self.big
         elif self.how == "causal":
             x = x + self.causal + (1 - mask) * -1e9
+        elif self.how == "cast":
+            x = (x.float() * 1e6).to(x.dtype)
+        elif self.how == "cast mask":
+            x = x + torch.full((8,), -1e9, dtype=torch.float32).where(mask == 0, 0.0).to(x.dtype)
         elif self.how == "input":
             x = x + mask
         else:
@@ -66,6 +70,8 @@ def inputs() -> tuple[Tensor, Tensor]:
         ("alpha", "the number -1e+09 (add) in layer masked", "its forward has the number -1e+09 (add)"),
         ("buffer", "masked.big, which reaches -1e+09", "its big reaches -1e+09"),
         ("scale", "the number 1e+06 (mul) in layer masked", "its forward has the number 1e+06 (mul)"),
+        ("cast", "the number CAST (cast to float16) in layer masked", "its forward has the number"),
+        ("cast mask", "", ""),
         ("causal", "", ""),
         ("input", "", ""),
     ],
@@ -74,6 +80,7 @@ def test_names(how: str, named: str, at_risk: str, inputs: tuple[Tensor, Tensor]
     model = Network(how).eval()
     reference = PyTorchModel(model, torch.float16, ())
     x, mask = (each.half() for each in inputs)
+    named = named.replace("CAST", f"{1e6 * float(x.flatten()[x.abs().argmax()]):g}")
     assert reference.beyond_float16({"x": x, "mask": mask}).names(masks=False) == ([named] if named else [])
     assert PyTorchModel(model, torch.bfloat16, ()).beyond_float16({"x": x, "mask": mask}).names(masks=True) == []
     risks = [risk for risk in float16_risks(model, inputs) if risk.unsafe]

@@ -48,6 +48,7 @@ from nnorm_export.parity.verdict.dependence import dependence, require_dependenc
 from nnorm_export.parity.verdict.outcome import (
     ON_CHANGED_INPUTS,
     OutputParity,
+    are_finite,
     errors_on_changed_inputs,
     on_changed_inputs,
 )
@@ -223,7 +224,8 @@ def bisect(
     result = replace(result, outputs=require_dependence(result.outputs, depends))
     if result:
         return result
-    lost = [*inputs_beyond_float16(runner, bound(model, inputs)), *reference.beyond_float16(example).names(masks=True)]
+    numbers = reference.beyond_float16(example).names(masks=not are_finite(result.outputs))
+    lost = [*inputs_beyond_float16(runner, bound(model, inputs)), *numbers]
     foreign_weights = other_weights(str(path), runner, model, passthrough)
     return replace(result, other_weights=foreign_weights, beyond_float16=lost)
 

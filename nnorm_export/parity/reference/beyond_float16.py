@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nnorm_export.models.arguments import tensor_names, tensors_in
-from nnorm_export.models.large_constants import INFINITE, Flow, LargeConstant, large_constants
+from nnorm_export.models.large_constants import INFINITE, Flow, LargeConstant, large_constants, path_of
 
 
 def is_infinite(example: Mapping[str, Any]) -> bool:
@@ -94,7 +94,11 @@ def used_by(model: nn.Module, in_float16: nn.Module, run: Callable[[], object]) 
     nodes = {path: node for path, tensor in weights.items() if (node := recorder.node_of(tensor)).users}
     flow = Flow([recorder.graph])
     masks = [path for path, node in nodes.items() if flow.only_masks(node, may_scale=False)]
-    numbers = large_constants([recorder.graph], recorder.known, recorder.parameters)
+    casts = [
+        LargeConstant(node, "self", value, path_of(node), flow.is_mask(node, "self"))
+        for node, value in recorder.casts.items()
+    ]
+    numbers = [*large_constants([recorder.graph], recorder.known, recorder.parameters), *casts]
     return BeyondFloat16({path: lost[path] for path in nodes}, masks, numbers)
 
 
@@ -109,12 +113,14 @@ class _Recorder(TorchDispatchMode):
         graph: what ran.
         known: the values of tensors without axes that no operator has made.
         parameters: the nodes of the parameters.
+        casts: the nodes that cast to float16 what is infinite there -> the number of the greatest size.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.graph = fx.Graph()
         self.known: dict[fx.Node, Tensor] = {}
+        self.casts: dict[fx.Node, float] = {}
         self._nodes = WeakTensorKeyDictionary()
         self._paths = [""]
         self.parameters = [self.node_of(parameter) for parameter in module.parameters()]
@@ -157,6 +163,9 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             node.meta["val"] = torch.empty(0, dtype=result.dtype)
+            is_cast = func is torch.ops.aten._to_copy.default and result.dtype == torch.float16
+            if is_cast and (greatest := _greatest_lost(args[0])):
+                self.casts[node] = greatest
         for tensor in tensors_in(result):
             self._nodes[tensor] = node
         return result

@@ -112,11 +112,6 @@ class ParityReport(ComparisonReport):
         return any(output.note == NONDETERMINISTIC for output in self.outputs)
 
     @property
-    def is_finite(self) -> bool:
-        """Whether something was compared in each output, and no difference is infinite."""
-        return all(output.compared and math.isfinite(output.max_abs_diff) for output in self.outputs)
-
-    @property
     def reason(self) -> str:
         """Says what failed: the outputs that differ, or why nothing was compared."""
         failed = [output for output in self.outputs if not output.passed]
@@ -126,6 +121,11 @@ class ParityReport(ComparisonReport):
             return f"{', '.join(output.name for output in failed)} differs"
         by_bodies = ", ".join(output.name for output in self.by_bodies or () if not output.passed)
         return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
+
+
+def are_finite(outputs: Sequence[OutputParity]) -> bool:
+    """Whether something was compared in each output, and no difference is infinite."""
+    return all(output.compared and math.isfinite(output.max_abs_diff) for output in outputs)
 
 
 ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order, or with other masks or integers"
