@@ -236,7 +236,7 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
     else:
         print_facts((layer_name(risk.path), "; ".join((*risk.unsafe, *risk.sums))) for risk in risks)
         if not any(risk.unsafe for risk in risks):
-            typer.echo("Files of nnorm_export in float16 compute these sums in float32: the layers are safe there.")
+            typer.echo("Files of nnorm_export in float16 compute this in float32: the layers are safe there.")
 
 
 def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:

@@ -134,7 +134,7 @@ def large_constants(
             continue
         for argument, number in numbers_of(node, known):
             if INFINITE <= abs(number) < math.inf:
-                found.append(LargeConstant(node, argument, number, path_of(node), flow.is_mask(node, argument)))
+                found.append(LargeConstant(node, argument, number, flow.path_of(node), flow.is_mask(node, argument)))
     return found
 
 
@@ -195,6 +195,11 @@ class Flow:
             if node.target in _CALLS:
                 for inner in _graphs_in(node):
                     self._calls.setdefault(inner, []).append(node)
+
+    def path_of(self, node: fx.Node) -> str:
+        """:func:`path_of`; a node in a branch belongs to the layer that has the branch."""
+        calls = self._calls.get(node.graph, ())
+        return path_of(node) or next((self.path_of(call) for call in calls), "")
 
     def is_mask(self, node: fx.Node, argument: str) -> bool:
         """Whether the number that the operator of ``node`` takes as ``argument`` only masks a softmax."""

@@ -154,6 +154,13 @@ def test_masks(name: str) -> None:
     torch.testing.assert_close(result.float(), _computed(model, torch.float32), rtol=0, atol=2e-3)
 
 
+def test_the_layer_of_a_branch() -> None:
+    model = Network(Scores(_in_branches)).half().eval()
+    inputs = tuple(each.half() for each in _inputs())
+    _, found = with_numbers_of_float16(torch.export.export(model, inputs))
+    assert [each.path for each in found] == ["attention", "attention"]
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_values(name: str) -> None:
     function, numbers = VALUES[name]

@@ -97,6 +97,13 @@ def test_masks_are_named_last(inputs: tuple[Tensor, Tensor]) -> None:
     ]
 
 
+def test_a_scale_of_small_numbers(inputs: tuple[Tensor, Tensor]) -> None:
+    x, mask = inputs
+    (risk,) = float16_risks(Network("scale").eval(), (x * 1e-3, mask))
+    assert (risk.path, risk.unsafe) == ("masked", ())
+    assert risk.sums == ("its forward has the number 1e+06 (mul), and float16 overflows above 65504",)
+
+
 @pytest.mark.parametrize("how", ["fill", "alpha"])
 def test_what_pytorch_refuses(how: str, inputs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     model, path = Network(how).eval(), tmp_path / "m.onnx"

@@ -45,7 +45,8 @@ class HalfRisk(Report):
         layer: the name of its class.
         greatest: the greatest |x| of its input and |y| of its output; 0 of a layer that is not a normalization.
         unsafe: reasons why a float16 file of this package overflows here.
-        sums: reasons why an implementation that computes sums in float16 fails here; files of this package do not.
+        sums: reasons why an implementation that computes sums in float16, or with numbers of forward that are rounded
+            to it, fails here; files of this package do not.
     """
 
     path: str
@@ -95,35 +96,32 @@ def float16_risks(
         if unsafe or sums:
             name = type(layer).__name__
             risks.append(HalfRisk(path, name, (greatest[0], greatest[1]), tuple(unsafe), tuple(sums)))
-    return _with_numbers(risks, model, _numbers(model, inputs, passthrough))
+    return _with_numbers(risks, model, PyTorchModel(model, torch.float16, passthrough), bound(model, inputs))
 
 
-def _numbers(
-    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any] | Tensor, passthrough: Passthrough
-) -> dict[str, list[str]]:
-    """Path of a layer -> what its weights and the numbers in its forward, masks left out, do in float16."""
-    in_float16 = PyTorchModel(model, torch.float16, passthrough)
-    found = in_float16.beyond_float16(cast(bound(model, inputs), torch.float16))
-    reasons: dict[str, list[str]] = {}
+def _with_numbers(
+    risks: list[HalfRisk], model: nn.Module, in_float16: PyTorchModel, example: Mapping[str, Any]
+) -> list[HalfRisk]:
+    """``risks``, and what weights and numbers in forward, masks left out, do in float16."""
+    found = in_float16.beyond_float16(cast(example, torch.float16))
+    unsafe: dict[str, dict[str, None]] = {}  # path of a layer -> reasons, each once
+    sums: dict[str, dict[str, None]] = {}
     for path, value in found.weights.items():
         layer, _, name = path.rpartition(".")
         if path not in found.masks:
             reason = f"its {name} reaches {value:.3g}, and float16 overflows above {GREATEST:.0f}"
-            reasons.setdefault(layer, []).append(reason)
+            unsafe.setdefault(layer, {})[reason] = None
     for number in found.numbers:
+        is_safe = number.is_exact_in_pytorch and number.node in found.finite
         if not number.is_mask:
             reason = f"its forward has {number.what}, and float16 overflows above {GREATEST:.0f}"
-            reasons.setdefault(number.path, []).append(reason)
-    return reasons
-
-
-def _with_numbers(risks: list[HalfRisk], model: nn.Module, reasons: Mapping[str, Sequence[str]]) -> list[HalfRisk]:
-    """``risks`` with the ``reasons`` of :func:`_numbers`."""
-    known, modules = {risk.path for risk in risks}, dict(named_layers(model))
-    merged = [replace(risk, unsafe=(*risk.unsafe, *dict.fromkeys(reasons.get(risk.path, ())))) for risk in risks]
-    others = {path: tuple(dict.fromkeys(texts)) for path, texts in reasons.items() if path not in known}
-    return merged + [
-        HalfRisk(path, type(modules[path]).__name__, (0.0, 0.0), unsafe) for path, unsafe in others.items()
+            (sums if is_safe else unsafe).setdefault(number.path, {})[reason] = None
+    by_path, modules = {risk.path: risk for risk in risks}, dict(named_layers(model))
+    for path in (*unsafe, *sums):
+        by_path.setdefault(path, HalfRisk(path, type(modules[path]).__name__, (0.0, 0.0)))
+    return [
+        replace(risk, unsafe=(*risk.unsafe, *unsafe.get(path, ())), sums=(*risk.sums, *sums.get(path, ())))
+        for path, risk in by_path.items()
     ]
 
 

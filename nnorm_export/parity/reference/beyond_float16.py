@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nnorm_export.models.arguments import tensor_names, tensors_in
-from nnorm_export.models.large_constants import INFINITE, Flow, LargeConstant, large_constants, path_of
+from nnorm_export.models.large_constants import INFINITE, Flow, LargeConstant, large_constants, numbers_of, path_of
 
 
 def is_infinite(example: Mapping[str, Any]) -> bool:
@@ -57,11 +57,13 @@ class BeyondFloat16:
         weights: path of a parameter or buffer -> its finite number of the greatest size.
         masks: the paths of those that are only added to scores before a softmax: infinity does there what they do.
         numbers: the numbers in forward.
+        finite: the nodes of operators whose results are finite all the same.
     """
 
     weights: dict[str, float]
     masks: list[str]
     numbers: list[LargeConstant]
+    finite: set[fx.Node]
 
     def names(self, *, masks: bool) -> list[str]:
         """Each of them in words; those that only mask a softmax last, if at all."""
@@ -99,7 +101,7 @@ def used_by(model: nn.Module, in_float16: nn.Module, run: Callable[[], object]) 
         for node, value in recorder.casts.items()
     ]
     numbers = [*large_constants([recorder.graph], recorder.known, recorder.parameters), *casts]
-    return BeyondFloat16({path: lost[path] for path in nodes}, masks, numbers)
+    return BeyondFloat16({path: lost[path] for path in nodes}, masks, numbers, recorder.finite)
 
 
 def _weights(module: nn.Module) -> dict[str, Tensor]:
@@ -113,6 +115,7 @@ class _Recorder(TorchDispatchMode):
         graph: what ran.
         known: the values of tensors without axes that no operator has made.
         parameters: the nodes of the parameters.
+        finite: the nodes of float16 operators with a large number whose results are finite.
         casts: the nodes that cast to float16 what is infinite there -> the number of the greatest size.
     """
 
@@ -121,6 +124,7 @@ class _Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self.known: dict[fx.Node, Tensor] = {}
         self.casts: dict[fx.Node, float] = {}
+        self.finite: set[fx.Node] = set()
         self._nodes = WeakTensorKeyDictionary()
         self._paths = [""]
         self.parameters = [self.node_of(parameter) for parameter in module.parameters()]
@@ -166,6 +170,10 @@ class _Recorder(TorchDispatchMode):
             is_cast = func is torch.ops.aten._to_copy.default and result.dtype == torch.float16
             if is_cast and (greatest := _greatest_lost(args[0])):
                 self.casts[node] = greatest
+            if result.dtype == torch.float16 and any(
+                abs(number) >= INFINITE for _, number in numbers_of(node, self.known)
+            ):
+                self.finite |= {node} if bool(result.isfinite().all()) else set()
         for tensor in tensors_in(result):
             self._nodes[tensor] = node
         return result

@@ -242,7 +242,7 @@ class PyTorchModel:
     def beyond_float16(self, example: Mapping[str, Any]) -> BeyondFloat16:
         """The weights, and the numbers in forward, that float16 does not have; none of a file in another dtype."""
         if self.dtype != torch.float16:
-            return BeyondFloat16({}, [], [])
+            return BeyondFloat16({}, [], [], set())
         model = self._in_dtype
         return used_by(unwrapped(self._model), model, lambda: self._run(model, example))
 
