@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class ExportReport(Report):
         parity: the comparison with PyTorch, None if the export was not to verify.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
         needs_trust: why ``load`` needs ``trust_pickle``, as for an operator of another library; empty if it does not.
+        beyond_float16: of a float16 file, the numbers in forward that float16 does not have, and what the file has.
     """
 
     path: Path
@@ -46,11 +47,13 @@ class ExportReport(Report):
     parity: ParityReport | None
     not_verified: str = ""
     needs_trust: str = ""
+    beyond_float16: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
         parity = f"not verified{reason}" if self.parity is None else str(self.parity)
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
-        trust = f"\nload takes the file with trust_pickle=True only: {self.needs_trust}" if self.needs_trust else ""
-        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}{trust}"
+        trust = f"load takes the file with trust_pickle=True only: {self.needs_trust}" if self.needs_trust else ""
+        about = f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations; {parity}"
+        return "\n".join(filter(None, (about, *self.beyond_float16, trust)))

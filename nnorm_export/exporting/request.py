@@ -26,6 +26,7 @@ from nnorm_export.models.guards import BeyondGuard
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
+from nnorm_export.parity.reference.beyond_float16 import large_inputs
 from nnorm_export.steps import step
 
 Model = nn.Module | torch.export.ExportedProgram
@@ -69,6 +70,8 @@ class Frozen:
         weights_sha256: hash of the frozen weights, before anything is folded; the same in every format.
         least_batch: the least batch that the model takes, where the batch is dynamic; empty if it is 1 or not known.
         beyond_guards: inputs for which the trace took something for granted that does not hold; the trace adds them.
+        large_inputs, large_numbers: the inputs, and the numbers in forward other than masks, that the float16 of the
+            file does not have.
     """
 
     request: Request
@@ -82,6 +85,8 @@ class Frozen:
     weights_sha256: str
     least_batch: str = ""
     beyond_guards: list[BeyondGuard] = field(default_factory=list)
+    large_inputs: list[str] = field(default_factory=list)
+    large_numbers: list[str] = field(default_factory=list)
 
     def without_module(self) -> Frozen:
         """The same without the frozen model, whose weights take as much memory as those of the user's."""
@@ -161,6 +166,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     fitting = example if dtype is None else arguments.cast(example, _float_dtype(module))
     changes = dry_run(module, fitting, request.passthrough)
     least = least_batch(module, fitting) if request.dynamic_shapes is None else ""
+    lost = large_inputs(example, [dtype] * len(arguments.tensors_in(example)))
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
     elif _float_dtype(model) is None and _only_float64(example):
@@ -181,6 +187,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         records=records,
         weights_sha256=weights_sha256(module),
         least_batch=least,
+        large_inputs=lost,
     )
 
 
