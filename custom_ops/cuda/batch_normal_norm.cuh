@@ -1,8 +1,9 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// There are two kernels, because a thread needs two divisions to prepare a channel. In `_rows` a warp computes a
-// segment of one channel's extent. In `_columns` a thread computes the same neighboring positions, each of its own
-// channel, in many samples. run() chooses one of them.
+// There are three kernels, because a thread needs two divisions to prepare a channel. In `_tiles` a block prepares the
+// channels of neighboring accesses in shared memory, while its loads are in flight. In `_columns` a thread computes the
+// same neighboring positions, each of its own channel, in many samples. In `_rows` a warp computes a segment of one
+// channel's extent: it takes tensors whose rows do not consist of whole accesses. run_with() chooses one of them.
 #pragma once
 
 #include "launch.cuh"
@@ -50,10 +51,10 @@ constexpr size_t accesses_of_row(size_t extent, int width) { return extent / siz
 
 constexpr unsigned accesses_of_segment = warp_size * in_flight;
 
-// `exact` means that rows start and end on access boundaries.
-template <Epilogue epilogue, bool exact, int width, class T>
+template <Epilogue epilogue, int width, class T>
 __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(ChannelRows<T> w) {
   using Real = Arithmetic<T>;
+  constexpr bool exact = width == 1;  // rows start and end on access boundaries
   constexpr unsigned warps_of_block = channel_threads / warp_size;
   const size_t warps = size_t(gridDim.x) * warps_of_block;
   const size_t first_item = size_t(blockIdx.x) * warps_of_block + threadIdx.x / warp_size;
@@ -111,6 +112,60 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
     row += row_step + next_row;
     channel += channel_step + next_row;
     channel -= channel >= w.channels ? w.channels : 0;
+  }
+}
+
+template <class T>
+struct ChannelTiles {
+  const T* x;
+  const T* residual;
+  T* y;
+  ChannelParameters<Arithmetic<T>> parameters;
+  unsigned accesses;    // of the tensor, below 2^31
+  unsigned row_length;  // in accesses
+  unsigned channels;
+  Divisor by_row, by_channels;
+};
+
+constexpr unsigned most_channels_of_tile = 64;
+
+// A block computes `own` neighboring accesses for each of its threads. An access lies in one row.
+template <Epilogue epilogue, int own, int blocks_at_once, class T>
+__global__ void __launch_bounds__(channel_threads, blocks_at_once) batch_normal_norm_tiles(ChannelTiles<T> w) {
+  using Real = Arithmetic<T>;
+  constexpr int width = widest<T>;
+  const unsigned tile = blockIdx.x * (channel_threads * own), first = tile + threadIdx.x;
+  const auto has = [&](int k) { return first + unsigned(k) * channel_threads < w.accesses; };
+  // Behind the end the last access is read again, which saves a test of each load.
+  const auto position = [&](int k) {
+    const unsigned access = first + unsigned(k) * channel_threads;
+    return size_t(access < w.accesses ? access : w.accesses - 1) * width;
+  };
+  Access<T, width> x[own], residual[own];
+#pragma unroll
+  for (int k = 0; k < own; ++k) {
+    x[k] = load<width>(w.x + position(k));
+    if (takes_residual<epilogue>) residual[k] = load<width>(w.residual + position(k));
+  }
+  struct alignas(16) Entry {
+    Channel<Real> channel;
+  };
+  __shared__ Entry entries[most_channels_of_tile];  // of the rows of this tile, in order
+  const unsigned row = w.by_row.divide(tile), before = tile - row * w.row_length;
+  if (threadIdx.x <= w.by_row.divide(before + channel_threads * own - 1)) {
+    const unsigned its_row = row + threadIdx.x;
+    entries[threadIdx.x] = {
+        w.parameters.template prepared<Evaluation<T>>(its_row - w.by_channels.divide(its_row) * w.channels)};
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < own; ++k) {
+    if (!has(k)) continue;
+    const Channel<Real> channel = entries[w.by_row.divide(before + threadIdx.x + unsigned(k) * channel_threads)].channel;
+    Real results[width];
+#pragma unroll
+    for (int j = 0; j < width; ++j) results[j] = normalized<epilogue>(x[k].values[j], residual[k].values[j], channel);
+    store_global(w.y + position(k), narrowed<T>(results));
   }
 }
 
@@ -188,10 +243,44 @@ cudaError_t run_rows(const ChannelProblem<T>& problem, const Device& device, cud
   work.lead = width == 1 ? 0 : unsigned(misalignment(problem.x));
   work.segments = unsigned(divided_up(accesses_of_row(problem.extent, width), accesses_of_segment));
   const size_t blocks = divided_up(work.rows * work.segments, channel_threads / warp_size);
-  const bool exact = work.lead == 0 && problem.extent % width == 0;
-  const auto kernel = exact ? &batch_normal_norm_rows<epilogue, true, width, T>
-                            : &batch_normal_norm_rows<epilogue, width == 1, width, T>;  // accesses of width 1 are always exact
-  return launch(kernel, device.blocks(blocks, 16), channel_threads, stream, work);
+  return launch(&batch_normal_norm_rows<epilogue, width, T>, device.blocks(blocks, 16), channel_threads, stream, work);
+}
+
+// The channels of a tile that begins anywhere in a row.
+constexpr size_t channels_of_tile(size_t accesses, size_t row_length) { return divided_up(accesses - 1, row_length) + 1; }
+
+// Whether batch_normal_norm_tiles() takes the tensor: whole accesses, not too many, and not too many channels in a tile.
+template <int own, class T>
+bool fits_tiles(const ChannelProblem<T>& problem, size_t lead) {
+  constexpr size_t width = size_t(widest<T>);
+  return lead == 0 && problem.extent % width == 0 && (problem.samples * problem.channels * problem.extent / width) >> 31 == 0 &&
+         channels_of_tile(channel_threads * own, problem.extent / width) <= most_channels_of_tile;
+}
+
+// Measured on an H200 (results/benchmarks_gpu.md): many accesses a thread for large tensors, one for small ones, which
+// have too few blocks otherwise.
+template <class T>
+constexpr int accesses_of_large = sizeof(T) == 4 ? 4 : 2;
+template <class T, bool residual>
+constexpr int blocks_of_large = sizeof(T) == 8 ? 1 : residual ? 3 : 4;
+template <class T>
+constexpr int blocks_of_small = sizeof(T) == 8 ? 1 : computed_by_device<T> ? 5 : 6;
+
+template <Epilogue epilogue, int own, int blocks_at_once, class T>
+cudaError_t run_tiles(const ChannelProblem<T>& problem, cudaStream_t stream) {
+  const unsigned row_length = unsigned(problem.extent / size_t(widest<T>));
+  ChannelTiles<T> work{problem.x,
+                       problem.residual,
+                       problem.y,
+                       {},
+                       unsigned(problem.samples * problem.channels) * row_length,
+                       row_length,
+                       unsigned(problem.channels),
+                       Divisor(row_length),
+                       Divisor(unsigned(problem.channels))};
+  std::copy_n(problem.parameters, std::size(problem.parameters), work.parameters.fields);
+  const unsigned blocks = unsigned(divided_up(work.accesses, channel_threads * own));
+  return launch(&batch_normal_norm_tiles<epilogue, own, blocks_at_once, T>, blocks, channel_threads, stream, work);
 }
 
 template <Epilogue epilogue, bool padded, int width, class T>
@@ -233,6 +322,14 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
                    : run_columns<epilogue, true, 1>(problem, lanes, device, stream);
     return whole ? run_columns<epilogue, false, width>(problem, lanes, device, stream)
                  : run_columns<epilogue, false, 1>(problem, lanes, device, stream);
+  }
+  constexpr int many = accesses_of_large<T>;
+  if (alike && fits_tiles<many>(problem, lead)) {
+    constexpr int blocks_of_many = blocks_of_large<T, takes_residual<epilogue>>;
+    const size_t blocks = problem.samples * problem.channels * problem.extent / (size_t(width) * channel_threads * many);
+    return blocks >= size_t(device.multiprocessors) * blocks_of_many * 2
+               ? run_tiles<epilogue, many, blocks_of_many>(problem, stream)
+               : run_tiles<epilogue, 1, blocks_of_small<T>>(problem, stream);
   }
   // Rows of this length fill the segment of a warp. Shorter rows are also faster with a warp each if there are few
   // samples that share the channels that a thread of run_columns() prepares.

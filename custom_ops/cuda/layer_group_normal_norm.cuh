@@ -84,9 +84,10 @@ constexpr unsigned block_of_short_rows = 128;
 constexpr int values_step = 8;
 
 // Computes rows in registers, `values` elements in each thread. With chains = 1 a warp computes a row of at most one
-// tile, else a block of at most `chains` warps a row, each warp one tile. `own` means that w.whole_weights is true. If
-// `ahead`, the next row is copied to shared memory while this one is computed.
-template <int chains, int values, bool whole, bool own, bool ahead, class T>
+// tile, else a block of at most `chains` warps a row, each warp one tile. `own` means that w.whole_weights is true,
+// `exact` that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while this one is
+// computed.
+template <int chains, int values, bool whole, bool own, bool exact, bool ahead, class T>
 __global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(chains) * warp_size)
     layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(c
   const unsigned start = Tile<T>::start(chains == 1 ? 0 : warp);
   const auto position = [&](int k) { return start + Tile<T>::offset(k); };
   // Whether the row has all elements of this warp; the code for these tests nothing.
-  const bool full = (chains == 1 ? 0 : warp * unsigned(row_tile)) + unsigned(values) * warp_size <= w.row_length;
+  const bool full = exact || (chains == 1 ? 0 : warp * unsigned(row_tile)) + unsigned(values) * warp_size <= w.row_length;
 
   // Calls f(k, count) for the accesses of this thread, with the number of elements that the row has from there.
   const auto for_accesses = [&](const auto& f) {
@@ -315,21 +316,25 @@ size_t bytes_of_row(const Rows<T>& work) {
 // Launches the kernel for rows in registers.
 template <int chains, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  constexpr bool ahead = whole && chains == int(row_chains);
-  if constexpr (chains == 1) {
-    const unsigned blocks = device.blocks(divided_up(work.rows, block_of_short_rows / warp_size), 64);
-    const auto kernel = whole && work.whole_weights ? &layer_group_normal_norm_rows<chains, values, whole, whole, ahead, T>
-                                                    : &layer_group_normal_norm_rows<chains, values, whole, false, ahead, T>;
-    return launch(kernel, blocks, block_of_short_rows, stream, work);
-  } else {
-    const unsigned threads = unsigned(divided_up(work.row_length, row_tile)) * warp_size;
-    // A block that copies its next row should have one, so there are as many blocks as can run at once.
-    const unsigned most = ahead ? unsigned(chains) * warp_size / threads : 64;
-    const size_t shared = ahead ? bytes_of_row(work) : 0, room = size_t(device.shared_memory) - own_shared_memory;
-    const auto kernel = whole && work.whole_weights ? &layer_group_normal_norm_rows<chains, values, whole, whole, ahead, T>
-                                                    : &layer_group_normal_norm_rows<chains, values, whole, false, ahead, T>;
-    return launch(kernel, device.blocks(work.rows, most), threads, stream, work, shared, room);
+  constexpr bool ahead = whole && chains == int(row_chains), in_warp = chains == 1;
+  const unsigned threads =
+      in_warp ? block_of_short_rows : unsigned(divided_up(work.row_length, row_tile)) * warp_size;
+  // A block that copies its next row should have one, so there are as many blocks as can run at once.
+  const unsigned most = ahead ? unsigned(chains) * warp_size / threads : 64;
+  const unsigned blocks = device.blocks(divided_up(work.rows, in_warp ? block_of_short_rows / warp_size : 1), most);
+  const size_t shared = ahead ? bytes_of_row(work) : 0, room = size_t(device.shared_memory) - own_shared_memory;
+  const auto run = [&](auto own, auto exact) {
+    return launch(&layer_group_normal_norm_rows<chains, values, whole, own.value, exact.value, ahead, T>, blocks, threads,
+                  stream, work, shared, room);
+  };
+  if constexpr (whole) {
+    // In a row of a warp the tests take a tenth of the time; in longer rows they are a small part.
+    if constexpr (in_warp)
+      if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
+        return run(std::true_type(), std::true_type());
+    if (work.whole_weights) return run(std::true_type(), std::false_type());
   }
+  return run(std::false_type(), std::false_type());
 }
 
 template <bool whole, class T>

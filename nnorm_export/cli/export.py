@@ -186,6 +186,7 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
             ("device", report.device or ""),
             ("nodes", str(report.nodes)),
             ("trust", f"load and verify need --trust-pickle: {report.needs_trust}" if report.needs_trust else ""),
+            *(("float16", text) for text in report.beyond_float16),
             ("normalizations", kinds or "none that nnorm_export knows"),
             *(("input", str(info)) for info in description.inputs),
             *(("output", str(info)) for info in description.outputs),

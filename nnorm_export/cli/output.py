@@ -291,6 +291,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     if report is None:
         typer.echo(f"not compared with {other} (--no-verify)")
         return
+    from nnorm_export.models.large_constants import about_float16
     from nnorm_export.parity.verdict.outcome import share_text
 
     by_bodies = [replace(output, name=f"{output.name}, by bodies") for output in report.by_bodies or ()]
@@ -308,6 +309,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     ]
     print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)
+    print_facts([("float16", about_float16(report.beyond_float16, fails=not report))])
     ran = f"{report.runtime} (normalizations: {implementations_text(report.implementations) or 'inlined'})"
     notes = [
         *(("suspect", suspect) for suspect in report.suspects),

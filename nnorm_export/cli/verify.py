@@ -229,14 +229,14 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
     from nnorm_export.parity.layer_by_layer.float16_risks import normalizations
 
     typer.echo()
-    if not normalizations(module):
+    if not risks and not normalizations(module):
         typer.echo("--float16 examines layers, and an exported program has none; give the model as MODULE:FACTORY")
     elif not risks:
         typer.echo("float16 puts no normalization at risk on these inputs")
     else:
         print_facts((layer_name(risk.path), "; ".join((*risk.unsafe, *risk.sums))) for risk in risks)
         if not any(risk.unsafe for risk in risks):
-            typer.echo("Files of nnorm_export in float16 compute these sums in float32: the layers are safe there.")
+            typer.echo("Files of nnorm_export in float16 compute this in float32: the layers are safe there.")
 
 
 def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from nnorm_export._version import __version__
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.request import Frozen
-from nnorm_export.exporting.trace import Traced, path_of
+from nnorm_export.exporting.trace import Traced
 from nnorm_export.files import lengths
 from nnorm_export.files.least_batch import LEAST_BATCH
 from nnorm_export.files.note import Entry, Note
 from nnorm_export.graphs.forms import nodes_of as normalizations_of
+from nnorm_export.models.large_constants import path_of
 from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER, length_by_names, node_names
 from nnorm_export.operators import NORMALIZATIONS, FrozenOperator
 

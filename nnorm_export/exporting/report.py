@@ -34,6 +34,7 @@ class ExportReport(Report):
             elements than are tried would be needed.
         not_verified: why the file could not be compared on this machine; empty if it was, or was not to be.
         needs_trust: why ``load`` needs ``trust_pickle``, as for an operator of another library; empty if it does not.
+        beyond_float16: of a float16 file, the numbers in forward that float16 does not have, and what the file has.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class ExportReport(Report):
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     untried: list[str] = field(default_factory=list)
     needs_trust: str = ""
+    beyond_float16: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         reason = f": {self.not_verified}" if self.not_verified else ""
@@ -62,5 +64,6 @@ class ExportReport(Report):
         how = self.method or self.operators or self.device
         file = f"{self.form}, opset {self.opset}" if self.form else f"{self.format} ({how})" if how else self.format
         axes = "".join(f", {axis}" for axis in described(self.lengths))
-        trust = f"\nload takes the file with trust_pickle=True only: {self.needs_trust}" if self.needs_trust else ""
-        return f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations{axes}; {parity}{trust}"
+        trust = f"load takes the file with trust_pickle=True only: {self.needs_trust}" if self.needs_trust else ""
+        about = f"{self.path}: {file}, {self.nodes} nodes, {len(self.layers)} normalizations{axes}; {parity}"
+        return "\n".join(filter(None, (about, *self.beyond_float16, trust)))

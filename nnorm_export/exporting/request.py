@@ -27,6 +27,7 @@ from nnorm_export.models.modules import deepcopy
 from nnorm_export.models.program_guards import without_guards
 from nnorm_export.names import listed
 from nnorm_export.operators import FrozenOperator
+from nnorm_export.parity.reference.beyond_float16 import large_inputs
 from nnorm_export.steps import step
 
 Model = nn.Module | torch.export.ExportedProgram
@@ -72,6 +73,8 @@ class Frozen:
         beyond_guards: inputs for which the trace took something for granted that does not hold; the trace adds them.
         untried_guards: such conditions beyond which the file cannot be compared; the trace adds them.
         lengths: those of the dynamic axes at which the file is right (:mod:`.files.lengths`); the trace adds them.
+        large_inputs, large_numbers: the inputs, and the numbers in forward other than masks, that the float16 of the
+            file does not have.
     """
 
     request: Request
@@ -87,6 +90,8 @@ class Frozen:
     beyond_guards: list[BeyondGuard] = field(default_factory=list)
     untried_guards: list[str] = field(default_factory=list)
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    large_inputs: list[str] = field(default_factory=list)
+    large_numbers: list[str] = field(default_factory=list)
 
     def note_guards(self, result: Search) -> None:
         self.beyond_guards[:], self.untried_guards[:] = result.found, result.untried
@@ -169,6 +174,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
     fitting = example if dtype is None else arguments.cast(example, _float_dtype(module))
     changes = dry_run(module, fitting, request.passthrough)
     least = least_batch(module, fitting) if request.dynamic_shapes is None else ""
+    lost = large_inputs(example, [dtype] * len(arguments.tensors_in(example)))
     if dtype is not None:
         module, example = module.to(dtype), arguments.cast(example, dtype)
     elif _float_dtype(model) is None and _only_float64(example):
@@ -189,6 +195,7 @@ def _of_module(request: Request, model: nn.Module) -> Frozen:
         records=records,
         weights_sha256=weights_sha256(module),
         least_batch=least,
+        large_inputs=lost,
     )
 
 

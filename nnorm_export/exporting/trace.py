@@ -28,6 +28,7 @@ from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.guards import Search, beyond_guards
+from nnorm_export.models.large_constants import path_of
 from nnorm_export.models.modules import without_fused_attention, without_reading_masks
 from nnorm_export.models.program_guards import beyond_program_guards
 from nnorm_export.names import layer_name
@@ -316,12 +317,6 @@ def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
     # One thread at a time: torch's exporters change more of the process, and are not made for several.
     with LOCK, loggers, filters, torch.no_grad(), attention:
         yield
-
-
-def path_of(node: torch.fx.Node) -> str:
-    """The path of the innermost module whose forward made ``node``."""
-    scopes = [path for path, _ in (node.meta.get("nn_module_stack") or {"": ("", None)}).values()]
-    return str(scopes[-1]).removeprefix("L['self'].").removeprefix("L['self']")
 
 
 def _replace_source_lines(program: torch.export.ExportedProgram) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from nnorm_export.files.staging import staged, staged_folder, writing
 from nnorm_export.models import program_axes
 from nnorm_export.models.arguments import resize_batch
 from nnorm_export.models.dynamic_axes import at_other_lengths
+from nnorm_export.models.large_constants import about_float16
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.parity.verify import compare_with_pytorch
 
@@ -101,6 +103,8 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
 
     try:
         parity = _beyond_guards(frozen, examples, compare)
+        causes = [*frozen.large_inputs, *parity.beyond_float16, *([] if parity else frozen.large_numbers)]
+        parity = replace(parity, beyond_float16=list(dict.fromkeys(causes)))
     except ModelFileError as error:
         raise ExportError(
             f"{request.path} was not written: its runtime cannot load it: {error.__cause__ or error}. "
@@ -117,15 +121,16 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
         ) from error
     if any(not output.compared for output in parity.outputs):
         raise ParityError(
-            f"{request.path} was not written: {parity.reason}. To write it without a comparison, export with "
-            f"verify=False (--no-verify)\n{parity}"
+            f"{request.path} was not written: {parity.reason}. {_cause(parity)}To write it without a comparison, "
+            f"export with verify=False (--no-verify)\n{replace(parity, beyond_float16=[])}"
         )
     if not parity:
         where = f" The example and {_listed(lengths)} were compared. {_RANGE}" if lengths else ""
         by_bodies = all(output.passed for output in parity.outputs)
         where += f"\n{_BODIES}" if by_bodies else ""
         raise ParityError(
-            f"{request.path} was not written: it would not compute what PyTorch computes.\n{parity}{where}",
+            f"{request.path} was not written: it would not compute what PyTorch computes. {_cause(parity)}".rstrip()
+            + f"\n{replace(parity, beyond_float16=[])}{where}",
             advice="" if parity.is_nondeterministic else _how_to_bisect(frozen, has_normalization_nodes, by_bodies),
         )
     if request.strict and parity.given_only:
@@ -140,6 +145,11 @@ def _compared(staging: Path, frozen: Frozen, has_normalization_nodes: bool) -> P
             "condition holds (dynamic_shapes, --dynamic 'x:1=seq[2..300]')"
         )
     return parity
+
+
+def _cause(parity: ParityReport) -> str:
+    about = about_float16(parity.beyond_float16)
+    return f"{about}. " if about else ""
 
 
 def _beyond_guards(

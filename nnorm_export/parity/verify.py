@@ -18,10 +18,18 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.certificates.write import NewCertificate
+from nnorm_export.parity.reference.beyond_float16 import is_infinite
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
 from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
-from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, as_taken, bound, dtype_of
+from nnorm_export.parity.reference.pytorch_model import (
+    Passthrough,
+    PyTorchModel,
+    as_taken,
+    bound,
+    dtype_of,
+    inputs_beyond_float16,
+)
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.suspects import suspects
@@ -33,6 +41,7 @@ from nnorm_export.parity.verdict.outcome import (
     UNSTABLE,
     OutputParity,
     ParityReport,
+    are_finite,
     errors_on_changed_inputs,
     given_only,
 )
@@ -218,14 +227,27 @@ def _compare(
     comparison = replace(comparison, computed_in=pytorch.computed_in)
     depends = dependence(cases[0].expected, None if change is None else change[1])
     outputs = require_dependence(comparison.worst_of(cases), depends)
-    if defect := nondeterminism or pytorch.defect_of_freezing(taken[0], cases[0].float64_unchanged):
+    lost = [name for example in examples for name in inputs_beyond_float16(runner, example)]
+    # Infinite inputs may be the only cause of a failure.
+    shows_freezing = not is_infinite(taken[0]) or all(output.passed for output in outputs)
+    float64 = cases[0].float64_unchanged
+    if defect := nondeterminism or (pytorch.defect_of_freezing(taken[0], float64) if shows_freezing else ""):
         outputs = [output.failed(defect) for output in outputs]
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
     only = given_only(why_none, others=any(case.is_changed for case in cases))
     report = ParityReport(
-        runner.runtime, text, outputs, implementations, given_only=only, least_batch=runner.least_batch
+        runner.runtime,
+        text,
+        outputs,
+        implementations,
+        given_only=only,
+        least_batch=runner.least_batch,
+        beyond_float16=lost,
     )
+    if not report:
+        lost = [*lost, *pytorch.beyond_float16(taken[0]).names(masks=not are_finite(outputs))]
+        report = replace(report, beyond_float16=lost)
     if report.differs and not report.is_nondeterministic:
         step("look for suspects")
         report = replace(report, suspects=suspects(path, runner, pytorch, runs[0]))

@@ -49,8 +49,9 @@ def test_nothing_to_fear() -> None:
 )
 def test_reasons(norm: nn.Module, shape: tuple[int, ...], gain: float, unsafe: str, sums: str) -> None:
     torch.manual_seed(0)
-    (risk,) = float16_risks(Amplified(norm, gain), torch.randn(shape))
+    risk, *others = float16_risks(Amplified(norm, gain), torch.randn(shape))
     assert risk.path == "norm"
+    assert [other.path for other in others] == ([""] if gain > 65504 else [])  # where the gain is
     assert risk.layer == type(norm).__name__
     assert any(reason.startswith(unsafe) for reason in risk.unsafe) if unsafe else not risk.unsafe
     assert any(reason.startswith(sums) for reason in risk.sums) if sums else not risk.sums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.metadata import layers_of_model, write_metadata
+from nnorm_export.exporting.passes.float16_numbers import with_numbers_of_float16
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.report import ExportReport
 from nnorm_export.exporting.request import Frozen, Request, freeze_source
@@ -45,7 +47,7 @@ def write(
     refuse_onnx(target, form=form, opset=opset_version)
     form = form or target.forms[0]
     frozen = freeze_source(request)
-    model, opset = _translated(frozen, opset_version or target.opset)
+    model, opset, beyond_float16 = _translated(frozen, opset_version or target.opset)
     _refuse_computed_dtypes(target, model)
     layers = layers_of_model(model, frozen)
     frozen = frozen.without_module()
@@ -93,6 +95,7 @@ def write(
         lengths=frozen.lengths,
         untried=frozen.untried_guards,
         parity=parity,
+        beyond_float16=beyond_float16,
     )
 
 
@@ -111,16 +114,19 @@ def _release_weights(model: ir.Model) -> None:
         release_memory()
 
 
-def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, int]:
-    """The model in the form ``custom``, with its epilogues, and its opset."""
+def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, int, list[str]]:
+    """The model in the form ``custom``, with its epilogues, its opset, and :attr:`ExportReport.beyond_float16`."""
     with exporting_state():
         traced = trace(frozen)
+        program, numbers = with_numbers_of_float16(traced.program)
+        traced = replace(traced, program=program)
+        frozen.large_numbers.extend(str(number) for number in numbers if not number.is_mask)
         _warn_of_changed_inputs(traced)
         opset = opset_version or _default_opset(traced.program)
         step("translate to ONNX")
         model = translate(traced, opset)
     fuse_epilogues(model)
-    return model, opset
+    return model, opset, list(dict.fromkeys(number.in_files for number in numbers))
 
 
 _DTYPES = {ir.DataType.DOUBLE: "fp64", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,22 @@ from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, re
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
+from nnorm_export.models.large_constants import about_float16
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue
 from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
-from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, PyTorchModel, as_taken, bound, dtype_of
+from nnorm_export.parity.reference.pytorch_model import (
+    LayerCall,
+    Passthrough,
+    PyTorchModel,
+    as_taken,
+    bound,
+    dtype_of,
+    inputs_beyond_float16,
+)
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
@@ -39,6 +48,7 @@ from nnorm_export.parity.verdict.dependence import dependence, require_dependenc
 from nnorm_export.parity.verdict.outcome import (
     ON_CHANGED_INPUTS,
     OutputParity,
+    are_finite,
     errors_on_changed_inputs,
     on_changed_inputs,
 )
@@ -81,6 +91,8 @@ class Bisection(ComparisonReport):
         outputs: the outputs of the whole file.
         notes: the layers that were not compared, and why.
         other_weights: says that the file was made from other weights, if that is why something differs; else empty.
+        beyond_float16: if something differs in a float16 file, the inputs, the weights and the numbers in forward that
+            float16 does not have.
     """
 
     runtime: str
@@ -88,6 +100,7 @@ class Bisection(ComparisonReport):
     outputs: list[OutputParity]
     notes: list[str]
     other_weights: str = ""
+    beyond_float16: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         inherited = [layer.inherited for layer in self.layers]
@@ -111,7 +124,7 @@ class Bisection(ComparisonReport):
         """Says where the runtime first differs from PyTorch, and that the weights are others, if they are."""
         if self.other_weights:
             return f"{self.other_weights}. That shows first here: {self._finding}"
-        return self._finding
+        return ". ".join(filter(None, (self._finding, about_float16(self.beyond_float16))))
 
     @property
     def _finding(self) -> str:
@@ -209,7 +222,12 @@ def bisect(
             break
     depends = dependence(expected, None if changed is None else changed[1])
     result = replace(result, outputs=require_dependence(result.outputs, depends))
-    return result if result else replace(result, other_weights=other_weights(str(path), runner, model, passthrough))
+    if result:
+        return result
+    numbers = reference.beyond_float16(example).names(masks=not are_finite(result.outputs))
+    lost = [*inputs_beyond_float16(runner, bound(model, inputs)), *numbers]
+    foreign_weights = other_weights(str(path), runner, model, passthrough)
+    return replace(result, other_weights=foreign_weights, beyond_float16=lost)
 
 
 @dataclass(frozen=True)

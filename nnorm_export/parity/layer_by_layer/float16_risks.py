@@ -7,22 +7,24 @@ be unsafe in it. Other implementations compute sums in float16; sums that would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nnorm_export.dtypes import Array
 from nnorm_export.freezing.sample_size import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import require_module, unwrapped
-from nnorm_export.parity.reference.pytorch_model import Passthrough, observe
+from nnorm_export.models.arguments import cast
+from nnorm_export.models.large_constants import GREATEST
+from nnorm_export.models.modules import named_layers, require_module, unwrapped
+from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, bound, observe
 from nnorm_export.reports import Report
 from nnorm_export.steps import step
 
-GREATEST = float(np.finfo(np.float16).max)  # 65504
 LEAST = float(np.finfo(np.float16).smallest_normal)  # 6.1e-5; smaller numbers lose digits, those below 6e-8 are 0
 # PyTorch's own norms, which the table of layers does not have.
 _SAMPLE_SIZES_OF_TORCH: dict[type[nn.Module], SampleSize] = {
@@ -41,9 +43,10 @@ class HalfRisk(Report):
     Attributes:
         path: the layer's path in the model.
         layer: the name of its class.
-        greatest: the greatest |x| of its input and |y| of its output.
+        greatest: the greatest |x| of its input and |y| of its output; 0 of a layer that is not a normalization.
         unsafe: reasons why a float16 file of this package overflows here.
-        sums: reasons why an implementation that computes sums in float16 fails here; files of this package do not.
+        sums: reasons why an implementation that computes sums in float16, or with numbers of forward that are rounded
+            to it, fails here; files of this package do not.
     """
 
     path: str
@@ -61,6 +64,9 @@ def float16_risks(
     passthrough: Passthrough = (),
 ) -> list[HalfRisk]:
     """Returns the normalizations of ``model`` that float16 puts at risk on ``inputs``, in the order of definition.
+
+    Layers with a weight beyond ±65504, or with such a number in their forward that is not a mask before a softmax, are
+    at risk too. They come last.
 
     Args:
         model, inputs, passthrough: as for :func:`nnorm_export.verify`. Real data shows more than random data.
@@ -90,7 +96,33 @@ def float16_risks(
         if unsafe or sums:
             name = type(layer).__name__
             risks.append(HalfRisk(path, name, (greatest[0], greatest[1]), tuple(unsafe), tuple(sums)))
-    return risks
+    return _with_numbers(risks, model, PyTorchModel(model, torch.float16, passthrough), bound(model, inputs))
+
+
+def _with_numbers(
+    risks: list[HalfRisk], model: nn.Module, in_float16: PyTorchModel, example: Mapping[str, Any]
+) -> list[HalfRisk]:
+    """``risks``, and what weights and numbers in forward, masks left out, do in float16."""
+    found = in_float16.beyond_float16(cast(example, torch.float16))
+    unsafe: dict[str, dict[str, None]] = {}  # path of a layer -> reasons, each once
+    sums: dict[str, dict[str, None]] = {}
+    for path, value in found.weights.items():
+        layer, _, name = path.rpartition(".")
+        if path not in found.masks:
+            reason = f"its {name} reaches {value:.3g}, and float16 overflows above {GREATEST:.0f}"
+            unsafe.setdefault(layer, {})[reason] = None
+    for number in found.numbers:
+        is_safe = number.is_exact_in_pytorch and number.node in found.finite
+        if not number.is_mask:
+            reason = f"its forward has {number.what}, and float16 overflows above {GREATEST:.0f}"
+            (sums if is_safe else unsafe).setdefault(number.path, {})[reason] = None
+    by_path, modules = {risk.path: risk for risk in risks}, dict(named_layers(model))
+    for path in (*unsafe, *sums):
+        by_path.setdefault(path, HalfRisk(path, type(modules[path]).__name__, (0.0, 0.0)))
+    return [
+        replace(risk, unsafe=(*risk.unsafe, *unsafe.get(path, ())), sums=(*risk.sums, *sums.get(path, ())))
+        for path, risk in by_path.items()
+    ]
 
 
 def normalizations(model: nn.Module) -> dict[str, nn.Module]:

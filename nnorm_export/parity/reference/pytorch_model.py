@@ -17,7 +17,9 @@ from nnorm_export.dtypes import Array, is_float, to_numpy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
-from nnorm_export.models.modules import eval_copy, without_fused_attention
+from nnorm_export.models.large_constants import about_float16
+from nnorm_export.models.modules import eval_copy, unwrapped, without_fused_attention
+from nnorm_export.parity.reference.beyond_float16 import BeyondFloat16, large_inputs, used_by
 from nnorm_export.parity.reference.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids
 from nnorm_export.parity.verdict.allowed_error import distance, machine_epsilon, narrower, scale_about
 from nnorm_export.parity.verdict.case import Case
@@ -153,6 +155,8 @@ class PyTorchModel:
             raise
         except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
             name = type(self._model).__name__
+            if "without overflow" in str(error) and (causes := self.beyond_float16(example).names(masks=True)):
+                raise InputError(f"{name} does not run in float16. {about_float16(causes)}: {error}") from error
             raise InputError(
                 f"{name} does not run on these inputs; give others, as its forward takes them: "
                 f"{type(error).__name__}: {error}"
@@ -234,6 +238,13 @@ class PyTorchModel:
             with torch.no_grad(), without_fused_attention(), random_last_bits(layer, seed):
                 found.append(to_numpy(with_absolute_sigmoids(seed, layer, x)[0]))
         return found
+
+    def beyond_float16(self, example: Mapping[str, Any]) -> BeyondFloat16:
+        """The weights, and the numbers in forward, that float16 does not have; none of a file in another dtype."""
+        if self.dtype != torch.float16:
+            return BeyondFloat16({}, [], [], set())
+        model = self._in_dtype
+        return used_by(unwrapped(self._model), model, lambda: self._run(model, example))
 
     def nondeterminism(self, example: Mapping[str, Any], result: Sequence[Array]) -> str:
         """Says that PyTorch does not return ``result`` again; empty if it does."""
@@ -340,6 +351,12 @@ def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
 
     taken: dict[str, Any] = pytree.tree_map(converted, dict(example))
     return taken
+
+
+def inputs_beyond_float16(runner: Runner, example: Mapping[str, Any]) -> list[str]:
+    """Names the bound inputs that a file takes in float16 and that are infinite there."""
+    ordered = in_order(dict(example), [info.name for info in runner.inputs])
+    return large_inputs(ordered, [tensor.dtype for tensor in tensors_in(as_taken(runner, example))])
 
 
 def seeds_for(result: Sequence[Array]) -> range:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from nnorm_export.errors import NnormExportError
+from nnorm_export.models.large_constants import about_float16
 from nnorm_export.reports import ComparisonReport
 
 NONDETERMINISTIC = "PyTorch returns another result each time; look for F.dropout without training=self.training"
@@ -81,6 +83,8 @@ class ParityReport(ComparisonReport):
         given_only: says that the given inputs were not scaled and permuted, and why; empty if they were.
         least_batch: the least batch that the file takes, and why; empty if it is 1.
         suspects: what may be to blame if an output differs (:mod:`nnorm_export.parity.suspects`).
+        beyond_float16: of a float16 file, the inputs that are infinite in float16; if it fails, the weights and the
+            numbers in forward too.
     """
 
     runtime: str
@@ -94,6 +98,7 @@ class ParityReport(ComparisonReport):
     given_only: str = ""
     least_batch: str = ""
     suspects: list[str] = field(default_factory=list)
+    beyond_float16: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
@@ -104,7 +109,8 @@ class ParityReport(ComparisonReport):
         signature = f"signature of the certificate: {self.signature}" if self.signature else ""
         batch = f"batch: {self.least_batch}" if self.least_batch else ""
         blamed = (f"suspect: {suspect}" for suspect in self.suspects)
-        notes = (*blamed, self.given_only, batch, self.other_weights, signature)
+        lost = about_float16(self.beyond_float16, fails=not self)
+        notes = (*blamed, lost, self.given_only, batch, self.other_weights, signature)
         return "\n".join(filter(None, (*compared, *by_bodies, *notes)))
 
     @property
@@ -127,6 +133,11 @@ class ParityReport(ComparisonReport):
             return f"{', '.join(output.name for output in failed)} differs"
         by_bodies = ", ".join(output.name for output in self.by_bodies or () if not output.passed)
         return f"the kernels do, the bodies of the file do not: by bodies {by_bodies} differs"
+
+
+def are_finite(outputs: Sequence[OutputParity]) -> bool:
+    """Whether something was compared in each output, and no difference is infinite."""
+    return all(output.compared and math.isfinite(output.max_abs_diff) for output in outputs)
 
 
 ON_CHANGED_INPUTS = "on changed inputs: the given ones, scaled down, in another order, or with other masks or integers"
