@@ -291,7 +291,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     if report is None:
         typer.echo(f"not compared with {other} (--no-verify)")
         return
-    from nnorm_export.models.large_constants import about_float16
+    from nnorm_export.float16_range import about_float16
     from nnorm_export.parity.verdict.outcome import share_text
 
     by_bodies = [replace(output, name=f"{output.name}, by bodies") for output in report.by_bodies or ()]

@@ -14,10 +14,10 @@ from nnorm_export.files.formats import AOTI, ONNX, PT2
 from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.note import Note
 from nnorm_export.files.staging import staged, staged_folder, writing
+from nnorm_export.float16_range import about_float16
 from nnorm_export.models import program_axes
 from nnorm_export.models.arguments import resize_batch
 from nnorm_export.models.dynamic_axes import at_other_lengths
-from nnorm_export.models.large_constants import about_float16
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.parity.verify import compare_with_pytorch
 

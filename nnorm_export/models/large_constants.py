@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-GREATEST = float(torch.finfo(torch.float16).max)  # 65504
-INFINITE = GREATEST + 16  # the least number that float16 rounds to infinity
+from nnorm_export.float16_range import GREATEST, INFINITE
 
 
 def _names(text: str) -> frozenset[str]:
@@ -56,18 +55,6 @@ _CALLS = tuple(
 )
 _NO_USES = _names("assert_tensor_metadata sym_size")
 _NUMBERS = ("Tensor", "Optional[Tensor]", "number", "Optional[number]", "float", "Optional[float]")
-
-
-def about_float16(causes: Iterable[str], *, fails: bool = True) -> str:
-    """The text about ``causes``, which are beyond float16's range, with the cure if something fails; empty for none."""
-    listed = "; ".join(dict.fromkeys(causes))
-    if not listed or not fails:
-        return listed and f"Beyond float16's range of ±{GREATEST:.0f}, and compared as infinity: {listed}"
-    return (
-        f"Beyond float16's range of ±{GREATEST:.0f}: {listed}. Scale inputs and weights down; write masks with "
-        "torch.finfo(x.dtype).min; compute the rest in float32, x.float(); or export in float32 or bfloat16 "
-        "(dtype='bf16', --dtype bf16)"
-    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export import ParityError, export, layers, load
 from nnorm_export.exporting.passes.float16_numbers import with_numbers_of_float16
-from nnorm_export.models.large_constants import GREATEST
+from nnorm_export.float16_range import GREATEST
 
 LEAST = float(torch.finfo(torch.float32).min)
 Forward = Callable[["Scores", Tensor, Tensor], Tensor]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export import InputError, ParityError, bisect, export, float16_risks, verify
+from nnorm_export.float16_range import about_float16
 from nnorm_export.layers import BatchNormalNorm1d, LayerNormalNorm
-from nnorm_export.models.large_constants import about_float16
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel
 
 

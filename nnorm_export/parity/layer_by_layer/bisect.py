@@ -21,10 +21,10 @@ from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, refuse_quantized, with_outputs
+from nnorm_export.float16_range import about_float16
 from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
-from nnorm_export.models.large_constants import about_float16
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
 from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.dtypes import Array
+from nnorm_export.float16_range import GREATEST
 from nnorm_export.freezing.sample_size import SampleSize, of_group, of_normalized_shape, of_spatial_axes
 from nnorm_export.freezing.table import row_for
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import cast
-from nnorm_export.models.large_constants import GREATEST
 from nnorm_export.models.modules import named_layers, require_module, unwrapped
 from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, bound, observe
 from nnorm_export.reports import Report

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from nnorm_export.float16_range import INFINITE
 from nnorm_export.models.arguments import tensor_names, tensors_in
-from nnorm_export.models.large_constants import INFINITE, Flow, LargeConstant, large_constants, numbers_of, path_of
+from nnorm_export.models.large_constants import Flow, LargeConstant, large_constants, numbers_of, path_of
 
 
 def is_infinite(example: Mapping[str, Any]) -> bool:

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.dtypes import Array, is_float, to_numpy
 from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.float16_range import about_float16
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
-from nnorm_export.models.large_constants import about_float16
 from nnorm_export.models.modules import eval_copy, unwrapped, without_fused_attention
 from nnorm_export.parity.reference.beyond_float16 import BeyondFloat16, large_inputs, used_by
 from nnorm_export.parity.reference.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids

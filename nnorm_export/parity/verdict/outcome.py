@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from nnorm_export.errors import NnormExportError
-from nnorm_export.models.large_constants import about_float16
+from nnorm_export.float16_range import about_float16
 from nnorm_export.reports import ComparisonReport
 
 NONDETERMINISTIC = "PyTorch returns another result each time; look for F.dropout without training=self.training"
