@@ -43,15 +43,18 @@ NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   }
 }
 
-// Loads weight and bias of `count` elements, from element start + offset of a row. `own` means that w.whole_weights is
-// true.
-template <bool own, int width, class T>
+// How weight and bias of an access are found: side by side (w.whole_weights), by the run of each element, or of the
+// access as a whole if w.one_weight_for_access.
+enum class Weights { neighbors, by_element, by_access };
+
+// Loads weight and bias of `count` elements, from element start + offset of a row.
+template <Weights weights, int width, class T>
 NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned start, unsigned offset, unsigned count,
                               Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
-  if constexpr (own) {
+  if constexpr (weights == Weights::neighbors) {
     load_all(w.weight + (weights_of_row + start) + offset, weight);
     load_all(w.bias + (weights_of_row + start) + offset, bias);
-  } else if (w.one_weight_for_access) {
+  } else if (weights == Weights::by_access && w.one_weight_for_access) {
     const size_t i = weights_of_row + w.run_divisor.divide(start + offset);
     const Arithmetic<T> its_weight = w.weight[i], its_bias = w.bias[i];
 #pragma unroll
@@ -173,7 +176,7 @@ __global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(c
     const auto transform = [&](auto bounded) {
       for_accesses([&](int k, unsigned count) {
         Real weight[width], bias[width], results[width];
-        load_affine<own>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+        load_affine<own ? Weights::neighbors : Weights::by_access>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j)
           results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg,
@@ -288,10 +291,11 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
         if (position >= w.row_length) continue;
         const unsigned count = w.row_length - position;
         Real weight[width], bias[width], results[width];
+        // One weight for an access is not looked for here: the registers are few, and it would be 3 % slower in bfloat16.
         if (w.whole_weights)
-          load_affine<true>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+          load_affine<Weights::neighbors>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
         else
-          load_affine<false>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+          load_affine<Weights::by_element>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j) {  // bounded rows have no loop of their own: it would be a second copy
           const Real h = standardize(widened(accesses[k].values[j]));

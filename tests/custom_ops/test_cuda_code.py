@@ -32,11 +32,13 @@ class Expected(NamedTuple):
 HALVES = ("nnorm::Float16", "nnorm::BFloat16")
 EXPECTED = {
     "float": Expected(4, "E.64", 0),
-    "double": Expected(2, "E.128", 30),  # a lane keeps 32 numbers of a row, in 64 registers
+    "double": Expected(2, "E.128", 50),  # a lane keeps 32 numbers of a row, in 64 registers
     **{half: Expected(8, "E.128", 0) for half in HALVES},
     # With the bits of processors the kernel for padded channels that are last spills one number.
     **{f"nnorm::cuda::SameBits<{half}>": Expected(8, "E", 1) for half in HALVES},
 }
+# Each of 512 threads has 128 registers: too few for 32 numbers, their logarithms, and a search for their weights.
+SPILLED_BY_LARGE_BLOCKS = 34
 ENTRY = re.compile(r"nnorm::cuda::(?P<kernel>\w+)<(?P<arguments>.*)>\(")
 
 
@@ -71,9 +73,22 @@ class Kernel(NamedTuple):
     @property
     def has_whole_accesses(self) -> bool:
         """Whether it is for tensors whose accesses are whole."""
+        if self.name == "batch_normal_norm_tiles":
+            return True
         if self.name.startswith("batch_normal_norm"):
             return self.arguments[-1] == str(EXPECTED[self.dtype].widest)
         return self.arguments[1 if self.name.endswith("long_rows") else 2] == "true"
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it copies the next row of a block to shared memory."""
+        return self.name == "layer_group_normal_norm_rows" and self.arguments[-1] == "true"
+
+    @property
+    def may_spill(self) -> int:
+        """How many numbers it may write to local memory for want of registers."""
+        searches = self.reads_ahead and self.arguments[3] == "false"
+        return SPILLED_BY_LARGE_BLOCKS if searches else EXPECTED[self.dtype].spilled
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +112,7 @@ def kernels() -> dict[Kernel, Counter[str]]:
 
 def test_there_is_code_for_every_kernel_and_type(kernels: dict[Kernel, Counter[str]]) -> None:
     names = (
+        "batch_normal_norm_tiles",
         "batch_normal_norm_rows",
         "batch_normal_norm_columns",
         "layer_group_normal_norm_rows",
@@ -110,7 +126,8 @@ def test_tensors_are_read_and_written_in_whole_accesses(kernels: dict[Kernel, Co
     narrow = []
     for kernel, code in kernels.items():
         access = EXPECTED[kernel.dtype].row_access if kernel.name.startswith("layer_group") else "E.128"
-        if not (code[f"LDG.{access}"] and code[f"STG.{access}"]):
+        reads = any(name.startswith("LDGSTS.E") for name in code) if kernel.reads_ahead else code[f"LDG.{access}"]
+        if not (reads and code[f"STG.{access}"]):
             narrow.append(kernel)
     assert narrow == []
 
@@ -121,7 +138,7 @@ def test_nothing_of_a_row_is_kept_in_memory(kernels: dict[Kernel, Counter[str]])
         kernel: sum(count for instruction, count in code.items() if instruction.startswith("STL"))
         for kernel, code in kernels.items()
     }
-    assert {kernel: count for kernel, count in spilled.items() if count > EXPECTED[kernel.dtype].spilled} == {}
+    assert {kernel: count for kernel, count in spilled.items() if count > kernel.may_spill} == {}
 
 
 def test_the_compiler_fuses_nothing_by_itself() -> None:
