@@ -58,7 +58,7 @@ def inclusive(text: str) -> dict[int, int]:
     return counts
 
 
-def compare(compiler: str, found: dict[str, float], record: dict[str, dict[str, float]]) -> list[str]:
+def compare(compiler: str, found: dict[str, float], record: dict[str, dict[str, float]], unit: str) -> list[str]:
     """Sentences on the cases that differ from the record of ``compiler``."""
     before = record[compiler]
     sentences = [f"{name} is not on record" for name in found.keys() - before.keys()]
@@ -66,8 +66,24 @@ def compare(compiler: str, found: dict[str, float], record: dict[str, dict[str, 
     for name in found.keys() & before.keys():
         if found[name] > LARGEST_RATIO * before[name]:
             more = found[name] / before[name] - 1
-            sentences.append(f"{name}: {found[name]} instructions for an element, {more:.1%} more than {before[name]}")
+            sentences.append(f"{name}: {found[name]:g} {unit}, {more:.1%} more than {before[name]:g}")
     return sorted(sentences)
+
+
+def check(path: Path, compiler: str, found: dict[str, float], *, record: bool, unit: str) -> None:
+    """Compares ``found`` with the record in ``path`` and ends the program if there is more; or writes the record."""
+    every = json.loads(path.read_text()) if path.exists() else {}
+    if record:
+        path.write_text(json.dumps(every | {compiler: found}, indent=1) + "\n")
+        return
+    if compiler not in every:
+        print(f"bench-check is skipped: nothing is on record for {compiler}; make bench-check RECORD=--record")
+        return
+    if wrong := compare(compiler, found, every, unit):
+        sys.exit("\n".join([*wrong, "If that must be: make bench-check RECORD=--record"]))
+    fewer = [f"{name}: {found[name]:g}, {before:g} on record" for name, before in every[compiler].items()
+             if found[name] < before / LARGEST_RATIO]  # fmt: skip
+    print("\n".join([f"{len(found)} kernels have no more instructions than on record ({compiler})", *fewer]))
 
 
 def main() -> None:
@@ -81,18 +97,7 @@ def main() -> None:
         print("bench-check is skipped: valgrind is not installed (apt-get install valgrind)")
         return
     compiler, found = count(options.program)
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    if options.record:
-        RECORD.write_text(json.dumps(record | {compiler: found}, indent=1) + "\n")
-        return
-    if compiler not in record:
-        print(f"bench-check is skipped: nothing is on record for {compiler}; make bench-check RECORD=--record")
-        return
-    if wrong := compare(compiler, found, record):
-        sys.exit("\n".join([*wrong, "If that must be: make bench-check RECORD=--record"]))
-    fewer = [f"{name}: {found[name]}, {before} on record" for name, before in record[compiler].items()
-             if found[name] < before / LARGEST_RATIO]  # fmt: skip
-    print("\n".join([f"{len(found)} kernels run no more instructions than on record ({compiler})", *fewer]))
+    check(RECORD, compiler, found, record=options.record, unit="instructions for an element")
 
 
 if __name__ == "__main__":

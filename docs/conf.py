@@ -42,6 +42,7 @@ PAGES = {
     "results/parity.md": "planted_errors.md",
     "results/fuzz.md": "fuzzing.md",
     "results/benchmarks.md": "benchmarks.md",
+    "results/benchmarks_gpu.md": "benchmarks_gpu.md",
     "results/zoo.md": "zoo.md",
     "results/serving.md": "serving_cost.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -44,10 +44,11 @@ test-cpp: $(VENV)/installed $(NVCC)
 test-sanitizers: $(VENV)/installed
 	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
 
-# make bench-check    the instructions of each CPU kernel, counted by valgrind: 3 % more than on record fails; RECORD=--record
-#              writes them down. valgrind counts the same on a busy machine; it takes 15 seconds
+# make bench-check    the instructions of each CPU kernel, counted by valgrind, and of each GPU kernel, counted in its code: 3 %
+#              more than on record fails; RECORD=--record writes them down. It counts the same on a busy machine, in 45 seconds
 bench-check: test-cpp
 	$(BIN)/python -m benchmarks.instructions build/cpp/count_instructions $(RECORD)
+	$(BIN)/python -m benchmarks.machine_code build/cpp $(RECORD)
 
 # make test-cuda-on-host    the tests of the operators with the kernels for GPUs compiled for the processor: those that run
 #              kernels. The others do not depend on the library

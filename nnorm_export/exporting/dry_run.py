@@ -31,6 +31,7 @@ from nnorm_export.models.modules import deepcopy, without_fused_attention
 from nnorm_export.process import redirected, without_warnings
 
 Passthrough = Iterable[str | type[nn.Module]]
+_MOST_ROWS = 8  # of the batches that are tried for the least one
 
 
 def dry_run(module: nn.Module, example: Mapping[str, Any], passthrough: Passthrough = ()) -> Changes:
@@ -99,9 +100,6 @@ def _fault_on(module: nn.Module, example: dict[str, Any]) -> str:
         return f"{type(error).__name__}: {first_line(error)}"
     floating = [result[:1] if result.dim() else result for result in results if result.is_floating_point()]
     return "" if all(first.isfinite().any() or first.numel() == 0 for first in floating) else "no finite number"
-
-
-_MOST_ROWS = 8  # of the batches that are tried
 
 
 def _is_fresh(used: nn.Module, module: nn.Module, example: Mapping[str, Any]) -> bool:
