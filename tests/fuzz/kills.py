@@ -113,12 +113,12 @@ def cases(folder: Path) -> list[Case]:
     for value in VALUES:
         request = onnx_exporter.Request(model=model_of(value), args=x, path=source[value], verify=False)
         frozen = freeze_source(request)
-        model, opset = translated(frozen, None)
+        model, *about = translated(frozen, None)
         known[value] = ir.serde.serialize_model(model).SerializeToString()
 
     def export_onnx(path: Path, value: float, external_data: bool) -> None:
         model = ir.serde.deserialize_model(onnx.ModelProto.FromString(known[value]))
-        with mock.patch.object(onnx_exporter, "_translated", return_value=(model, opset)):
+        with mock.patch.object(onnx_exporter, "_translated", return_value=(model, *about)):
             export(model_of(value), x, path, verify=False, external_data=external_data)
 
     add("export", lambda path, value: export_onnx(path, value, False), weights_of)
