@@ -86,13 +86,16 @@ def check(path: Path, compiler: str, found: dict[str, float], *, record: bool, u
     print("\n".join([f"{len(found)} kernels have no more instructions than on record ({compiler})", *fewer]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.instructions", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("program", type=Path)
+def parse_options(module: str, about: str | None, counted: str) -> argparse.Namespace:
+    """The options of a program that counts ``counted``, a path, and its ``--record``."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=(about or "").splitlines()[0])
+    parser.add_argument(counted, type=Path)
     parser.add_argument("--record", action="store_true", help="write the counts down, in place of those on record")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options("instructions", __doc__, "program")
     if shutil.which("valgrind") is None:
         print("bench-check is skipped: valgrind is not installed (apt-get install valgrind)")
         return

@@ -9,7 +9,6 @@ shows what a change or another nvcc makes of a kernel, not how long it runs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.instructions import check
+from benchmarks.instructions import check, parse_options
 
 RECORD = Path(__file__).parents[1] / "results" / "instructions_gpu.json"
 ARCHITECTURE = "sm_90"
@@ -115,12 +114,7 @@ def _nvcc_of(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.machine_code", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--record", action="store_true", help="write the counts down, in place of those on record")
-    options = parser.parse_args()
+    options = parse_options("machine_code", __doc__, "folder")
     library = options.folder / LIBRARY
     if not library.exists():
         print(f"bench-check of the GPU's code is skipped: {library} was not built, which takes nvcc")

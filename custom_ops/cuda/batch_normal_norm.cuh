@@ -34,12 +34,24 @@ NNORM_DEVICE Arithmetic<T> normalized(T x, T residual, const Channel<Arithmetic<
   return power<Evaluation<T>, epilogue>(h, integer, fraction, added, channel);
 }
 
+// What all kernels get.
 template <class T>
-struct ChannelRows {
+struct ChannelTensors {
   const T* x;
   const T* residual;
   T* y;
   ChannelParameters<Arithmetic<T>> parameters;
+};
+
+template <class T>
+ChannelTensors<T> tensors_of(const ChannelProblem<T>& problem) {
+  ChannelTensors<T> tensors{problem.x, problem.residual, problem.y, {}};
+  std::copy_n(problem.parameters, std::size(problem.parameters), tensors.parameters.fields);
+  return tensors;
+}
+
+template <class T>
+struct ChannelRows : ChannelTensors<T> {
   size_t rows, channels;
   unsigned extent;
   unsigned lead;      // elements from the last 16-byte boundary to x[0], the same for residual and y
@@ -116,11 +128,7 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
 }
 
 template <class T>
-struct ChannelTiles {
-  const T* x;
-  const T* residual;
-  T* y;
-  ChannelParameters<Arithmetic<T>> parameters;
+struct ChannelTiles : ChannelTensors<T> {
   unsigned accesses;    // of the tensor, below 2^31
   unsigned row_length;  // in accesses
   unsigned channels;
@@ -170,11 +178,7 @@ __global__ void __launch_bounds__(channel_threads, blocks_at_once) batch_normal_
 }
 
 template <class T>
-struct ChannelColumns {
-  const T* x;
-  const T* residual;
-  T* y;
-  ChannelParameters<Arithmetic<T>> parameters;
+struct ChannelColumns : ChannelTensors<T> {
   size_t rows, columns;  // a column is one access wide
   size_t extent;         // neighboring positions of one channel
   size_t channels;       // channels after these are padding
@@ -233,10 +237,7 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
 template <Epilogue epilogue, int width, class T>
 cudaError_t run_rows(const ChannelProblem<T>& problem, const Device& device, cudaStream_t stream) {
   ChannelRows<T> work{};
-  work.x = problem.x;
-  work.residual = problem.residual;
-  work.y = problem.y;
-  std::copy_n(problem.parameters, std::size(problem.parameters), work.parameters.fields);
+  static_cast<ChannelTensors<T>&>(work) = tensors_of(problem);
   work.rows = problem.samples * problem.channels;
   work.channels = problem.channels;
   work.extent = unsigned(problem.extent);
@@ -269,16 +270,12 @@ constexpr int blocks_of_small = sizeof(T) == 8 ? 1 : computed_by_device<T> ? 5 :
 template <Epilogue epilogue, int own, int blocks_at_once, class T>
 cudaError_t run_tiles(const ChannelProblem<T>& problem, cudaStream_t stream) {
   const unsigned row_length = unsigned(problem.extent / size_t(widest<T>));
-  ChannelTiles<T> work{problem.x,
-                       problem.residual,
-                       problem.y,
-                       {},
-                       unsigned(problem.samples * problem.channels) * row_length,
-                       row_length,
-                       unsigned(problem.channels),
-                       Divisor(row_length),
-                       Divisor(unsigned(problem.channels))};
-  std::copy_n(problem.parameters, std::size(problem.parameters), work.parameters.fields);
+  const ChannelTiles<T> work{tensors_of(problem),
+                             unsigned(problem.samples * problem.channels) * row_length,
+                             row_length,
+                             unsigned(problem.channels),
+                             Divisor(row_length),
+                             Divisor(unsigned(problem.channels))};
   const unsigned blocks = unsigned(divided_up(work.accesses, channel_threads * own));
   return launch(&batch_normal_norm_tiles<epilogue, own, blocks_at_once, T>, blocks, channel_threads, stream, work);
 }
@@ -286,10 +283,7 @@ cudaError_t run_tiles(const ChannelProblem<T>& problem, cudaStream_t stream) {
 template <Epilogue epilogue, bool padded, int width, class T>
 cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, const Device& device, cudaStream_t stream) {
   ChannelColumns<T> work{};
-  work.x = problem.x;
-  work.residual = problem.residual;
-  work.y = problem.y;
-  std::copy_n(problem.parameters, std::size(problem.parameters), work.parameters.fields);
+  static_cast<ChannelTensors<T>&>(work) = tensors_of(problem);
   work.rows = problem.samples;
   work.columns = positions / width;
   work.extent = problem.extent;

@@ -1,0 +1,117 @@
+// The kernel for rows of at most 16 tiles: each warp keeps a tile in its registers.
+#pragma once
+
+#include "rows.cuh"
+
+namespace nnorm::cuda {
+
+constexpr unsigned block_of_short_rows = 128;
+// The accesses of a row that only some rows of a kernel for short rows have: those of its last 8 elements a thread.
+constexpr int values_step = 8;
+
+// Computes rows in registers, `values` elements in each thread. With chains = 1 a warp computes a row of at most one
+// tile, else a block of at most `chains` warps a row, each warp one tile. `own` means that w.whole_weights is true,
+// `exact` that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while this one is
+// computed.
+template <int chains, int values, bool whole, bool own, bool exact, bool ahead, class T>
+__global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(chains) * warp_size)
+    layer_group_normal_norm_rows(Rows<T> w) {
+  using Real = Arithmetic<T>;
+  constexpr int width = Tile<T>::width, accesses = values / width;
+  constexpr int certain = chains == 1 ? (values - values_step) / width : 0;  // accesses that every row has
+  static_assert(values <= Tile<T>::accesses * width, "a warp has one tile");
+  constexpr unsigned teams_of_block = chains == 1 ? block_of_short_rows / warp_size : 1;
+  const unsigned warp = threadIdx.x / warp_size;
+  const unsigned start = Tile<T>::start(chains == 1 ? 0 : warp);
+  const auto position = [&](int k) { return start + Tile<T>::offset(k); };
+  // Whether the row has all elements of this warp; the code for these tests nothing.
+  const bool full = exact || (chains == 1 ? 0 : warp * unsigned(row_tile)) + unsigned(values) * warp_size <= w.row_length;
+
+  // Calls f(k, count) for the accesses of this thread, with the number of elements that the row has from there.
+  const auto for_accesses = [&](const auto& f) {
+    const auto loop = [&](auto all) {
+#pragma unroll
+      for (int k = 0; k < accesses; ++k) {
+        const bool exists = all.value || k < certain;
+        if (exists || position(k) < w.row_length) f(k, exists ? unsigned(width) : w.row_length - position(k));
+      }
+    };
+    if (full)
+      loop(std::true_type());
+    else
+      loop(std::false_type());
+  };
+  // Sums the terms that add(i, sums) adds for the elements of the row.
+  const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
+    constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
+    Sums<T, terms> part;
+    for_accesses([&](int k, unsigned count) {
+#pragma unroll
+      for (int j = 0; j < width; ++j)
+        if (whole || unsigned(j) < count) add(k * width + j, part.of(k * width + j));
+    });
+    sums_of_team<chains, turn.value, Tile<T>::places>(part.values, sums);
+  };
+
+  NNORM_DYNAMIC_SHARED(stage);
+  // No barrier is needed: a thread reads only what it copied.
+  T* const next = reinterpret_cast<T*>(stage) + start;
+  const auto copy = [&](size_t row) {
+    if (row >= w.rows) return;
+    const T* const x = w.x + row * w.row_length + start;
+    for_accesses([&](int k, unsigned) { copy_asynchronously<width>(next + Tile<T>::offset(k), x + Tile<T>::offset(k)); });
+  };
+
+  const size_t first_row = size_t(blockIdx.x) * teams_of_block + (chains == 1 ? warp : 0);
+  const size_t step = size_t(gridDim.x) * teams_of_block;
+  if constexpr (ahead) copy(first_row);
+  for (size_t row = first_row; row < w.rows; row += step) {
+    if constexpr (ahead) wait_for_copies();
+    const T* const x = ahead ? next : w.x + row * w.row_length + start;
+    T* const y = w.y + row * w.row_length + start;
+    Real h[values] = {}, sum[1];
+    for_accesses([&](int k, unsigned count) {
+      const Access<T, width> access = load_part<whole>(x + Tile<T>::offset(k), count);
+#pragma unroll
+      for (int j = 0; j < width; ++j) h[k * width + j] = widened(access.values[j]);
+    });
+    sums_of_row(Turn<0>(), sum, [&](int i, Real* part) { part[0] += h[i]; });
+    if constexpr (ahead) copy(row + step);  // the sum needed all elements, so they have been read
+
+    const Real mean = sum[0] / w.length;
+    Real moments[2];
+    sums_of_row(Turn<1>(), moments, [&](int i, Real* part) {
+      h[i] -= mean;
+      add_moments(h[i], part[0], part[1]);
+    });
+
+    const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
+    Log2<Real> log[values];
+    Real sums[4];
+    sums_of_row(Turn<2>(), sums, [&](int i, Real* part) {
+      h[i] = standardize.of_centered(h[i]);
+      log[i] = Evaluation<T>::log2_1p(magnitude(h[i]));
+      add_lmbda_terms(h[i], std::fabs(h[i]), log[i], part[0], part[1], part[2], part[3]);
+    });
+
+    const Psi<T> psi = Psi<T>::from(sums, w.inverse_length, w.delta);
+    const size_t weights_of_row = row % w.period * (w.row_length / w.run);
+    const auto transform = [&](auto bounded) {
+      for_accesses([&](int k, unsigned count) {
+        Real weight[width], bias[width], results[width];
+        load_affine<own ? Weights::neighbors : Weights::by_access>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+#pragma unroll
+        for (int j = 0; j < width; ++j)
+          results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg,
+                                                               weight[j], bias[j]);
+        store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count);
+      });
+    };
+    if (is_bounded<T>(psi, w.bounded_exponent))
+      transform(std::true_type());
+    else
+      transform(std::false_type());
+  }
+}
+
+}  // namespace nnorm::cuda
