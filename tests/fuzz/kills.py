@@ -183,7 +183,7 @@ def cases(folder: Path) -> list[Case]:
         names = [info.name for info in runner.outputs]
         comparison = Comparison("file", "reference", names, [Criterion()], "float32")
         new = NewCertificate(source[value], path, None, file_sha256(source[value]))
-        new.write(runner, comparison, [ParityCase([array], [array], [array], [array])], report)
+        new.write(runner, comparison, [ParityCase([array], [array], [array], float64=[array])], report)
 
     def certified(path: Path) -> float:
         told = json.loads((path / CERTIFICATE).read_text())

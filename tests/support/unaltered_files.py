@@ -160,7 +160,7 @@ def uses(name: str, dtype: str) -> list[Use]:
         expected, float64 = pytorch.run(example), pytorch.run_in_float64(example)
     except NnormExportError as error:
         return [Use(name, dtype, "all", None, _short(error))]
-    case = Case([], expected, [], float64, pytorch.perturbed_runs(example, expected)).with_allowed_error()
+    case = Case([], expected, []).with_runs(float64, pytorch.perturbed_runs(example, expected)).with_allowed_error()
     names = [str(number) for number in range(len(expected))]
     found = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), read_once():

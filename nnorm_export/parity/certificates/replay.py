@@ -118,7 +118,7 @@ def _read_case(folder: Path, index: int, runner: Runner) -> Case:
         inputs,
         expected,
         runner(*inputs),
-        float64,
+        float64=float64,
         allowed_error=_read_allowed_errors(folder / ALLOWED_ERROR.format(index), expected),
         is_changed=index > 0,
     )

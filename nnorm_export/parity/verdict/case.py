@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class Case:
     inputs: Sequence[Array]
     expected: Sequence[Array]
     actual: Sequence[Array]
+    _: KW_ONLY
     float64: Sequence[Array] | None = None
     float64_unchanged: Sequence[Array] | None = None
     perturbed: Sequence[Sequence[Array]] = ()
