@@ -96,7 +96,7 @@ def _fault_on(module: nn.Module, example: dict[str, Any]) -> str:
     try:
         with torch.no_grad(), without_fused_attention(), quiet, without_warnings():
             results = _run(duplicate, _copied(example))
-    except Exception as error:  # the user's forward may raise any exception; the message shows it
+    except Exception as error:  # forward is the user's code and may raise any exception; the report quotes it
         return f"{type(error).__name__}: {first_line(error)}"
     floating = [result[:1] if result.dim() else result for result in results if result.is_floating_point()]
     return "" if all(first.isfinite().any() or first.numel() == 0 for first in floating) else "no finite number"

@@ -11,6 +11,8 @@ import torch
 from nnorm_export.models.program_axes import range_of, shapes_of
 
 Place = tuple[int, int]  # (input, axis)
+_OF_TORCH = 2  # the least length of an axis of which torch.export knows nothing: it takes 1 for an axis of its own kind
+_NO_LIMIT = 2**62
 
 
 def lengths_of(
@@ -42,7 +44,3 @@ def lengths_of(
         if low > 1 or most is not None or is_one:
             lengths[name] = low, most
     return lengths
-
-
-_OF_TORCH = 2  # the least length of an axis of which torch.export knows nothing: it takes 1 for an axis of its own kind
-_NO_LIMIT = 2**62

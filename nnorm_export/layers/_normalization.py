@@ -131,7 +131,7 @@ def call_in_graph(layer: nn.Module, x: fx.Proxy) -> Tensor:
     return cast("Tensor", tracer.create_proxy("call_module", tracer.path_of_module(layer), (x,), {}))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
 def _has_autocast(device: str) -> bool:
     """Tell whether there is an autocast to switch off; the meta device (shape inference) has none.
 

@@ -99,7 +99,7 @@ def runs(module: torch.nn.Module, example: dict[str, Any], *, finite: bool = Fal
     """Whether ``module`` runs on ``example``, and returns finite numbers alone if they shall be ``finite``."""
     args, kwargs = unbind(module, with_tensors(example, [tensor.clone() for tensor in tensors_in(example)]))
     try:
-        with torch.no_grad(), without_warnings():  # about lengths that nobody has asked for
+        with torch.no_grad(), without_warnings():  # the user did not choose these lengths
             results = module(*args, **kwargs)
     except Exception:  # the guards and the operators of the program raise errors of many types
         return False

@@ -113,7 +113,8 @@ def _traced_again(
     try:
         with redirected(lambda *_: None, "stdout", "stderr"):
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes_like(axes.example, hints))
-    except Exception:  # torch.export raises dozens of unrelated types; then all guards are taken for those of branches
+    # torch.export raises exceptions of many unrelated types. Without a trace each condition counts as one of a branch.
+    except Exception:
         return None
     finally:
         hook.remove()

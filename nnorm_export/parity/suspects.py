@@ -57,7 +57,7 @@ def _is_ignored(index: int, runner: Runner, pytorch: PyTorchModel, run: Run) -> 
             results = pytorch.run(with_tensors(dict(example), moved))
             if len(results) == len(expected) and any(dependence(expected, results)):
                 return _bits(runner(*arrays)) == _bits(runner(*given))
-        except InputError:  # it is a size or an index, of which this is no other value
+        except InputError:  # the input is a size or an index, and the model refuses this value
             continue
     return False
 

@@ -53,7 +53,7 @@ def kernels() -> dict[Kernel, Counter[str]]:
     try:
         return kernels_of(cuda_library())
     except ToolMissingError as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # it says which program of NVIDIA or of binutils to install
 
 
 def test_there_is_code_for_every_kernel_and_type(kernels: dict[Kernel, Counter[str]]) -> None:

@@ -92,7 +92,7 @@ def used_by(model: nn.Module, in_float16: nn.Module, run: Callable[[], object]) 
     try:
         with torch.no_grad(), recorder.paths_of(in_float16), recorder:
             run()
-    except Exception:  # the user's code may raise anything, in float16 of the very number that is sought
+    except Exception:  # forward is the user's code, and fails in float16; what ran before shows the cause
         torch.compiler.reset()  # Dynamo would remember that it failed
     nodes = {path: node for path, tensor in weights.items() if (node := recorder.node_of(tensor)).users}
     flow = Flow([recorder.graph])
