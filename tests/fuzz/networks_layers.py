@@ -330,6 +330,34 @@ def gate(rng: Random, x: Tensor) -> nn.Module | None:
     return Gate(x.shape[1]) if x.dim() > 2 else None
 
 
+CONDITIONS: dict[str, Callable[[torch.Size], bool]] = {
+    "n > 2": lambda s: s[0] > 2,
+    "n·c > 12": lambda s: s[0] * s[1] > 12,
+    "n == c": lambda s: s[0] == s[1],
+    "n > last": lambda s: s[0] > s[-1],
+    "n·last is even": lambda s: s[0] * s[-1] % 2 == 0,
+    "all > 40": lambda s: s.numel() > 40,
+}
+
+
+class Branch(nn.Module):
+    """One of two paths, by a condition on lengths: a file is right on both sides of it, or refused."""
+
+    def __init__(self, condition: str) -> None:
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if CONDITIONS[self.condition](x.shape) else x - 1
+
+    def extra_repr(self) -> str:
+        return self.condition
+
+
+def branch(rng: Random, x: Tensor) -> nn.Module:
+    return Branch(rng.choice([*CONDITIONS]))
+
+
 # kind of step -> (weight, its layer)
 KINDS: dict[str, tuple[int, Layer]] = {
     "batch": (10, batch_normal),
@@ -354,5 +382,6 @@ KINDS: dict[str, tuple[int, Layer]] = {
     "math": (4, arithmetic),
     "attention": (6, attention),
     "gate": (1, gate),
+    "branch": (1, branch),
 }
 NORMS = ("batch", "batch+act", "layer", "group", "instance", "related")

@@ -29,6 +29,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     ("openvino", r"^Unfit: the L2 norm", "OpenVINO ends the process over the L2 norm of a convolution's result"),
     ("openvino", r"^Unfit: a reduction", "OpenVINO gives all channels of a reduction the scale of one"),
     ("openvino", r"^Unfit: OpenVINO computes float64", "OpenVINO computes float64 files in float32"),
+    ("openvino", r"^Unfit: a division of bytes", "OpenVINO does not round the quotient of two bytes"),
     (
         "openvino",
         r"Unsupported operation of type: GroupNormalization",
@@ -70,12 +71,21 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+# How the export of a branch on lengths is refused: a file has one path of it, which is right at some lengths alone.
+_REFUSED_BRANCH = (
+    r"was not written: it would (be right only where|not compute what PyTorch computes)|satisfy the generated guard|"
+    r"your code specialized it to be a constant"
+)
+
+
 class Unfit(Exception):
     """A backend that is known not to be able to run a file."""
 
 
-def refusal(backend: str, text: str) -> str | None:
-    """The reason of a known refusal, from the text of the error."""
+def refusal(backend: str, text: str, has_branch: bool) -> str | None:
+    """The reason of a known refusal, from the text of the error of a network with or without a branch on lengths."""
+    if has_branch and re.search(_REFUSED_BRANCH, text):
+        return "one path of a branch on lengths would be right at some lengths alone"
     for backends, pattern, reason in REFUSALS:
         if re.fullmatch(backends, backend) and re.search(pattern, text, re.DOTALL):
             return reason
@@ -96,6 +106,8 @@ def refuse_openvino(model: onnx.ModelProto, dtype: str) -> None:
     """Raises Unfit if OpenVINO is known not to run ``model``, whose parameters have this dtype."""
     if dtype == "float64":
         raise Unfit("OpenVINO computes float64 in float32")
+    if _divides_bytes(model):
+        raise Unfit("a division of bytes")
     if _casts_a_product(model):
         raise Unfit("a float16 matrix product before a normalization of channels")
     if _normalizes_a_reduction(model):
@@ -110,6 +122,15 @@ def refuse_openvino(model: onnx.ModelProto, dtype: str) -> None:
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _divides_bytes(model: onnx.ModelProto) -> bool:
+    """Whether a Div reads an input of uint8.
+
+    OpenVINO (2026.4) computes it in float32, together with the operators after it, and does not round the quotient.
+    """
+    bytes_ = {i.name for i in model.graph.input if i.type.tensor_type.elem_type == onnx.TensorProto.UINT8}
+    return any(node.op_type == "Div" and not bytes_.isdisjoint(node.input) for node in model.graph.node)
 
 
 def _casts_a_product(model: onnx.ModelProto) -> bool:
