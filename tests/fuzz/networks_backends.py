@@ -117,7 +117,7 @@ def _try(network: _Run, backend: str, outcome: Outcome) -> None:
             outcome.faults[backend] = f"wrong: {use:.3g} rounding errors from float64"
     except Exception as error:  # whatever a runtime or an exporter raises is the finding
         text = _text(error)
-        reason = refusal(backend, text, network.has_branch)
+        reason = refusal(backend, text, has_branch=network.has_branch)
         if reason is None:
             outcome.faults[backend] = text[:1500]
         else:

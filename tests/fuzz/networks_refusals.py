@@ -82,7 +82,7 @@ class Unfit(Exception):
     """A backend that is known not to be able to run a file."""
 
 
-def refusal(backend: str, text: str, has_branch: bool) -> str | None:
+def refusal(backend: str, text: str, *, has_branch: bool = False) -> str | None:
     """The reason of a known refusal, from the text of the error of a network with or without a branch on lengths."""
     if has_branch and re.search(_REFUSED_BRANCH, text):
         return "one path of a branch on lengths would be right at some lengths alone"

@@ -170,7 +170,7 @@ def uses(name: str, dtype: str) -> list[Use]:
             try:
                 results = getattr(files, backend)()(_as_array(x, dtype))
             except Exception as error:  # whatever a runtime or an exporter raises is what the table names
-                reason = refusal(backend, f"{type(error).__name__}: {error}", has_branch=False)
+                reason = refusal(backend, f"{type(error).__name__}: {error}")
                 found.append(Use(name, dtype, backend, None, reason or _short(error)))
                 continue
             if dtype == "fp64":
