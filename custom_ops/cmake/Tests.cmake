@@ -119,7 +119,6 @@ if(NOT NNORM_SANITIZE)
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/cpu/*.cpp")
   list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
   add_library(nnorm_ort_cuda_on_host SHARED ${sources} "${folder}/cuda/solve.cpp")
-  target_compile_definitions(nnorm_ort_cuda_on_host PRIVATE "NNORM_EXECUTION_PROVIDER=\"CPUExecutionProvider\"")
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE
     nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()

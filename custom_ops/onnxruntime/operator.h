@@ -84,9 +84,10 @@ class Inputs {
   const Tensor operand_;
 };
 
-// An OrtCustomOp and the ONNX Runtime that it belongs to; a process may have loaded several.
+// An OrtCustomOp, the ONNX Runtime that it belongs to (a process may have loaded several), and its execution provider.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
+  const char* provider;
 };
 
 // Gives Y the shape of X and the type of input `y_typed_as`, if every axis is a number or has a name. Otherwise ONNX
@@ -147,13 +148,16 @@ struct Callbacks {
 
 // `version` is the lower API level of the runtime and the headers. ONNX Runtime reads the table up to this level.
 template <class Kernel>
-std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
+std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version, const char* provider) {
   using C = Callbacks<Kernel>;
   auto op = std::make_unique<CustomOp>();
   op->api = api;
+  op->provider = provider;
   op->version = version;
   op->GetName = [](const OrtCustomOp*) noexcept { return Kernel::name(); };
-  op->GetExecutionProviderType = [](const OrtCustomOp*) noexcept { return execution_provider; };
+  op->GetExecutionProviderType = [](const OrtCustomOp* self) noexcept {
+    return static_cast<const CustomOp*>(self)->provider;
+  };
   op->GetInputTypeCount = [](const OrtCustomOp*) noexcept { return Kernel::Signature::inputs; };
   op->GetInputType = C::input_type;
   op->GetInputCharacteristic = [](const OrtCustomOp*, size_t) noexcept { return INPUT_OUTPUT_REQUIRED; };
@@ -174,15 +178,15 @@ std::unique_ptr<CustomOp> custom_op(const OrtApi* api, uint32_t version) {
   return op;
 }
 
-// The operators for one ONNX Runtime. They must outlive every session, so their owner never destroys them.
+// The operators of one ONNX Runtime's execution provider. They must outlive every session, so their owner never destroys them.
 class Operators {
  public:
-  Operators(const OrtApi* api, uint32_t version) : api_(api), version_(version) {}
+  Operators(const OrtApi* api, uint32_t version, const char* provider) : api_(api), version_(version), provider_(provider) {}
 
   template <class Kernel>
   void add() {
     Kernel::name();  // the first call may allocate and throw, which ONNX Runtime's callback must not
-    ops_.push_back(custom_op<Kernel>(api_, version_));
+    ops_.push_back(custom_op<Kernel>(api_, version_, provider_));
   }
 
   // Adds the operators of nnorm/operators.h for every type (operators.cpp).
@@ -195,6 +199,7 @@ class Operators {
  private:
   const OrtApi* api_;
   uint32_t version_;
+  const char* provider_;
   std::vector<std::unique_ptr<CustomOp>> ops_;
 };
 

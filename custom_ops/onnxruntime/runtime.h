@@ -1,7 +1,7 @@
 // Wraps ONNX Runtime's C API for the operators: errors are exceptions inside the library and statuses at its boundary.
 //
-// The operators are the same for every execution provider. cpu/ and cuda/ define `execution_provider`,
-// `has_host_memory` and Run::solve() for the library that they are linked into.
+// The operators are the same for every execution provider. cpu/ and cuda/ define `has_host_memory` and
+// Run::solve() for the library that they are linked into.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -75,8 +75,7 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
-// The execution provider that this library has kernels for, and whether the CPU can read its tensors.
-extern const char* const execution_provider;
+// Whether the CPU can read the tensors that this library computes.
 extern const bool has_host_memory;
 
 // Which inputs of a node are tensors of X's shape (the others are parameters), and the types of all inputs.

@@ -22,7 +22,7 @@ from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime.known_faults import faults_of
 from nnorm_export.runtimes.onnxruntime.overflow import unsafe_weights
-from nnorm_export.runtimes.onnxruntime.providers import CUDA, require_provider
+from nnorm_export.runtimes.onnxruntime.providers import CUDA, find_devices, open_session
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
 from nnorm_export.runtimes.onnxruntime.session_options import loading
 from nnorm_export.runtimes.tensorrt import is_engine
@@ -197,9 +197,9 @@ def _opened(path: Path, model: Model, runtime: str, options: Mapping[str, Any]) 
         return load(path, runtime, **options)
     provider = CUDA if runtime == "onnxruntime-cuda" else CPU
     ort = import_onnxruntime()
-    require_provider(ort, provider)
+    devices = {provider: find_devices(ort, provider)}
     with loading(path, ort.__version__, first_line):
-        ort.InferenceSession(str(path), options.get("session_options"), providers=[provider])
+        open_session(ort, path, options.get("session_options") or ort.SessionOptions(), [provider], devices)
     return None
 
 

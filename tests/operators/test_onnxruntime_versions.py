@@ -193,8 +193,8 @@ def test_other_versions(interpreter: str, cases: Path, bodies: Path) -> None:
     report = run_cases(interpreter, get_library_path(), cases)
     assert report["failures"] == [], report["version"]
     assert run_cases(interpreter, "-", bodies)["failures"] == [], report["version"]
-    # Only an ONNX Runtime with a CUDA provider gets its operators, and without a GPU they do no harm.
-    assert report["has_cuda_library"] == (report["has_cuda_provider"] and library.find_cuda_library() is not None)
+    # The operators of a provider that this ONNX Runtime lacks do no harm.
+    assert report["has_cuda_library"] == (library.find_cuda_library() is not None)
 
 
 @pytest.mark.skipif(SANITIZED is None, reason="no sanitized build is named; `make test-sanitizers` makes one")

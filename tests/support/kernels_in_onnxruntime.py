@@ -39,7 +39,6 @@ report = {
     "version": onnxruntime.__version__,
     "cases": len(cases),
     "failures": failures,
-    "has_cuda_provider": "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
     "has_cuda_library": maps.exists() and "libnnorm_ort_cuda" in maps.read_text(),
 }
 print(json.dumps(report))

@@ -3,22 +3,10 @@
 #include <dlfcn.h>
 #include <sys/stat.h>
 
-#include <cstring>
-
 #include "../cuda_interface.h"
 
 namespace nnorm::ort {
 namespace {
-
-bool has_cuda_provider(const OrtApi* api) {
-  char** providers = nullptr;
-  int count = 0;
-  check(api, api->GetAvailableProviders(&providers, &count));
-  bool found = false;
-  for (int i = 0; i < count; ++i) found |= std::strcmp(providers[i], "CUDAExecutionProvider") == 0;
-  check(api, api->ReleaseAvailableProviders(providers, count));
-  return found;
-}
 
 // The path of the CUDA library in this library's folder; empty if the file does not exist.
 std::string path_beside_this() {
@@ -33,7 +21,6 @@ std::string path_beside_this() {
 }  // namespace
 
 void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain) {
-  if (!has_cuda_provider(api)) return;
   const std::string path = path_beside_this();
   if (path.empty()) return;
   // Never closed: sessions may use its operators until the process ends.

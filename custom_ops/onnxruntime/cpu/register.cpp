@@ -22,7 +22,7 @@ struct Domain {
   Owner<OrtCustomOpDomain> domain;
 
   Domain(const OrtApi* api_, uint32_t version)
-      : api(api_), operators(api_, version), domain(nullptr, api_->ReleaseCustomOpDomain) {
+      : api(api_), operators(api_, version, "CPUExecutionProvider"), domain(nullptr, api_->ReleaseCustomOpDomain) {
     operators.add_all();
     add_nchwc_operators(operators);
     add_quantized_operators(operators);

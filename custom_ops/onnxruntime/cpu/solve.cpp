@@ -69,7 +69,6 @@ void solve_on(const Run& run, const RowProblem<T>& problem, MadeOnce<Arithmetic<
 
 }  // namespace
 
-const char* const execution_provider = "CPUExecutionProvider";
 const bool has_host_memory = true;
 
 template <class Problem>

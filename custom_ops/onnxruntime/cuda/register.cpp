@@ -13,10 +13,14 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* nnorm_add_cuda_oper
   return guarded(api, "nnorm, CUDA", [&] {
     refuse(nnorm::same_bits_refusal());
     static std::mutex mutex;
-    static auto& made = *new std::vector<std::unique_ptr<Operators>>();  // one for each ONNX Runtime of the process
+    static auto& made = *new std::vector<std::unique_ptr<Operators>>();  // for each ONNX Runtime of the process
     const std::lock_guard<std::mutex> lock(mutex);
-    made.push_back(std::make_unique<Operators>(api, version));
-    made.back()->add_all();
-    made.back()->add_to(domain);
+    // The provider that is built into onnxruntime-gpu, and its successor in a library of its own, which had another name
+    // in its first versions (https://github.com/microsoft/onnxruntime/pull/29544).
+    for (const char* provider : {"CUDAExecutionProvider", "CudaPluginExecutionProvider"}) {
+      made.push_back(std::make_unique<Operators>(api, version, provider));
+      made.back()->add_all();
+      made.back()->add_to(domain);
+    }
   });
 }

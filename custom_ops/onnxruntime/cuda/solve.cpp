@@ -5,10 +5,6 @@
 
 namespace nnorm::ort {
 
-#if !defined(NNORM_EXECUTION_PROVIDER)  // tests without a GPU define the CPU's provider
-#define NNORM_EXECUTION_PROVIDER "CUDAExecutionProvider"
-#endif
-const char* const execution_provider = NNORM_EXECUTION_PROVIDER;
 const bool has_host_memory = false;
 
 template <class Problem>

@@ -57,8 +57,6 @@ struct Domain {
   std::vector<const OrtCustomOp*> operators;
 };
 
-inline bool has_cuda_provider = false;
-
 // The number of items of each call that distributes items over threads.
 inline std::vector<size_t> handed_out;
 
@@ -266,15 +264,6 @@ inline OrtApi make_api() {
     *reinterpret_cast<Domain**>(options) = reinterpret_cast<Domain*>(domain);
     return static_cast<OrtStatus*>(nullptr);
   };
-  api.GetAvailableProviders = [](char*** providers, int* count) noexcept {
-    if (OrtStatus* status = injected()) return status;
-    static char names[][25] = {"CPUExecutionProvider", "CUDAExecutionProvider"};
-    static char* pointers[] = {names[0], names[1]};
-    *providers = pointers;
-    *count = has_cuda_provider ? 2 : 1;
-    return static_cast<OrtStatus*>(nullptr);
-  };
-  api.ReleaseAvailableProviders = [](char**, int) noexcept { return injected(); };
   return api;
 }
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nnorm_export import library
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.optimized_for import CPU
 from nnorm_export.names import listed
+from nnorm_export.runtimes.onnxruntime.plugin_providers import PluginProvider
 
 CUDA = "CUDAExecutionProvider"
 AZURE = "AzureExecutionProvider"  # in pip's onnxruntime; runs only operators of its own domain, on a server
 Provider = str | tuple[str, dict[str, Any]]  # a name, or (name, options)
+# The CUDA provider in a package of its own. Its first versions have the second name.
+_CUDA_PLUGIN = PluginProvider(
+    names=(CUDA, "CudaPluginExecutionProvider"),
+    title="CUDA",
+    module="onnxruntime_ep_cuda",
+    packages=("onnxruntime-ep-cuda13", "onnxruntime-ep-cuda12"),
+    devices="NVIDIA GPUs",
+)
 
 
 def checked(providers: Sequence[Provider]) -> list[Provider]:
@@ -47,11 +57,43 @@ def providers_with_kernels() -> set[str]:
     return {CPU} | cuda if library.find_library() is not None else set()
 
 
-def require_provider(ort: Any, name: str) -> None:
+def find_devices(ort: Any, name: str) -> list[Any]:
+    """The devices of a provider that is in a library of its own; none for a provider that ONNX Runtime contains.
+
+    Raises:
+        RuntimeMissingError: there is no such provider, or it takes no device of this machine.
+    """
     available = ort.get_available_providers()
-    if name not in available:
-        raise RuntimeMissingError(
-            f"this ONNX Runtime has no {name} (it has {', '.join(available)}); the CUDA and TensorRT providers come "
-            "with onnxruntime-gpu: pip uninstall onnxruntime, whose folder it shares, and then "
-            "pip install 'nnorm_export[onnxruntime-gpu]'"
-        )
+    if name in available:
+        return []
+    if name == CUDA and _CUDA_PLUGIN.installed:
+        return _CUDA_PLUGIN.find_devices(ort)
+    raise RuntimeMissingError(
+        f"this ONNX Runtime has no {name} (it has {', '.join(available)}); the CUDA and TensorRT providers come "
+        "with onnxruntime-gpu: pip uninstall onnxruntime, whose folder it shares, and then "
+        "pip install 'nnorm_export[onnxruntime-gpu]'"
+    )
+
+
+def open_session(
+    ort: Any, path: str | Path, options: Any, providers: Sequence[Provider], devices: Mapping[str, list[Any]]
+) -> Any:
+    """An ``onnxruntime.InferenceSession``, with what :func:`find_devices` found for each provider.
+
+    Providers from libraries are added to ``options`` with their own options, unless these name providers already, as a
+    caller's may. ONNX Runtime then runs on the CPU what they do not take.
+
+    Raises:
+        NnormExportError: beside a provider from a library there is another, which ONNX Runtime would leave out.
+    """
+    if not any(devices.values()):
+        return ort.InferenceSession(str(path), options, providers=list(providers))
+    if not options.has_providers():
+        for provider in providers:
+            name, given = (provider, {}) if isinstance(provider, str) else provider
+            if devices[name]:
+                rest = {key: value for key, value in given.items() if key != "device_id"}
+                options.add_provider_for_devices([devices[name][int(given.get("device_id", 0))]], rest)
+            elif name != CPU:
+                raise NnormExportError(f"providers: {name} cannot stand beside one that is loaded from a library")
+    return ort.InferenceSession(str(path), options)

@@ -34,10 +34,11 @@ from nnorm_export.runtimes.onnxruntime.providers import (
     CUDA,
     Provider,
     checked,
+    find_devices,
     have_kernels,
     names_of,
     on_cpu_alone,
-    require_provider,
+    open_session,
 )
 from nnorm_export.runtimes.onnxruntime.session_options import changed, loading, refuse_beside_options
 from nnorm_export.runtimes.runner import Runner
@@ -120,7 +121,7 @@ class OnnxRuntimeRunner(Runner):
         self.noted, self.lengths = self._file.metadata, self._file.lengths
         refuse_invalid(self._file)
         self._providers = checked(self.default_providers if providers is None else providers)
-        self._require_providers()
+        self._devices = self._find_devices()
         self._is_on_cpu = on_cpu_alone(names_of(self._providers))
         self._optimized_for = machine_of(self._file)
         if self._optimized_for is not None:
@@ -180,16 +181,20 @@ class OnnxRuntimeRunner(Runner):
         except RuntimeError:  # ONNX Runtime raises this for an entry that is not set
             return False
 
-    def _require_providers(self) -> None:
-        for name in names_of(self._providers):
-            require_provider(self._ort, name)
+    def _find_devices(self) -> dict[str, list[Any]]:
+        """The devices of each provider; none for a provider that ONNX Runtime contains."""
+        return {name: find_devices(self._ort, name) for name in names_of(self._providers)}
 
     def _new_session(self, options: Any) -> Any:
-        return self._ort.InferenceSession(str(self._file.path), options, providers=self._providers)
+        return open_session(self._ort, self._file.path, options, self._providers, self._devices)
 
     def _refuse_other_providers(self) -> None:
         started = self._session.get_providers()
-        missing = [name for name in names_of(self._providers) if name not in started]
+        missing = [
+            name
+            for name, devices in self._devices.items()
+            if not {name, *(device.ep_name for device in devices)} & set(started)
+        ]
         if missing:
             raise RuntimeMissingError(
                 f"ONNX Runtime {self._ort.__version__} could not start {', '.join(missing)} and would run "
@@ -381,10 +386,10 @@ RUNTIMES = (
     Runtime(
         name=OnnxRuntimeCudaRunner.runtime,
         runner=OnnxRuntimeCudaRunner,
-        packages=("onnxruntime-gpu",),
+        packages=("onnxruntime-gpu", "onnxruntime-ep-cuda13", "onnxruntime-ep-cuda12"),
         extra="onnxruntime-gpu",
         opens_onnx=True,
-        check=lambda: require_provider(import_onnxruntime(), CUDA),
+        check=lambda: find_devices(import_onnxruntime(), CUDA),
         components=lambda: (),  # the first declaration lists ONNX Runtime
     ),
 )

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from nnorm_export.errors import RuntimeMissingError, first_line
+from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.files.onnx_file import name_of
 from nnorm_export.files.optimized_for import CPU
-from nnorm_export.process import LOCK
-from nnorm_export.runtimes.onnxruntime.providers import Provider
+from nnorm_export.runtimes.onnxruntime.plugin_providers import PluginProvider
 from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner, import_onnxruntime
-from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes.runtime import Component, Runtime
 from nnorm_export.tensorrt.rtx import why_no_gpu
 
-PROVIDER = "NvTensorRTRTXExecutionProvider"
-
-_MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
-_PACKAGES = (  # the first requires one of the others, which contain the library
-    "onnxruntime-ep-nv-tensorrt-rtx",
-    "onnxruntime-ep-nv-tensorrt-rtx-cu13",
-    "onnxruntime-ep-nv-tensorrt-rtx-cu12",
+PROVIDER = PluginProvider(
+    names=("NvTensorRTRTXExecutionProvider",),
+    title="TensorRT-RTX",
+    module="onnxruntime_ep_nv_tensorrt_rtx",
+    packages=(  # the first requires one of the others, which contain the library
+        "onnxruntime-ep-nv-tensorrt-rtx",
+        "onnxruntime-ep-nv-tensorrt-rtx-cu13",
+        "onnxruntime-ep-nv-tensorrt-rtx-cu12",
+    ),
+    devices="RTX cards",
 )
 _REMEDY = "pip install 'nnorm_export[onnxruntime-tensorrt-rtx]'"
-_registered: set[str] = set()  # names of libraries, because ONNX Runtime refuses a second registration
 
 
 class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
@@ -45,7 +45,6 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
     """
 
     runtime = "onnxruntime-tensorrt-rtx"
-    default_providers: ClassVar[tuple[Provider, ...]] = (PROVIDER, CPU)
 
     def __init__(
         self,
@@ -56,10 +55,9 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
         intra_op_num_threads: int = 0,
         session_config: Mapping[str, str] | None = None,
     ) -> None:
-        self._devices = _devices()
-        self._provider_options = provider_options or {}
         super().__init__(
             path,
+            providers=[(PROVIDER.names[0], provider_options or {}), CPU],
             session_options=session_options,
             intra_op_num_threads=intra_op_num_threads,
             session_config=session_config,
@@ -71,13 +69,8 @@ class OnnxRuntimeTensorRTRtxRunner(OnnxRuntimeRunner):
         """Always bodies: a session has no kernels for this provider, and the provider takes no plugins."""
         return dict.fromkeys((name_of(node) for node in self._file.normalizations), "body")
 
-    def _require_providers(self) -> None:
-        """Do nothing: ``__init__`` has found the device."""
-
-    def _new_session(self, options: Any) -> Any:
-        if not options.has_providers():  # the caller's options may have providers
-            options.add_provider_for_devices(self._devices, self._provider_options)
-        return self._ort.InferenceSession(str(self._file.path), options)
+    def _find_devices(self) -> dict[str, list[Any]]:
+        return {PROVIDER.names[0]: _devices(), CPU: []}
 
 
 def _devices() -> list[Any]:
@@ -87,47 +80,22 @@ def _devices() -> list[Any]:
         RuntimeMissingError: as of :class:`OnnxRuntimeTensorRTRtxRunner`.
     """
     onnxruntime = import_onnxruntime()
-    if not _installed():
+    if not PROVIDER.installed:
         raise RuntimeMissingError(f"ONNX Runtime's provider for TensorRT-RTX is not installed: {_REMEDY}")
     if reason := why_no_gpu():
         raise RuntimeMissingError(f"ONNX Runtime's provider for TensorRT-RTX needs an RTX card, and {reason}")
-    if not hasattr(onnxruntime, "register_execution_provider_library"):
-        raise RuntimeMissingError(
-            f"ONNX Runtime {onnxruntime.__version__} loads no libraries of providers; 1.23 and newer do: "
-            "pip install --upgrade onnxruntime"
-        )
-    with LOCK:
-        if PROVIDER not in _registered:
-            try:
-                library = importlib.import_module(_MODULE).get_library_path()
-                onnxruntime.register_execution_provider_library(PROVIDER, library)
-            except Exception as error:  # ONNX Runtime's exceptions share no public base
-                raise RuntimeMissingError(
-                    f"ONNX Runtime {onnxruntime.__version__} cannot load its provider for TensorRT-RTX: "
-                    f"{first_line(error)}"
-                ) from error
-            _registered.add(PROVIDER)
-    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == PROVIDER]
-    if not devices:
-        raise RuntimeMissingError(
-            "ONNX Runtime's provider for TensorRT-RTX takes none of this machine's GPUs; it runs on RTX cards"
-        )
-    return devices[:1]
-
-
-def _installed() -> str:
-    return next(filter(None, map(installed_version, _PACKAGES)), "")
+    return PROVIDER.find_devices(onnxruntime)
 
 
 def _components() -> Iterator[Component]:
-    yield Component.optional(_PACKAGES[0], _installed(), _REMEDY)
+    yield Component.optional(PROVIDER.packages[0], PROVIDER.installed, _REMEDY)
 
 
 RUNTIMES = (
     Runtime(
         name=OnnxRuntimeTensorRTRtxRunner.runtime,
         runner=OnnxRuntimeTensorRTRtxRunner,
-        packages=_PACKAGES,
+        packages=PROVIDER.packages,
         extra="onnxruntime-tensorrt-rtx",
         opens_onnx=True,
         check=_devices,

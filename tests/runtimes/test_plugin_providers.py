@@ -1,19 +1,24 @@
-"""ONNX Runtime's provider for TensorRT-RTX where it cannot run: each reason is told. tests/gpu runs it."""
+"""Providers in libraries of their own where they cannot run: each reason is told. tests/gpu runs that of TensorRT-RTX.
+
+No package registry has the CUDA provider's library yet, so the CPU's device stands for a GPU.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from nnorm_export import RuntimeMissingError, export, layers, load
+from nnorm_export import NnormExportError, RuntimeMissingError, export, layers, load
 from nnorm_export.runtimes import RUNTIMES
-from nnorm_export.runtimes.onnxruntime import tensorrt_rtx
+from nnorm_export.runtimes.onnxruntime import plugin_providers, providers, tensorrt_rtx
 
 NAME = "onnxruntime-tensorrt-rtx"
 
@@ -27,9 +32,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(monkeypatch: pytest.MonkeyPatch, *, no_gpu: str, library: str = "", devices: tuple[Any, ...] = ()) -> None:
     module = SimpleNamespace(get_library_path=lambda: library)
     monkeypatch.setitem(sys.modules, "onnxruntime_ep_nv_tensorrt_rtx", module)
-    monkeypatch.setattr(tensorrt_rtx, "installed_version", lambda package: "0.5.0")
+    monkeypatch.setattr(plugin_providers, "installed_version", lambda package: "0.5.0")
     monkeypatch.setattr(tensorrt_rtx, "why_no_gpu", lambda: no_gpu)
-    monkeypatch.setattr(tensorrt_rtx, "_registered", set())
+    monkeypatch.setattr(plugin_providers, "_registered", set())
     if devices or not library:
         onnxruntime = pytest.importorskip("onnxruntime")
         monkeypatch.setattr(onnxruntime, "register_execution_provider_library", lambda *_: None)
@@ -37,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, no_gpu: str, library: str = "", 
 
 
 def test_a_package_that_is_missing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt_rtx, "installed_version", lambda package: "")
+    monkeypatch.setattr(plugin_providers, "installed_version", lambda package: "")
     with pytest.raises(RuntimeMissingError, match=r"pip install 'nnorm_export\[onnxruntime-tensorrt-rtx\]'"):
         load(path, NAME)
     (component,) = RUNTIMES[NAME].list_components()
@@ -63,3 +68,34 @@ def test_a_card_that_the_provider_does_not_take(path: Path, monkeypatch: pytest.
     install(monkeypatch, no_gpu="", devices=(SimpleNamespace(ep_name="CPUExecutionProvider"),))
     with pytest.raises(RuntimeMissingError, match="takes none of this machine's GPUs"):
         load(path, NAME)
+
+
+@pytest.fixture
+def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The CUDA provider's package, as if it were installed. Returns the libraries that are registered, by name."""
+    onnxruntime = pytest.importorskip("onnxruntime", minversion="1.23")
+    registered: dict[str, str] = {}
+    module = SimpleNamespace(get_library_path=lambda: "libprovider.so")
+    monkeypatch.setitem(sys.modules, "onnxruntime_ep_cuda", module)
+    monkeypatch.setattr(plugin_providers, "installed_version", lambda package: "0.1.0")
+    monkeypatch.setattr(plugin_providers, "_registered", set())
+    monkeypatch.setattr(onnxruntime, "register_execution_provider_library", registered.__setitem__)
+    names = (providers.CUDA, providers.CPU)  # the CPU's device is one of this provider's
+    monkeypatch.setattr(providers, "_CUDA_PLUGIN", dataclasses.replace(providers._CUDA_PLUGIN, names=names))
+    return registered
+
+
+def test_the_cuda_provider_in_a_library(path: Path, cuda_on_cpu: dict[str, str]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8).numpy()
+    runner = load(path, "onnxruntime-cuda")
+    (result,), (expected,) = runner(x), load(path, "reference")(x)
+    assert cuda_on_cpu == {"CUDAExecutionProvider": "libprovider.so"}
+    assert np.abs(result - expected).max() < 1e-5
+    load(path, "onnxruntime-cuda")
+    load(path, providers=[("CUDAExecutionProvider", {"device_id": "0"}), "CPUExecutionProvider"])  # registered once
+
+
+def test_another_provider_beside_one_in_a_library(path: Path, cuda_on_cpu: dict[str, str]) -> None:
+    with pytest.raises(NnormExportError, match="AzureExecutionProvider cannot stand beside one that is loaded"):
+        load(path, providers=["CUDAExecutionProvider", "AzureExecutionProvider"])
