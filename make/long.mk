@@ -141,12 +141,11 @@ pictures: $(VENV)/installed
 	$(BIN)/python docs/pictures/draw.py
 
 # make test-gpu, make bench-gpu    the tests and benchmarks that need a GPU; with compute-sanitizer if it is installed. On
-#              other machines each part says why it is skipped
+#              other machines each part says why it is skipped. bench-gpu starts no measurement after SECONDS=480
 .PHONY: test-gpu bench-gpu
-# For machines without a network, GPU_PYTHON names
-# an existing environment with the package's dependencies and its extra `test-gpu`. Nothing is installed then: nvcc, CMake
-# and Ninja are taken from the PATH, ONNX Runtime's headers from ONNXRUNTIME_INCLUDE_DIR, the package from this folder and
-# its kernels from build/gpu.
+# For machines without a network, GPU_PYTHON names an existing environment with the package's dependencies and its extra
+# `test-gpu`. Nothing is installed then: nvcc, CMake and Ninja are taken from the PATH, ONNX Runtime's headers from
+# ONNXRUNTIME_INCLUDE_DIR, the package from this folder and its kernels from build/gpu.
 GPU := $(if $(shell nvidia-smi -L 2>/dev/null),native)
 ifdef GPU_PYTHON
 RUN_ON_GPU = NNORM_EXPORT_LIBRARY="$(CURDIR)/build/gpu/libnnorm_ort.so" \
@@ -163,11 +162,15 @@ test-gpu: $(GPU_INSTALLED)
 	$(WITH_BIN) ctest --test-dir build/gpu --output-on-failure --no-tests=ignore -R gpu
 	for tool in memcheck racecheck initcheck; do \
 		if command -v compute-sanitizer && test -n "$(GPU)"; then \
-			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu || exit 1; \
+			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu \
+				$$(test $$tool != racecheck || echo 20000 7) || exit 1; \
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
 	if test -n "$(GPU)"; then $(RUN_ON_GPU) -m pytest tests/gpu; else echo "tests/gpu is skipped: there is no GPU"; fi
 
+bench-gpu: SECONDS := 480
 bench-gpu: $(GPU_INSTALLED)
 	$(build_for_gpu)
-	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu && $(RUN_ON_GPU) -m benchmarks.gpu --write; \
+	if test -n "$(GPU)"; then build/gpu/bench_kernels_gpu | tee build/gpu/bench.txt && \
+		$(RUN_ON_GPU) -m benchmarks.gpu.records build/gpu/bench.txt && \
+		$(RUN_ON_GPU) -m benchmarks.gpu --seconds $(SECONDS) --write; \
 	else echo "skipped: there is no GPU to measure"; fi

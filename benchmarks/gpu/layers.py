@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,15 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import nnorm_export
-from benchmarks.gpu.session import DEVICE, bind, open_session, refuse_bodies, relative_error, synchronize
+from benchmarks.gpu.records import Record
+from benchmarks.gpu.session import DEVICE, bind, open_session, record, refuse_bodies, relative_error, synchronize
 from benchmarks.measure import turns
 from benchmarks.networks import write_plain
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 
 SLOTS, RUNS = 3, 12  # pairs of tensors and runs of a turn
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-3}  # relative to the layer in float64
-COPY = "copy (torch)"
+COPY = "copy"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Case:
     twin: Callable[[int], nn.Module]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    compiled: bool = False  # whether torch.compile is timed too: it takes half a minute, so once for each kind of layer
 
     @property
     def width(self) -> int:
@@ -56,10 +57,12 @@ def cases(quick: bool) -> list[Case]:
     for dtype in (torch.float32, torch.float16):
         elements = rows if quick else rows * 4 // dtype.itemsize  # 256 MiB
         images = (2, 8, 7, 5) if quick else (64, 256, 56, 56)
-        found.append(Case(BatchNormalNorm2d, nn.BatchNorm2d, images, dtype))
+        float32 = dtype == torch.float32
+        found.append(Case(BatchNormalNorm2d, nn.BatchNorm2d, images, dtype, compiled=float32))
         found.append(Case(BatchNormalNorm1d, nn.BatchNorm1d, (8, 32) if quick else (16384, 4096), dtype))
         for width in (768, 4096, 16384, 65536):
-            found.append(Case(LayerNormalNorm, nn.LayerNorm, (4 if quick else elements // width, width), dtype))
+            shape = (4 if quick else elements // width, width)
+            found.append(Case(LayerNormalNorm, nn.LayerNorm, shape, dtype, compiled=float32 and width == 768))
     return found
 
 
@@ -96,31 +99,36 @@ def candidates(
     ours, twin = (randomized(make(case.width)) for make in (case.ours, case.twin))
     example = torch.randn((2, *case.shape[1:]))
     half = case.dtype == torch.float16
-    files = {"fused": folder / "fused.onnx", "primitives": folder / "primitives.onnx", "twin": folder / "twin.onnx"}
-    for form in ("fused", "primitives"):
+    files = {"kernels": folder / "kernels.onnx", "primitives": folder / "primitives.onnx", "twin": folder / "twin.onnx"}
+    for form in ("kernels", "primitives"):
         nnorm_export.export(
             ours,
             example,
             files[form],
-            form="portable" if form == "fused" else form,
+            form="portable" if form == "kernels" else form,
             dtype="float16" if half else None,
             verify=False,
         )
-    refuse_bodies(files["fused"])
+    refuse_bodies(files["kernels"])
     narrow_twin = copy.deepcopy(twin).to(case.dtype)
     write_plain(narrow_twin, example.to(case.dtype), files["twin"])
 
     on_gpu, twin_on_gpu = copy.deepcopy(ours).to(DEVICE), narrow_twin.to(DEVICE)
-    compiled = torch.compile(on_gpu)
     runs: dict[str, Callable[[int], Tensor]] = {
         COPY: lambda slot: slots[slot][1].copy_(slots[slot][0]),
-        f"{case.twin.__name__}, torch": lambda slot: twin_on_gpu(slots[slot][0]),
-        "ours, torch": lambda slot: on_gpu(slots[slot][0]),
-        "ours, torch.compile": lambda slot: compiled(slots[slot][0]),
+        "plain norm, PyTorch": lambda slot: twin_on_gpu(slots[slot][0]),
+        "ours, PyTorch": lambda slot: on_gpu(slots[slot][0]),
     }
-    for name, file in ((f"{case.twin.__name__}", "twin"), ("ours, primitives", "primitives"), ("ours, fused", "fused")):
-        session = open_session(files[file], kernels=file == "fused", **provider_options)
-        runs[f"{name}, ONNX Runtime"] = run_in_onnxruntime(session, slots)
+    if case.compiled:
+        compiled = torch.compile(on_gpu)
+        runs["ours, torch.compile"] = lambda slot: compiled(slots[slot][0])
+    for name, file in (
+        ("plain norm, ONNX Runtime", "twin"),
+        ("ours, primitives", "primitives"),
+        ("ours, kernels", "kernels"),
+    ):
+        session = open_session(files[file], kernels=file == "kernels", **provider_options)
+        runs[name] = run_in_onnxruntime(session, slots)
 
     first = slots[0][0][:64].cpu()
     with torch.inference_mode():
@@ -154,9 +162,8 @@ def time_on_stream(runs: dict[str, Callable[[int], Tensor]], repeats: int, strea
     return {name: statistics.median(times) for name, times in milliseconds.items()}
 
 
-def measure(options: argparse.Namespace, progress: Progress) -> list[list[list[str]]]:
-    """A table for every case, as lines of cells with the headings first."""
-    tables = []
+def measure(options: argparse.Namespace, progress: Progress) -> Iterator[Record]:
+    """The rows of each case, as they are known."""
     every = cases(options.quick)
     task = progress.add_task("layers", total=len(every))
     for case in every:
@@ -169,20 +176,9 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[list[list[s
             torch._dynamo.reset()
             provider_options = {"user_compute_stream": str(stream.cuda_stream)}
             runs = candidates(case, Path(folder), slots, provider_options)
-            tables.append(table(case, time_on_stream(runs, options.repeats, stream)))
+            milliseconds = time_on_stream(runs, options.repeats, stream)
             del runs, slots
+        for row, time in milliseconds.items():
+            yield record("Layers", case.name, row, round(1e3 * time, 1), round(time / milliseconds[COPY], 3))
         torch.cuda.empty_cache()
         progress.advance(task)
-    return tables
-
-
-def table(case: Case, milliseconds: dict[str, float]) -> list[list[str]]:
-    """Microseconds, gigabytes per second (each tensor read or written once), and the ratio to a copy."""
-    moved = 2 * math.prod(case.shape) * case.dtype.itemsize
-    return [
-        [case.name, "µs", "GB/s", "× copy"],
-        *(
-            [name, f"{1e3 * time:.0f}", f"{moved / time / 1e6:.0f}", f"{time / milliseconds[COPY]:.2f}"]
-            for name, time in milliseconds.items()
-        ),
-    ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 import nnorm_export
 from benchmarks.gpu.models import ResNet50
-from benchmarks.gpu.session import DEVICE, bind, open_session, refuse_bodies, relative_error, synchronize
-from benchmarks.measure import Timing, time_in_turns
+from benchmarks.gpu.records import Record
+from benchmarks.gpu.session import DEVICE, bind, open_session, record, refuse_bodies, relative_error, synchronize
+from benchmarks.measure import time_in_turns
 from benchmarks.models import (
     MaskedBatchNormalNorm2d,
     MaskedLayerNormalNorm,
@@ -39,7 +40,7 @@ EXPLANATIONS = {
     TWIN: "the same network with BatchNorm2d or LayerNorm, torch.onnx.export; ONNX Runtime folds BatchNorm2d",
     "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
     "primitives": "nnorm_export.export(form='primitives')",
-    "fused": "nnorm_export.export(), the portable file, with the kernels",
+    "kernels": "nnorm_export.export(), the portable file, with the kernels",
 }
 # Errors relative to the PyTorch model in float32 on the processor: without TF32, and with TF32, which is timed.
 BOUND, BOUND_WITH_TF32 = 1e-3, 3e-2
@@ -65,15 +66,6 @@ NETWORKS = {
 }
 
 
-@dataclass
-class Results:
-    """The timings of a network by (row, batch), and notes on them."""
-
-    network: str
-    timings: dict[tuple[str, int], Timing] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 class Candidates:
     """The files of a network in a folder, and their PyTorch models."""
 
@@ -97,12 +89,12 @@ class Candidates:
         if row in self.models:
             write_plain(self.model(row), self.example, self.path(row))
         else:
-            form = "portable" if row == "fused" else row
+            form = "portable" if row == "kernels" else row
             nnorm_export.export(self.model(row), (self.example,), self.path(row), form=form, verify=False)
 
-    def open(self, row: str, images: Tensor, results: Results) -> Callable[[], None]:
+    def open(self, row: str, images: Tensor, notes: dict[str, str]) -> Callable[[], None]:
         """A function that runs the file on images in the GPU's memory, after a check of the result."""
-        if row == "fused":
+        if row == "kernels":
             refuse_bodies(self.path(row))
         with torch.inference_mode():
             expected = self.model(row)(images)
@@ -114,7 +106,7 @@ class Candidates:
                 return self._run(row, images, expected, BOUND_WITH_TF32, enable_cuda_graph="1")
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-        results.notes.append(f"{self.name}, {row}, batch {len(images)}: no CUDA graph, {reason}")
+        notes[row] = f"no CUDA graph: {reason}"
         return self._run(row, images, expected, BOUND_WITH_TF32)
 
     def _has(self, row: str, op_type: str) -> bool:
@@ -125,7 +117,7 @@ class Candidates:
     def _run(
         self, row: str, images: Tensor, expected: Tensor, bound: float, **provider_options: str
     ) -> Callable[[], None]:
-        session = open_session(self.path(row), kernels=row == "fused", batch=len(images), **provider_options)
+        session = open_session(self.path(row), kernels=row == "kernels", batch=len(images), **provider_options)
         x, y = images.to(DEVICE), torch.full_like(expected, torch.nan, device=DEVICE)
         binding = bind(session, x, y)
 
@@ -147,51 +139,22 @@ class Candidates:
         return run
 
 
-def measure(options: argparse.Namespace, progress: Progress) -> list[Results]:
-    every = []
-    for name in options.models:
-        results = Results(name)
-        every.append(results)
-        with tempfile.TemporaryDirectory() as folder:
-            candidates = Candidates(name, Path(folder), options.quick)
-            task = progress.add_task(f"{name}: exporting", total=len(EXPLANATIONS))
-            for row in EXPLANATIONS:
-                candidates.write(row)
-                progress.advance(task)
-            for batch in batches_of(name, options):
-                images = torch.randn(batch, *candidates.example.shape[1:])
-                runs = {row: candidates.open(row, images, results) for row in EXPLANATIONS}
-                task = progress.add_task(f"{name}: batch {batch}", total=options.repeats)
-                timings = time_in_turns(
-                    runs, base=TWIN, repeats=options.repeats, advance=lambda task=task: progress.advance(task)
-                )
-                results.timings |= {(row, batch): timing for row, timing in timings.items()}
-    return every
-
-
-def batches_of(name: str, options: argparse.Namespace) -> tuple[int, ...]:
-    return tuple(options.batch or NETWORKS[name].batches)
-
-
-def tables(every: list[Results], options: argparse.Namespace) -> list[list[list[str]]]:
-    """One table for each network: lines of cells, the headings first."""
-    return [
-        [
-            [results.network, *(f"batch {batch}" for batch in batches_of(results.network, options))],
-            *(
-                [row, *(cell(results, row, batch) for batch in batches_of(results.network, options))]
-                for row in EXPLANATIONS
-            ),
-        ]
-        for results in every
-    ]
-
-
-def cell(results: Results, row: str, batch: int) -> str:
-    timing = results.timings[row, batch]
-    return f"{timing.milliseconds:.3f} ms ({timing.ratio:.2f})"
-
-
-def notes(every: list[Results]) -> list[str]:
-    lines = [f"{row}: {meaning}" for row, meaning in EXPLANATIONS.items()]
-    return lines + [note for results in every for note in results.notes]
+def measure(name: str, options: argparse.Namespace, progress: Progress) -> Iterator[Record]:
+    """The rows of a network at each batch, as they are known."""
+    rows = [row for row in EXPLANATIONS if options.all_rows or row in (TWIN, "kernels")]
+    with tempfile.TemporaryDirectory() as folder:
+        candidates = Candidates(name, Path(folder), options.quick)
+        task = progress.add_task(f"{name}: exporting", total=len(rows))
+        for row in rows:
+            candidates.write(row)
+            progress.advance(task)
+        for batch in options.batch or NETWORKS[name].batches:
+            images, notes = torch.randn(batch, *candidates.example.shape[1:]), dict[str, str]()
+            runs = {row: candidates.open(row, images, notes) for row in rows}
+            task = progress.add_task(f"{name}: batch {batch}", total=options.repeats)
+            timings = time_in_turns(
+                runs, base=TWIN, repeats=options.repeats, advance=lambda task=task: progress.advance(task)
+            )
+            for row, timing in timings.items():
+                milliseconds, ratio = round(timing.milliseconds, 3), round(timing.ratio, 3)
+                yield record("Networks", f"{name}, batch {batch}", row, milliseconds, ratio, notes.get(row, ""))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 from torch import Tensor
 
 import nnorm_export
+from benchmarks.gpu.records import Record, commit
+from benchmarks.measure import describe_machine
 
 DEVICE, PROVIDER = "cuda", "CUDAExecutionProvider"
 ELEMENTS = {torch.float32: np.float32, torch.float16: np.float16}
@@ -62,3 +67,21 @@ def relative_error(result: Tensor, reference: Tensor) -> float:
     """‖result − reference‖/‖reference‖, in float64; NaN if an element is."""
     reference = reference.double()
     return float((result.to(reference.device).double() - reference).norm() / reference.norm())
+
+
+@cache
+def machine() -> str:
+    """The GPU's driver and the versions of CUDA, cuDNN and the packages."""
+    driver = "unknown"
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, check=False, capture_output=True, text=True)
+        driver = (answer.stdout.splitlines() or [driver])[0].strip()
+    versions = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return f"Driver {driver}, {versions}; {describe_machine()}"
+
+
+def record(table: str, subject: str, row: str, value: float, ratio: float, note: str = "") -> Record:
+    """A number that was measured on this GPU."""
+    card = torch.cuda.get_device_name(0)
+    return Record(table, subject, row, value, ratio, card, commit(), note, machine())

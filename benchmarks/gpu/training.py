@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.gpu.session import DEVICE
+from benchmarks.gpu.records import Record
+from benchmarks.gpu.session import DEVICE, record
 from benchmarks.measure import turns
 from benchmarks.models import Norm, ResNet, VisionTransformer
 from nnorm_export.layers import BatchNormalNorm2d, LayerNormalNorm
@@ -25,18 +25,6 @@ NETWORKS: dict[str, tuple[Callable[[Norm], nn.Module], Norm, Norm, int]] = {
 }
 MODES = ("eager", "eager, AMP bfloat16", "compiled", "compiled, AMP bfloat16")
 STEPS, WARM_UP = 3, 2
-
-
-@dataclass(frozen=True)
-class Step:
-    """A row of the table."""
-
-    network: str
-    mode: str
-    norms: str
-    milliseconds: float
-    ratio: float  # to the twin's of the same mode
-    mebibytes: float  # the peak of one step
 
 
 def training_step(build: Callable[[Norm], nn.Module], norm: Norm, batch: int, mode: str) -> Callable[[], Any]:
@@ -67,7 +55,7 @@ def peak_mebibytes(step: Callable[[], Any]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def measure(name: str, mode: str, repeats: int) -> Iterator[Step]:
+def measure(name: str, mode: str, repeats: int) -> Iterator[Record]:
     build, plain, ours, batch = NETWORKS[name]
     torch._dynamo.reset()
     steps = {kind: training_step(build, norm, batch, mode) for kind, norm in (("twin", plain), ("ours", ours))}
@@ -88,4 +76,5 @@ def measure(name: str, mode: str, repeats: int) -> Iterator[Step]:
             seconds[kind].append(start.elapsed_time(stop) / STEPS)
     for kind in steps:
         ratio = statistics.median(mine / its for mine, its in zip(seconds[kind], seconds["twin"], strict=True))
-        yield Step(f"{name}, batch {batch}", mode, kind, statistics.median(seconds[kind]), ratio, memory[kind])
+        milliseconds, gibibytes = round(statistics.median(seconds[kind]), 3), f"{memory[kind] / 1024:.1f} GiB"
+        yield record("Training", f"{name}, batch {batch}, {mode}", kind, milliseconds, round(ratio, 3), gibibytes)

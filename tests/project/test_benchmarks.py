@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import records
 from benchmarks.instructions import RECORD, compare, inclusive
 from benchmarks.measure import time_in_turns, with_section
 from benchmarks.processor import processor
@@ -105,3 +107,39 @@ def test_no_candidate_always_runs_behind_the_same_one() -> None:
     behind = Counter(pair for turn in turns for pair in itertools.pairwise(turn))
     for pair in itertools.permutations("abc", 2):
         assert 0.25 < behind[pair] / len(turns) < 0.42, pair  # of the orders of three, a third have it
+
+
+_BENCH = """NVIDIA L4, 58 multiprocessors, 48 MiB of L2 cache; CUDA 13.0, driver for up to 13.0; medians of 15 turns.
+
+| tensor | what | µs | 10 – 90 % | GB/s | of the faster copy |
+| --- | --- | ---: | ---: | ---: | ---: |
+| [64, 256] float32 | copy kernel | 101.7 | 101.3 – 101.9 | 4042 | 100 % |
+| [64, 256] float32 | LayerNormalNorm | 106.3 | 106.1 – 106.6 | 3868 | 96 % |
+"""
+
+
+def test_what_ran_on_a_gpu_is_read_from_its_log() -> None:
+    network = records.Record(
+        "Networks", "vit, batch 8", "kernels", 0.5, 1.25, "NVIDIA L4", "2222222", "a note", "a driver"
+    )
+    log = f"{_BENCH}[  7.0 s] other lines\n{json.dumps(asdict(network))}\n"
+    kernel, read_network = records.read_log(log, "1111111")
+    assert kernel == records.Record(
+        "Kernels", "[64, 256] float32", "LayerNormalNorm", 106.3, 0.96, "NVIDIA L4", "1111111"
+    )
+    assert read_network == network
+    page = records.page([kernel, network, replace(kernel, ratio=0.99, commit="3333333")])
+    assert "| [64, 256] float32 | LayerNormalNorm | 106.3 | 99 % | 3333333 | 96 % (1111111) |" in page
+    assert "| vit, batch 8 | 0.500 ms (1.25), a note | 2222222 |" in page
+
+
+def test_a_commit_has_a_line_if_it_has_what_newer_ones_lack() -> None:
+    def row(name: str, commit: str) -> records.Record:
+        return records.Record("Networks", "vit, batch 16", name, 2.0, 1.0, "NVIDIA L4", commit)
+
+    lines = records.page([row("twin", "old"), row("twin", "middle"), row("kernels", "middle"), row("twin", "new")])
+    assert [line.split(" | ")[-1].rstrip(" |") for line in lines.splitlines() if "vit" in line] == ["new", "middle"]
+
+
+def test_the_page_is_that_of_the_records() -> None:
+    assert records.PAGE.read_text(encoding="utf-8") == records.page(records.read(records.KEPT))
