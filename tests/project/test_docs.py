@@ -216,6 +216,40 @@ def test_links_to_documents_are_links_to_pages_in_the_site() -> None:
     assert of_document == "[a](../limits.md) [b](../../samples/digits.py)"
 
 
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/a/b.git", "https://github.com/a/b"),
+        ("git@github.com:a/b.git", "https://github.com/a/b"),
+        ("ssh://git@example.org/a/b", "https://example.org/a/b"),
+        ("https://user:token@example.org/a/b/c", "https://example.org/a/b/c"),
+        ("/home/user/clone", ""),
+        ("file:///home/user/clone", ""),
+        ("", ""),
+    ],
+)
+def test_pages_link_to_the_repository_of_a_remote(remote: str, address: str) -> None:
+    assert CONFIGURATION["web_address"](remote) == address
+
+
+def test_the_list_of_commands_has_whole_sentences() -> None:
+    text = (
+        "* `quantize`: Make a file that...\n* `engine`: Short.\n\n"
+        "## `nnorm-export quantize`\n\nMake a file that computes\nin integers. More.\n"
+    )
+    listed = CONFIGURATION["with_whole_summaries"](text).split("\n\n")[0]
+    assert listed == (
+        "* [`quantize`](#nnorm-export-quantize): Make a file that computes in integers.\n* `engine`: Short."
+    )
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    listed = re.findall(r"^[\w/]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in (*DOCS.glob("*.md"), *DOCS.glob("re*/*.md"))}
+    assert pages - {"index"} <= set(listed)
+
+
 def test_the_reference_has_every_public_name() -> None:
     page = (DOCS / "reference" / "python.md").read_text()
     described = set(re.findall(r"^\.\. auto(?:function|class):: (\w+)$", page, re.MULTILINE))
