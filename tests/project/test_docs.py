@@ -250,6 +250,35 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
     assert pages - {"index"} <= set(listed)
 
 
+DECODED = ("takes its place", "take its place", "takes the place", "in the place of", " kin", "speaks for", "yardstick")
+LONGEST = 45  # words of a sentence
+
+
+def sentences(text: str) -> list[str]:
+    """Those of the prose of a page: without code, tables, headings and comments."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if not re.match(r" *\||#|%|<|    ", line)]
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. ))", "\n".join(lines))
+    return [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(block.split()))]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "samples" / "README.md"], ids=lambda page: page.stem)
+def test_a_page_is_in_plain_english(page: Path) -> None:
+    found = [sentence for sentence in sentences(page.read_text()) if len(sentence.split()) > LONGEST]
+    assert not found, "write two sentences"
+    assert not [(word, s) for s in sentences(page.read_text()) for word in DECODED if re.search(rf"{word}\b", s)]
+
+
+def test_a_sentence_ends_at_its_item_and_code_is_not_counted() -> None:
+    assert sentences("# A\n\n- one two\n  three. Four.\n- five\n\n```sh\nls\n```\n| a |\n") == [
+        "",
+        "- one two three.",
+        "Four.",
+        "- five",
+        "",
+    ]
+
+
 def test_the_reference_has_every_public_name() -> None:
     page = (DOCS / "reference" / "python.md").read_text()
     described = set(re.findall(r"^\.\. auto(?:function|class):: (\w+)$", page, re.MULTILINE))
