@@ -75,7 +75,7 @@ def export(
             that has the first input's length there. ``{}`` fixes every axis.
         dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
             in every dtype (float64 for fp64).
-        external_data: True writes the weights of an ONNX file to ``<f>.<16 digits>.data``, with digits of their hash
+        external_data: of ONNX: True writes the weights to ``<f>.<16 digits>.data``, with digits of their hash
             (:mod:`nnorm_export.files.external_data`); None does so if they exceed 2 GiB.
         verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes
             too. An ONNX file runs in ONNX Runtime if that is installed, else in onnx's reference evaluator. The form
