@@ -26,12 +26,38 @@ nb_execution_mode = "off"  # notebooks hold what they printed when `make noteboo
 suppress_warnings = ["misc.highlighting_failure"]  # the Java samples are fragments, which the lexer refuses
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings have shapes and dtypes, which types cannot say
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88  # longer signatures have a line for each argument
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"nnorm_export {release}"
+
+
+def web_address(remote: str) -> str:
+    """The address for browsers of a git remote on a host of repositories; "" for a folder or another remote."""
+    found = re.fullmatch(r"(?:https://(?:[^/@]*@)?|ssh://git@|git@)([\w.-]+)[/:]([\w./-]+?)(?:\.git)?/?", remote)
+    return f"https://{found[1]}/{found[2]}" if found else ""
+
+
+def repository() -> str:
+    """Where the sources are: the repository that GitHub builds the site of, or the remote that this clone is of."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ['GITHUB_SERVER_URL']}/{name}"
+    command = ["git", "-C", str(ROOT), "config", "--get", "remote.origin.url"]
+    try:
+        return web_address(subprocess.run(command, capture_output=True, encoding="utf-8", check=False).stdout.strip())
+    except FileNotFoundError:  # no git
+        return ""
+
+
+# The foot of every page, beside the version in html_title. A source archive is the clone of no repository.
+if sources := repository():
+    html_theme_options = {
+        "footer_icons": [{"name": "Repository", "url": sources, "html": "Repository", "class": ""}],
+    }
 
 # Documents that lie beside what they describe, and are pages of the site too.
 PAGES = {
@@ -83,11 +109,23 @@ def link_to_pages(app: Any, name: str, source: list[str]) -> None:
         source[0] = with_links_to_pages(source[0], page, page)
 
 
+def with_whole_summaries(text: str) -> str:
+    """The reference, where typer's list of commands has the whole first sentence of each command's help."""
+    summaries = dict(re.findall(r"^## `nnorm-export ([\w-]+)`\n\n(.+?\.)(?:\s|$)", text, re.MULTILINE | re.DOTALL))
+    return re.sub(
+        r"^\* `([\w-]+)`: .*\.\.\.$",
+        lambda entry: f"* [`{entry[1]}`](#nnorm-export-{entry[1]}): {' '.join(summaries[entry[1]].split())}",
+        text,
+        flags=re.MULTILINE,
+    )
+
+
 def command_line() -> str:
     """The reference of the command line, from the commands' own help."""
     command = [sys.executable, "-m", "typer", "nnorm_export.cli", "utils", "docs", "--name", "nnorm-export"]
     text = html.unescape(subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout)
     text = re.sub(r"^  (?=[ \w])", "    ", text, flags=re.MULTILINE)  # examples: blocks of code
+    text = with_whole_summaries(text)
     return text.replace("# `nnorm-export`", "# Command line", 1)
 
 

@@ -157,7 +157,7 @@ def _beside(pattern: str) -> str | None:
 
 
 def register(session_options: onnxruntime.SessionOptions) -> None:
-    """Make sessions with these options run the normalizations of a file with the kernels, not with their bodies.
+    """Register the kernels, so that sessions with these options run normalizations by kernels instead of bodies.
 
     A second call with the same options does nothing, because ONNX Runtime refuses a library that is registered twice.
 

@@ -95,7 +95,7 @@ def psi(colours: Colours) -> Figure:
             color=colour,
         )
     axes.set_xlim(-3.9, 3.9)
-    axes.set_xlabel("h, the standardised input", color=colours.text)
+    axes.set_xlabel("h, the standardized input", color=colours.text)
     axes.set_ylabel("ψ(h; λ)", color=colours.text)
     return figure
 

@@ -58,11 +58,11 @@ def change_form(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     external_data: bool | None = None,
 ) -> FormReport:
-    """Writes the ONNX file ``path`` in another form, or in its own with what other tools took from it put back.
+    """Writes the ONNX file ``path`` in another form, or repairs what other tools have removed from it.
 
-    ``primitives`` is for runtimes that read no functions (OpenVINO, OpenCV, tract). ``portable`` gives nodes without
-    bodies their bodies again, and their names, which onnx.version_converter and onnx.compose take away. The weights
-    and the other nodes stay as they are; ``primitives`` folds what it inlines, as :func:`nnorm_export.export` does.
+    ``primitives`` is for runtimes that do not support ONNX functions (OpenVINO, OpenCV, tract). ``portable`` restores
+    the bodies and names of nodes, which onnx.version_converter and onnx.compose remove. The weights and the other
+    nodes do not change; ``primitives`` folds constants in the inlined bodies, as :func:`nnorm_export.export` does.
 
     >>> report = nnorm_export.change_form("model.onnx", "model.primitives.onnx", "primitives")
     >>> compiled = openvino.Core().compile_model(report.path)

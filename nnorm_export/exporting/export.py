@@ -44,32 +44,33 @@ def export(
     passthrough: Passthrough = (),
     strict: bool = False,
 ) -> ExportReport:
-    """Writes ``model`` as one file, an ONNX file by default, and compares it with PyTorch before it takes its place.
+    """Writes ``model`` as one file, ONNX by default, if the file computes what PyTorch computes.
 
     >>> nnorm_export.export(model, (images,), "model.onnx")
     >>> nnorm_export.export(model, (images,), "model.pt2", target="pt2")
 
-    An error leaves ``f`` as it was before.
+    If an error is raised, ``f`` is unchanged.
 
     Args:
-        model: a module, trained with any of the layers that :func:`nnorm_export.freeze` knows (left untouched), or
-            an exported program of a frozen one.
-        args: example inputs, a tuple or one tensor. Ignored, as ``kwargs``, for a program, which carries its own.
+        model: a trained module with layers that :func:`nnorm_export.freeze` knows, which is not changed; or an
+            exported program of a frozen module.
+        args: example inputs, a tuple or one tensor. ``args`` and ``kwargs`` are ignored for an exported program,
+            which contains its own.
         f: the file to write.
         target: the runtime or the format that the file is for, one of :data:`nnorm_export.exporting.targets.TARGETS`;
-            ``onnxruntime`` by default. It decides the format, the form, the opset and whether axes are dynamic, where
-            these arguments do not. Some formats are written by a library of their own, which an extra of the name of
-            the target installs. Core ML runs, and is compared, on macOS alone.
-        form: of ONNX: ``portable``, ``primitives`` or ``custom``; see :mod:`nnorm_export.graphs.forms`. None takes the
-            target's.
-        method, optimize: of the target ``torchscript``; see :func:`export_torchscript`.
-        operators: of the target ``pt2``; see :func:`export_program`.
-        inductor_configs: of the target ``aoti``; see :func:`export_aoti`.
+            ``onnxruntime`` by default. The target sets the format, and the defaults of the form, of the opset and of
+            dynamic axes. Some formats need a library, which the extra with the name of the target installs. Core ML
+            files are compared on macOS only.
+        form: the form of an ONNX file, ``portable``, ``primitives`` or ``custom``; see
+            :mod:`nnorm_export.graphs.forms`. None chooses the target's form.
+        method, optimize: for the target ``torchscript`` only; see :func:`export_torchscript`.
+        operators: for the target ``pt2`` only; see :func:`export_program`.
+        inductor_configs: for the target ``aoti`` only; see :func:`export_aoti`.
         kwargs: example keyword inputs.
-        input_names, output_names: names in the file; by default those of ``forward``'s parameters and of the keys of
+        input_names, output_names: names in the file; by default the names of ``forward``'s parameters, and the keys of
             its result.
-        opset_version: of ONNX: 18 to the newest of the installed onnx. None takes 20, which runs on ONNX Runtime 1.18
-            and later, or 22 for bfloat16, for which older opsets have no convolutions.
+        opset_version: the ONNX opset, from 18 to the newest of the installed onnx. None chooses 20, which runs on ONNX
+            Runtime 1.18 and later, or 22 for bfloat16, for which older opsets have no convolutions.
         dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
             that has the first input's length there. ``{}`` fixes every axis.
         dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
@@ -77,17 +78,17 @@ def export(
         external_data: of ONNX: True writes the weights to ``<f>.<16 digits>.data``, with digits of their hash
             (:mod:`nnorm_export.files.external_data`); None does so if they exceed 2 GiB.
         verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes
-            too. ONNX runs in ONNX Runtime where that is installed, else in onnx's reference evaluator. The form
-            ``custom`` is compared while it still has its bodies.
+            too. An ONNX file runs in ONNX Runtime if that is installed, else in onnx's reference evaluator. The form
+            ``custom`` is compared before its bodies are removed.
         passthrough: see :func:`nnorm_export.freeze`.
-        strict: refuse a model with norms that are unknown (:func:`nnorm_export.freeze`), and one that could be compared
-            on the given inputs only.
+        strict: refuse a model with unknown norms (:func:`nnorm_export.freeze`), and a model that could be compared on
+            the given inputs only.
 
     Raises:
         FreezeError: a layer cannot be frozen; with ``strict``, the model has norms that are unknown.
-        ExportError: bad arguments, something that the target does not read, an untraceable model, a path that cannot be
-            written.
-        ParityError: the written model computes something else.
+        ExportError: an argument is wrong, the target does not read a part of the file, the model cannot be traced, or
+            ``f`` cannot be written.
+        ParityError: the file does not compute what the model computes.
         RuntimeMissingError: the library or the compiler that writes the format is not installed.
     """
     row, path = target_named(target), Path(f).expanduser()
@@ -145,13 +146,13 @@ def export_program(
     operators: str = "decomposed",
     **options: Unpack[Options],
 ) -> ExportReport:
-    """Writes ``model``, frozen, as a ``.pt2`` file for ``torch.export.load``; it is called as the model is.
+    """Writes the frozen ``model`` as a ``.pt2`` file for ``torch.export.load``. Call the loaded module as the model.
 
     >>> nnorm_export.export_program(model, (images,), "model.pt2")
     >>> logits = torch.export.load("model.pt2").module()(images)
 
-    It is :func:`export` for the target ``pt2``. A decomposed program is right in runtimes that compute expm1(x) as
-    exp(x) − 1, too.
+    This is :func:`export` for the target ``pt2``. A decomposed program is also right in runtimes that compute
+    expm1(x) as exp(x) − 1.
 
     Args:
         model, args, kwargs, dynamic_shapes, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
@@ -163,7 +164,7 @@ def export_program(
         verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
 
     Raises:
-        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
+        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` is then unchanged.
     """
     return export(model, args, f, target=PT2, operators=operators, **options)
 
@@ -176,13 +177,13 @@ def export_aoti(
     inductor_configs: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> ExportReport:
-    """Compiles ``model``, frozen, with AOTInductor into a ``.pt2`` package of machine code.
+    """Compiles the frozen ``model`` with AOTInductor into a ``.pt2`` package of machine code.
 
     >>> nnorm_export.export_aoti(model, (images,), "model.pt2")
     >>> logits = torch._inductor.aoti_load_package("model.pt2")(images)
 
-    It is :func:`export` for the target ``aoti``. The package is for the kind of device that the model is on, and for
-    processors with the instructions of this one. Its code runs on the machine that loads it. Compiling needs a C++
+    This is :func:`export` for the target ``aoti``. The package is for the kind of device that the model is on, and for
+    processors with the instructions of this one. Loading the package runs its code. Compiling needs a C++
     compiler (or CUDA) and takes about a minute.
 
     Args:
@@ -197,7 +198,7 @@ def export_aoti(
         verify: load the written file and compare it with PyTorch, at other lengths of dynamic axes too.
 
     Raises:
-        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` then is what it was before.
+        FreezeError, ExportError, ParityError: as :func:`nnorm_export.export`; ``f`` is then unchanged.
         RuntimeMissingError: there is no C++ compiler.
     """
     return export(model, args, f, target=AOTI, inductor_configs=inductor_configs, **options)
@@ -212,14 +213,14 @@ def export_torchscript(
     optimize: bool = True,
     **options: Unpack[Options],
 ) -> ExportReport:
-    """Writes ``model``, frozen, as TorchScript whose normalizations are plain ATen.
+    """Writes the frozen ``model`` as TorchScript. Its normalizations are ATen operators.
 
     >>> nnorm_export.export_torchscript(model, (images,), "model.pt")
     >>> logits = torch.jit.load("model.pt")(images)
 
-    It is :func:`export` for the target ``torchscript``. PyTorch has deprecated TorchScript, and does not support it on
-    Python 3.14 and newer: choose it for programs that have LibTorch built in, and
-    :func:`nnorm_export.export_program` or :func:`nnorm_export.export_aoti` for new ones.
+    This is :func:`export` for the target ``torchscript``. PyTorch has deprecated TorchScript, and does not support it
+    on Python 3.14 and newer. Use it for programs that contain LibTorch, and :func:`nnorm_export.export_program` or
+    :func:`nnorm_export.export_aoti` for new programs.
 
     Args:
         model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
@@ -238,7 +239,7 @@ def export_torchscript(
 
     Raises:
         FreezeError: a layer cannot be frozen.
-        ExportError: bad arguments, a model that cannot be traced or compiled, a path that cannot be written.
-        ParityError: the written model computes something else.
+        ExportError: an argument is wrong, the model cannot be traced or compiled, or ``f`` cannot be written.
+        ParityError: the file does not compute what the model computes.
     """
     return export(model, args, f, target=TORCHSCRIPT, method=method, optimize=optimize, **options)

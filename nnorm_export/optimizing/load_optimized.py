@@ -32,17 +32,17 @@ def load_optimized(
     session_options: Any = None,
     intra_op_num_threads: int = 0,
 ) -> Runner:
-    """Opens a portable file as :func:`nnorm_export.optimize` makes it: ``runner = load_optimized("model.onnx")``.
+    """Optimizes a portable file for this machine and opens the result: ``runner = load_optimized("model.onnx")``.
 
-    The first call on a machine optimizes a copy of the file, compares the two, and keeps what it made in ``cache``.
-    Later calls open that, if its bytes are still those that were written and only the user and root may write to it.
-    Another content of the file or of its external data, another library of kernels, version of this
-    package or of ONNX Runtime, or kind of processor makes another one. Nothing is removed from the folder; it may be
-    deleted at any time.
+    The first call on a machine writes an optimized file (:func:`nnorm_export.optimize`), compares it with the portable
+    file, and keeps it in the folder ``cache``. Later calls open the optimized file, if its bytes have not changed and
+    only the user and root may write to it. It is made anew if the file, its external data, the library of kernels,
+    the version of this package or of ONNX Runtime, or the kind of processor changes. Nothing is removed from the
+    folder; you may delete it at any time.
 
-    A file that gains nothing is opened as :func:`nnorm_export.load` does: one without normalizations as nodes or
-    without convolutions, or where ONNX Runtime has no blocked layout for the processor or the kernels are missing. That
-    too is remembered. A file that is optimized already is opened as it is.
+    Some files do not become faster: those without normalizations as nodes or without convolutions, and all files if
+    ONNX Runtime has no blocked layout for the processor or the kernels are missing. They are opened by
+    :func:`nnorm_export.load`, and so are files that are optimized already.
 
     Args:
         path: an ONNX file; it runs on the CPU.

@@ -72,7 +72,7 @@ def verify(
     >>> report = nnorm_export.verify("model.onnx", model, images)
     >>> assert report, report
 
-    Where kernels run an ONNX file that has bodies, it must pass by its bodies too.
+    If kernels run the normalizations of an ONNX file that contains bodies, the file must also pass with the bodies.
 
     Args:
         path: a file of any format that this package writes.
@@ -84,11 +84,11 @@ def verify(
         rtol, atol: tolerances instead of the error budget; if only one is given, the other is 0. A number for all
             outputs, or numbers by the names of outputs, ``""`` for the others: ``{"boxes": 1e-3, "": 1e-5}``. An output
             without tolerances keeps the budget.
-        statistic: of the elements' errors, each divided by what it may be: ``max``, the default, ``mean``, ``median``
-            or a percentile, ``p99`` for example. For all outputs, or by their names.
+        statistic: which statistic of the elements' errors decides, each error divided by its allowed error: ``max``,
+            the default, ``mean``, ``median`` or a percentile, ``p99`` for example. For all outputs, or by their names.
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         private_key: a file with the key that signs the file and its certificate (the extra ``sign``).
-        passthrough: as for :func:`nnorm_export.freeze`, which half-precision files are compared through.
+        passthrough: as for :func:`nnorm_export.freeze`; half-precision files are compared with the frozen model.
         trust_pickle: as for :func:`nnorm_export.load`.
         timeout: the seconds that a call of a server may take, if ``path`` is a URL.
 
@@ -96,7 +96,7 @@ def verify(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
         InputError: ``model`` is not a torch.nn.Module, or the inputs do not fit the model or the file.
         NnormExportError: the file's outputs differ from the model's in number or shape, or a tolerance names an output
-            that the file has not; or there is a key and no certificate.
+            that the file does not have; or there is a key and no certificate.
     """
     require_module("verify", model)
     chosen = Criteria.of(criterion, rtol, atol, statistic)

@@ -61,7 +61,7 @@ def quantize(
     external_data: bool | None = None,
     progress: Progress | None = None,
 ) -> QuantizeReport:
-    """Writes a version of a file whose convolutions, products and frozen norms compute in 8-bit integers.
+    """Writes a version of a file whose convolutions, matrix products and frozen norms compute in 8-bit integers.
 
     A tensor x is stored as q = round(x / scale) + zero_point, with a scale and a zero point that ONNX Runtime's
     calibrators choose from the values on ``calibration``. ONNX Runtime's quantizer writes QuantizeLinear and

@@ -47,15 +47,15 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     >>> (logits,) = runner(images.numpy())
 
     Args:
-        path: a file of any format of :data:`nnorm_export.files.formats.FORMATS`, or an engine of TensorRT (``.plan``,
-            ``.engine``). TorchScript is code in a language of its own, and a package of AOTInductor is machine code,
-            which can do what any program can: load either only from those that you trust.
-            Or the URL of a model on a server that speaks the KServe v2 protocol: ``grpc://localhost:8001/resnet``.
+        path: a file of any format of :data:`nnorm_export.files.formats.FORMATS`, an engine of TensorRT (``.plan``,
+            ``.engine``), or the URL of a model on a server that speaks the KServe v2 protocol:
+            ``grpc://localhost:8001/resnet``. TorchScript files and AOTInductor packages contain code, which can do
+            what any program can: load them only from people whom you trust.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.
         trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
             pickled objects or text that is not data. Other files are not affected.
-        options: the runtime's own, see :class:`.session.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
+        options: options of the runtime, see :class:`.session.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
             :class:`.tensorrt_runner.TensorRTRunner`.
 
     Raises:
@@ -63,7 +63,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
         RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
         NnormExportError: the runtime is unknown.
 
-    If the file is replaced while it is opened, it is opened again, so that graph and weights belong to one file.
+    If the file is replaced while it is being opened, it is opened again, so that graph and weights belong together.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ModelFileError(f"the path of a model is {type(path).__name__}; give a str or a pathlib.Path")

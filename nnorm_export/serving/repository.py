@@ -76,9 +76,9 @@ def write_repository(
 ) -> Repository:
     """Writes ``path`` into the repository ``output`` as a new version of the model ``name``, with a config.pbtxt.
 
-    What it writes is loaded and run on this machine before it takes its place: the copied files, by ONNX Runtime as the
-    backend uses it. ``notes`` say so where this machine cannot run them as the server does: a GPU is missing, or
-    kernels, or ONNX Runtime.
+    Before the version is added to the repository, a copy of its files is loaded and run on this machine, with the
+    settings of ONNX Runtime that the backend uses. ``notes`` say if this machine cannot run them as the server does,
+    because it lacks a GPU, the kernels or ONNX Runtime.
 
     Args:
         path: an engine of TensorRT (not of TensorRT-RTX), or an ONNX file in any form except ``optimized``.

@@ -93,12 +93,12 @@ def build_engine(
     compute_capabilities: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> EngineReport:
-    """Builds the engine that TensorRT runs ``path`` with, for its installed version.
+    """Builds an engine from the ONNX file ``path``, for the installed version of TensorRT.
 
-    It is for the GPU of this machine or, with ``rtx``, for RTX cards, and then this machine needs no GPU.
-    The precision is that of the file: export with ``dtype="fp16"`` for an engine in float16.
-    :func:`nnorm_export.load` opens the engine with ``runtime="tensorrt"`` or ``"tensorrt-rtx"``; elsewhere it needs the
-    plugins loaded, if it has any (:func:`nnorm_export.get_plugin_path`).
+    The engine is for the GPU of this machine. With ``rtx`` it is for RTX cards, and this machine needs no GPU. The
+    precision is that of the file: export with ``dtype="fp16"`` for an engine in float16.
+    :func:`nnorm_export.load` opens the engine with ``runtime="tensorrt"`` or ``"tensorrt-rtx"``. Other programs must
+    first load the plugins, if the engine has any (:func:`nnorm_export.get_plugin_path`).
 
     >>> report = nnorm_export.build_engine("model.onnx", "model.plan")
     >>> (logits,) = nnorm_export.load(report.path)(images.numpy())

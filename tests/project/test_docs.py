@@ -216,6 +216,69 @@ def test_links_to_documents_are_links_to_pages_in_the_site() -> None:
     assert of_document == "[a](../limits.md) [b](../../samples/digits.py)"
 
 
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/a/b.git", "https://github.com/a/b"),
+        ("git@github.com:a/b.git", "https://github.com/a/b"),
+        ("ssh://git@example.org/a/b", "https://example.org/a/b"),
+        ("https://user:token@example.org/a/b/c", "https://example.org/a/b/c"),
+        ("/home/user/clone", ""),
+        ("file:///home/user/clone", ""),
+        ("", ""),
+    ],
+)
+def test_pages_link_to_the_repository_of_a_remote(remote: str, address: str) -> None:
+    assert CONFIGURATION["web_address"](remote) == address
+
+
+def test_the_list_of_commands_has_whole_sentences() -> None:
+    text = (
+        "* `quantize`: Make a file that...\n* `engine`: Short.\n\n"
+        "## `nnorm-export quantize`\n\nMake a file that computes\nin integers. More.\n"
+    )
+    listed = CONFIGURATION["with_whole_summaries"](text).split("\n\n")[0]
+    assert listed == (
+        "* [`quantize`](#nnorm-export-quantize): Make a file that computes in integers.\n* `engine`: Short."
+    )
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    listed = re.findall(r"^(?:[^|`\n]* <)?([\w/]+)>?$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in (*DOCS.glob("*.md"), *DOCS.glob("re*/*.md"))}
+    assert pages - {"index"} <= set(listed)
+
+
+DECODED = ("takes its place", "take its place", "takes the place", "in the place of", " kin", "speaks for", "yardstick")
+LONGEST = 45  # words of a sentence
+
+
+def sentences(text: str) -> list[str]:
+    """Those of the prose of a page: without code, tables, headings and comments."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if not re.match(r" *\||#|%|<|    ", line)]
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. ))", "\n".join(lines))
+    return [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(block.split()))]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "samples" / "README.md"], ids=lambda page: page.stem)
+def test_a_page_is_in_plain_english(page: Path) -> None:
+    found = [sentence for sentence in sentences(page.read_text()) if len(sentence.split()) > LONGEST]
+    assert not found, "write two sentences"
+    assert not [(word, s) for s in sentences(page.read_text()) for word in DECODED if re.search(rf"{word}\b", s)]
+
+
+def test_a_sentence_ends_at_its_item_and_code_is_not_counted() -> None:
+    assert sentences("# A\n\n- one two\n  three. Four.\n- five\n\n```sh\nls\n```\n| a |\n") == [
+        "",
+        "- one two three.",
+        "Four.",
+        "- five",
+        "",
+    ]
+
+
 def test_the_reference_has_every_public_name() -> None:
     page = (DOCS / "reference" / "python.md").read_text()
     described = set(re.findall(r"^\.\. auto(?:function|class):: (\w+)$", page, re.MULTILINE))

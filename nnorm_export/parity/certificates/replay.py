@@ -41,7 +41,7 @@ def replay(
             run. ``signature`` of the report says whether there is one and whether it was checked.
 
     Raises:
-        ParityError: the file is a model, and not the one that was certified; or the signature does not hold.
+        ParityError: the file is not the one that was certified, or the signature is not valid.
         InputError: there is no certificate in ``folder``, or it is damaged, or not signed; or the key is not one.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """

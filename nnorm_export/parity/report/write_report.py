@@ -51,7 +51,7 @@ def write_report(
     passthrough: Passthrough = (),
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ``output``, whole or not at all: ``report``, and a description of the file beside its model.
+    """Writes ``report`` and a description of the file as one HTML page; an error leaves no part of it.
 
     The description has the error of each layer and what ran it (:func:`nnorm_export.bisect`), the distribution of λ in
     each layer, the layers that float16 would put at risk, and the environment; if one of them cannot be determined, the
