@@ -201,7 +201,7 @@ class _Run:
 
     def reference(self) -> Feeds:
         path = self._onnx("portable")
-        refuse_reference(onnx.load(path))
+        refuse_reference(onnx.load(path), is_far=self.spec.data == "far")
         return self._load(path, "body", runtime="reference")
 
     def openvino(self) -> Feeds | None:

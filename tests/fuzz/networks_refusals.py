@@ -92,9 +92,13 @@ def refusal(backend: str, text: str, *, has_branch: bool = False) -> str | None:
     return None
 
 
-def refuse_reference(model: onnx.ModelProto) -> None:
-    """Raises Unfit if onnx's evaluator is known not to run ``model``."""
+def refuse_reference(model: onnx.ModelProto, *, is_far: bool) -> None:
+    """Raises Unfit if onnx's evaluator is known not to run ``model``, on inputs of a mean of 10⁴ if ``is_far``."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    overflows = is_far and model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     for node in model.graph.node:
+        if overflows and node.op_type == "MatMul" and not weights & set(node.input):
+            raise Unfit("float16 queries times keys are beyond 65504, and the evaluator has no wider sum")
         attributes = _attributes(node)
         if node.op_type == "ConvTranspose" and attributes.get("group", 1) > 1:
             raise Unfit("ConvTranspose with groups")
