@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from nnorm_export.files.optimized_for import CPU
 from nnorm_export.process import LOCK
 from nnorm_export.runtimes.onnxruntime.providers import Provider
 from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner, import_onnxruntime
-from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
+from nnorm_export.runtimes.runtime import Runtime, installed_version
 from nnorm_export.tensorrt.rtx import why_no_gpu
 
 PROVIDER = "NvTensorRTRTXExecutionProvider"
@@ -119,10 +119,6 @@ def _installed() -> str:
     return next(filter(None, map(installed_version, _PACKAGES)), "")
 
 
-def _components() -> Iterator[Component]:
-    yield Component.optional(_PACKAGES[0], _installed(), _REMEDY)
-
-
 RUNTIMES = (
     Runtime(
         name=OnnxRuntimeTensorRTRtxRunner.runtime,
@@ -131,6 +127,5 @@ RUNTIMES = (
         extra="onnxruntime-tensorrt-rtx",
         opens_onnx=True,
         check=_devices,
-        components=_components,
     ),
 )
