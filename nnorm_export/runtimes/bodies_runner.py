@@ -59,8 +59,8 @@ class BodiesRunner(Runner):
             return f"its weights lie in {lost[0]}, which is not beside it; copy it there. ({said})"
         if self._file.proto.functions:
             return (
-                f"its normalizations are functions, and {self.library} may read none; make a file of the form "
-                f"'primitives': nnorm-export convert {self._file.path} --form primitives -o FILE. ({said})"
+                f"it has functions, which {self.library} may not read; make a file of the form 'primitives': "
+                f"nnorm-export convert {self._file.path} --form primitives -o FILE. ({said})"
             )
         return said
 
