@@ -65,6 +65,7 @@ def test_no_bisect_of_a_file_without_nodes_is_advised(tmp_path: Path) -> None:
             ("net.onnx", *MODEL, *INPUT, "--runtime", "openvivo"),
             "unknown runtime 'openvivo'; choose one of onnxruntime, ",
         ),
+        (("net.onnx", *MODEL, *INPUT, "--runtime", "openvino"), "nnorm-export convert net.onnx --form primitives -o"),
     ],
 )
 def test_what_verify_refuses(arguments: tuple[str, ...], message: str) -> None:

@@ -202,6 +202,20 @@ def test_a_layer_that_cannot_run_alone_is_a_note(
 
 
 @pytest.mark.slow
+def test_a_layer_into_which_another_is_folded_is_a_note(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(layers.LayerNormalNorm(6), nn.Linear(6, 5), nn.BatchNorm1d(5), layers.BatchNormalNorm1d(5))
+    model[2].running_var.uniform_(0.5, 2)
+    example = torch.randn(9, 6)
+    path = export(model.eval(), example, tmp_path / "m.onnx", verify=False).path
+    planted(path, path, "1.weight", times(3, 2))
+    report = bisect(path, model, example)
+    assert "leaves PyTorch between layer 0 and layer 3" in report.verdict
+    assert report.notes == ["layer 2 is folded into the layer before it in this file, and was not run alone"]
+    assert report.constants == []  # the weight in the file is that of both layers
+
+
+@pytest.mark.slow
 def test_the_verdict_is_printed_once(
     sound: Path, model: nn.Module, x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +326,8 @@ def test_what_lies_between(wrong: list[str], right: list[str], nodes: set[str], 
         proto.graph.node.append(node)
     between = nodes_between(proto, wrong, right)
     assert {rows[index][0] for index in between} == nodes
-    found = layers_of(proto, between, Folded(dict(named_layers(Blocks())), []))
+    found, notes = layers_of(proto, between, Folded(dict(named_layers(Blocks())), []))
+    assert notes == []
     assert set(paths) <= set(found)
     assert found == sorted(found, key=lambda path: (-path.count("."), path))
 

@@ -72,8 +72,13 @@ def _nodes_before(proto: onnx.ModelProto, values: Iterable[str], ends: Collectio
     return found
 
 
-def layers_of(proto: onnx.ModelProto, nodes: Iterable[int], folded: Folded) -> list[str]:
-    """The layers whose forward made ``nodes``, the inner ones first; the model itself is left out."""
+def layers_of(proto: onnx.ModelProto, nodes: Iterable[int], folded: Folded) -> tuple[list[str], list[str]]:
+    """The layers whose forward made ``nodes``, the inner ones first, and notes on those that cannot be run alone.
+
+    The model itself is left out.
+    """
     innermost = {scopes[-1] for index in nodes if (scopes := scopes_of(proto.graph.node[index]))}
-    paths = [path for path in innermost if path and path in folded.modules and not folded.why(path)]
-    return sorted(paths, key=lambda path: (-path.count("."), path))
+    paths = sorted((path for path in innermost if path in folded.modules), key=lambda path: (-path.count("."), path))
+    why = {path: folded.why(path) for path in paths if path}
+    notes = [f"{reason.partition(';')[0]}, and was not run alone" for reason in why.values() if reason]
+    return [path for path, reason in why.items() if not reason], notes

@@ -166,6 +166,9 @@ class _Compared:
     expected: list[Array]
     is_stable: bool
 
+    def noted(self, notes: Sequence[str]) -> _Compared:
+        return replace(self, result=replace(self.result, notes=[*self.result.notes, *notes]))
+
 
 @dataclass(frozen=True)
 class _Subject:
@@ -182,18 +185,19 @@ class _Subject:
 
     def narrowed(self, example: Mapping[str, Any], compared: _Compared) -> _Compared:
         """``compared``, with the layers between the last right value and the first wrong one, if no layer is wrong."""
-        paths = layers_of(self.proto, self._between(compared), self.folded)
+        paths, notes = layers_of(self.proto, self._between(compared), self.folded)
+        compared = compared.noted(notes)
         paths = self.reference.of_one_tensor(example, [path for path in paths if path not in self._paths])
         others = [part for part in parts_of(self.proto, paths) if part.path in paths]
         if not others:
             return compared
         parts = sorted([*self.parts, *others], key=lambda part: max(part.nodes))
         try:
-            return replace(self, parts=parts).compare(example)
+            return replace(self, parts=parts).compare(example).noted(notes)
         except Exception as error:  # a layer that nobody named may not run alone, in PyTorch or in the runtime
-            note = f"{', '.join(part.path for part in others)} could not be run alone: {first_line(error)}"
-            result = compared.result
-            return replace(compared, result=replace(result, notes=[*result.notes, note]))
+            return compared.noted(
+                [f"{', '.join(part.path for part in others)} could not be run alone: {first_line(error)}"]
+            )
 
     def _between(self, compared: _Compared) -> list[int]:
         """The nodes between the last right value and the first wrong one; none if a layer is wrong by itself."""
