@@ -30,7 +30,8 @@ from .optimizing.load_optimized import load_optimized as load_optimized
 from .optimizing.optimize import OptimizeReport as OptimizeReport, optimize as optimize
 from .parity.certificates.compare_bits import BitsReport as BitsReport, compare_bits as compare_bits
 from .parity.certificates.replay import replay as replay
-from .parity.layer_by_layer.bisect import Bisection as Bisection, bisect as bisect
+from .parity.layer_by_layer.bisect import bisect as bisect
+from .parity.layer_by_layer.bisection import Bisection as Bisection
 from .parity.layer_by_layer.float16_risks import HalfRisk as HalfRisk, float16_risks as float16_risks
 from .parity.layer_by_layer.probe import ProbeReport as ProbeReport, probe as probe
 from .parity.report.write_report import write_report as write_report

@@ -12,7 +12,7 @@ from nnorm_export.cli.output import Output, one_line, print_bits, print_facts, p
 from nnorm_export.errors import NnormExportError
 
 if TYPE_CHECKING:
-    from nnorm_export.parity.layer_by_layer.bisect import Bisection
+    from nnorm_export.parity.layer_by_layer.bisection import Bisection
 
 
 def bisect(
@@ -25,8 +25,10 @@ def bisect(
 
     Every normalization is run twice: in the file, where the error of its input
     comes from earlier layers, and alone on PyTorch's input, where the error of
-    its output is its own. Errors are shares of the error budget of verify. The
-    exit code is 1 if a layer differs.
+    its output is its own. Errors are shares of the error budget of verify. If
+    every normalization is right alone, the layers before the first wrong value
+    are run alone too. The constants that differ from the model's are listed.
+    The exit code is 1 if a layer differs.
 
     With --exact the bits of two runs are compared instead: on this machine and
     on the machine that recorded a certificate, or in two runtimes. The result
@@ -111,4 +113,5 @@ def _print(report: Bisection) -> None:
     ]
     rows += [(output.name, "output", "-", share_text(output.budget_share), "-", "") for output in report.outputs]
     print_table(("layer", "node", "ran by", "inherited error", "own error", ""), rows)
-    print_facts([("runtime", report.runtime), ("verdict", one_line(report.verdict))])
+    # The verdict on a layer that differs is the error.
+    print_facts([("runtime", report.runtime), ("verdict", one_line(report.verdict) if report else "")])

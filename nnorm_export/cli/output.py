@@ -321,6 +321,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
 
 
 def print_bits(report: BitsReport) -> None:
+    """Prints a comparison of bits, without the verdict on different ones, which the error says."""
     rows = [
         (
             node.node,
@@ -333,7 +334,7 @@ def print_bits(report: BitsReport) -> None:
     ]
     rows += [(name, "output", "-", "-", _agreement(agrees)) for name, agrees in report.outputs.items()]
     print_table(("node", "op", "ran by", "bits it reads", "bits it computes"), rows)
-    print_facts([("runs", " and ".join(report.runs)), ("bits", report.verdict)])
+    print_facts([("runs", " and ".join(report.runs)), ("bits", report.verdict if report else "")])
 
 
 def _agreement(agrees: bool) -> str:

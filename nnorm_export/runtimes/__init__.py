@@ -13,7 +13,7 @@ from typing import Any
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.runtimes import kserve, reference, single_format, tensorrt
+from nnorm_export.runtimes import kserve, opencv, openvino, reference, single_format, tensorrt, tract
 from nnorm_export.runtimes.onnxruntime import session, tensorrt_rtx
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
@@ -22,7 +22,7 @@ DEFAULT_RUNTIME = "onnxruntime"  # for ONNX files
 
 
 # The modules that declare runtimes; a new one is added here, if its files are not of a format of its own.
-_MODULES = (session, kserve, reference, single_format, tensorrt, tensorrt_rtx)
+_MODULES = (session, kserve, opencv, openvino, reference, single_format, tensorrt, tensorrt_rtx, tract)
 
 # The default, then the others by name.
 RUNTIMES: dict[str, Runtime] = {
@@ -55,8 +55,8 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
             and the runtime of the file's format for other files.
         trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
             pickled objects or text that is not data. Other files are not affected.
-        options: options of the runtime, see :class:`.session.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner` and
-            :class:`.tensorrt_runner.TensorRTRunner`.
+        options: options of the runtime, see :class:`.session.OnnxRuntimeRunner`, :class:`.kserve.KServeRunner`,
+            :class:`.openvino.OpenVINORunner` and :class:`.tensorrt_runner.TensorRTRunner`.
 
     Raises:
         ModelFileError: the file is missing, is not a model, is refused by the runtime, or would run code.

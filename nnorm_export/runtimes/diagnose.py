@@ -23,7 +23,6 @@ from nnorm_export.runtimes.self_test import self_test
 
 # Package that no runtime declares -> the command that installs it, and its purpose.
 _OTHER_PACKAGES = {
-    "openvino": "pip install openvino, for files of the form primitives",
     "matplotlib": "pip install 'nnorm_export[report]', for plots and reports",
 }
 

@@ -19,7 +19,7 @@ from nnorm_export.files.least_batch import LEAST_BATCH
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.models.arguments import to_tensor
 from nnorm_export.process import without_warnings
-from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.runner import Runner, refuse_disagreement
 
 
 class PyTorchRunner(Runner):
@@ -72,7 +72,7 @@ class PyTorchRunner(Runner):
         """The model's outputs, in whatever structure it returns them."""
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
-        self._refuse_disagreement(feed)
+        refuse_disagreement(self.inputs, feed)  # machine code does not check, and would read beyond a shorter axis
         tensors = [to_tensor(feed[info.name]).to(self._device) for info in self.inputs]
         with torch.no_grad():
             try:
@@ -81,17 +81,6 @@ class PyTorchRunner(Runner):
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 raise InputError(f"{self._path}: PyTorch cannot run it on these inputs: {lines[-1]}") from error
         return [to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-
-    def _refuse_disagreement(self, feed: dict[str, Array]) -> None:
-        """Axes of one name must have one length: machine code does not check, and would read beyond a shorter one."""
-        lengths: dict[str, tuple[int, str]] = {}
-        for info in self.inputs:
-            for axis, length in zip(info.shape, feed[info.name].shape, strict=True):
-                if isinstance(axis, str) and lengths.setdefault(axis, (length, info.name))[0] != length:
-                    raise InputError(
-                        f"axis {axis} is {lengths[axis][0]} in input {lengths[axis][1]} and {length} in {info.name}; "
-                        "it must have one length"
-                    )
 
 
 def imported(module: str, file_format: str) -> Any:

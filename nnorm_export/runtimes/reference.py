@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from pathlib import Path
-
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import ModelFileError
 from nnorm_export.files import onnx_file
-from nnorm_export.files.bodies import refuse_invalid
-from nnorm_export.files.tensors import inputs_of, outputs_of
-from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.bodies_runner import BodiesRunner
 from nnorm_export.runtimes.runtime import Component, Runtime
 
 
-class ReferenceRunner(Runner):
+class ReferenceRunner(BodiesRunner):
     """A model in ``onnx.reference.ReferenceEvaluator``."""
 
     runtime = "reference"
+    library = "the reference evaluator"
 
-    def __init__(self, path: str | Path) -> None:
-        self._file = onnx_file.read(path)
-        self.noted, self.lengths = self._file.metadata, self._file.lengths
-        refuse_invalid(self._file)
-        if not self._file.has_bodies:
-            raise ModelFileError(
-                f"{path}: the file is in the form '{self._file.form}', whose nnorm nodes have no bodies, and the "
-                "reference evaluator runs bodies only; export the form 'portable' or 'primitives' instead"
-            )
-        proto = onnx_file.read_with_weights(path)  # onnx's own reader refuses links
+    def _open(self) -> None:
+        proto = onnx_file.read_with_weights(self._file.path)  # onnx's own reader refuses links
         _rename_overloads(proto)
-        try:
-            self._evaluator = ReferenceEvaluator(proto)
-        except Exception as error:  # unknown operators and attributes: errors of many types
-            raise ModelFileError(
-                f"{path}: the reference evaluator cannot load it: {str(error) or type(error).__name__}"
-            ) from error
-        self.inputs, self.outputs = inputs_of(self._file.proto), outputs_of(self._file.proto)
-
-    @cached_property
-    def implementations(self) -> dict[str, str]:
-        return {onnx_file.name_of(node): "body" for node in self._file.normalizations}
+        self._evaluator = ReferenceEvaluator(proto)
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         with np.errstate(all="ignore"):  # other runtimes do not warn about NaN and infinity either

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array, as_array
@@ -49,7 +50,7 @@ class Runner(ABC):
         except NnormExportError:
             raise
         except Exception as error:  # the exceptions of the runtimes share no public base
-            raise InputError(f"the runtime {self.runtime} fails on these inputs: {first_line(error)}") from error
+            raise InputError(f"the runtime {self.runtime} fails on these inputs: {self._said(error)}") from error
         if len(results) != len(self.outputs):
             raise ModelFileError(
                 f"the model returns {len(results)} outputs, and its file describes {len(self.outputs)} "
@@ -77,7 +78,12 @@ class Runner(ABC):
         return None
 
     @abstractmethod
-    def _run(self, feed: dict[str, Array]) -> list[Array]: ...
+    def _run(self, feed: dict[str, Array]) -> list[Array]:
+        """The outputs, in memory that the next call does not write into."""
+
+    def _said(self, error: Exception) -> str:
+        """What an exception of the runtime says, in one line."""
+        return first_line(error)
 
     def feed(self, arrays: Sequence[ArrayLike], named_arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """The arrays by the names of the inputs, in the order of the inputs.
@@ -134,3 +140,26 @@ def _fit(info: TensorInfo, value: ArrayLike) -> Array:
             "length"
         )
     return array
+
+
+def number_of_threads(value: int, runtime: str) -> int:
+    """``intra_op_num_threads`` of a runner; 0 lets the runtime decide.
+
+    Raises:
+        NnormExportError: it is not a whole number, or is less than 0.
+    """
+    if not isinstance(value, (int, np.integer)) or value < 0:
+        raise NnormExportError(f"intra_op_num_threads is {value!r}; give a whole number, 0 to let {runtime} decide")
+    return int(value)
+
+
+def refuse_disagreement(inputs: Iterable[TensorInfo], feed: Mapping[str, Array]) -> None:
+    """Raises InputError if axes of one name have different lengths."""
+    lengths: dict[str, tuple[int, str]] = {}
+    for info in inputs:
+        for axis, length in zip(info.shape, feed[info.name].shape, strict=info.has_rank):
+            if isinstance(axis, str) and lengths.setdefault(axis, (length, info.name))[0] != length:
+                raise InputError(
+                    f"axis {axis} is {lengths[axis][0]} in input {lengths[axis][1]} and {length} in {info.name}; "
+                    "it must have one length"
+                )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.errors import RuntimeMissingError, first_line
 from nnorm_export.pytorch_missing import needed_by
 from nnorm_export.runtimes.runner import Runner
 
@@ -51,7 +51,7 @@ class Runtime:
             opened as ONNX.
         check: raises RuntimeMissingError, with the remedy, if the runtime cannot run here. The default requires one of
             ``packages``.
-        components: the components that ``doctor`` lists. The default is ``packages`` with their versions.
+        components: the components that ``doctor`` lists. The default is the first of ``packages``, with the version.
         may_unpickle: whether the runtime's files may contain pickles; then the runner takes ``trust_pickle``.
         before_onnx: the step before the runtime can run an ONNX file, if it takes minutes. ``doctor`` prints the text,
             and does not open ONNX files in this runtime.
@@ -92,12 +92,27 @@ class Runtime:
         """The command that installs ``package``."""
         return f"pip install {package}" if self.extra is None else f"pip install 'nnorm_export[{self.extra}]'"
 
+    def imported(self, module: str) -> Any:
+        """A module of the runtime's library.
+
+        Raises:
+            RuntimeMissingError: it is not installed, or does not load.
+        """
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            package = self.packages[0]
+            raise RuntimeMissingError(
+                f"{package} cannot be used ({first_line(error)}): {self.remedy(package)}"
+            ) from error
+
     def list_components(self) -> Iterable[Component]:
         if self.components is not None:
             return self.components()
-        return [
-            Component.optional(package, installed_version(package), self.remedy(package)) for package in self.packages
-        ]
+        if not self.packages:
+            return []
+        found = next(filter(None, map(installed_version, self.packages)), "")
+        return [Component.optional(self.packages[0], found, self.remedy(self.packages[0]))]
 
     @property
     def version(self) -> str:

@@ -45,11 +45,6 @@ def _planned_by_rtx(path: str | Path) -> dict[str, str]:
     return plan(path)
 
 
-def _rtx_components() -> Iterator[Component]:
-    found = next(filter(None, map(installed_version, _RTX_PACKAGES)), "")
-    yield Component.optional("tensorrt-rtx", found, rtx.REMEDY)
-
-
 def _components() -> Iterator[Component]:
     for package in _PACKAGES:
         yield Component.optional(package, installed_version(package), _REMEDY)
@@ -80,7 +75,6 @@ RUNTIMES = (
         opens_onnx=True,
         is_own=is_engine,
         check=_require_rtx,
-        components=_rtx_components,
         before_onnx="is installed; it runs an engine, which nnorm-export engine --rtx builds of an ONNX file",
         planned=_planned_by_rtx,
     ),

@@ -62,9 +62,10 @@ def test_no_bisect_of_a_file_without_nodes_is_advised(tmp_path: Path) -> None:
         (("net.onnx", *MODEL, "-i", "2,3,9,9"), "the model takes images"),
         (("net.onnx", *MODEL, "-i", "pixels:2,3,8,8"), "the model has no input pixels; it takes images"),
         (
-            ("net.onnx", *MODEL, *INPUT, "--runtime", "openvino"),
-            "unknown runtime 'openvino'; choose one of onnxruntime, ",
+            ("net.onnx", *MODEL, *INPUT, "--runtime", "openvivo"),
+            "unknown runtime 'openvivo'; choose one of onnxruntime, ",
         ),
+        (("net.onnx", *MODEL, *INPUT, "--runtime", "openvino"), "nnorm-export convert net.onnx --form primitives -o"),
     ],
 )
 def test_what_verify_refuses(arguments: tuple[str, ...], message: str) -> None:

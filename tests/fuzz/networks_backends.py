@@ -208,10 +208,7 @@ class _Run:
         if openvino is None:
             return None
         refuse_openvino(onnx.load(self._onnx("primitives")), self.spec.dtype)
-        # Else it computes float16 files in float16 throughout, and bodies need the float32 that they cast to.
-        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-        compiled = _core().compile_model(self._onnx("primitives"), "CPU", options)
-        return [[np.asarray(array) for array in compiled(feed).to_tuple()] for feed in self.arrays]
+        return self._load(self._onnx("primitives"), "none", runtime="openvino", intra_op_num_threads=1)
 
     def torchscript(self) -> Feeds:
         return self._load(self._once("model.pt", nnorm_export.export_torchscript), "none")
@@ -307,12 +304,6 @@ def _read_once() -> Iterator[None]:
         mock.patch.object(utils, "_collect_all_valid_cia_ops_for_namespace", composite),
     ):
         yield
-
-
-def _core() -> Any:
-    if "core" not in _KEPT:
-        _KEPT["core"] = openvino.Core()
-    return _KEPT["core"]
 
 
 def _outputs(model: nn.Module, feed: list[Tensor]) -> list[Array]:

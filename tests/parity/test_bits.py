@@ -196,6 +196,7 @@ def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         failed = run(*command, code=1)
         assert "DIFFERENT" in failed.stdout
         assert "whose inputs have the same bits in both" in " ".join(failed.stderr.split())
+        assert "bits first differ" not in failed.stdout
     report = json.loads(run("bisect", "net.onnx", "-i", "data.npz", "--exact", "onnxruntime", "--json").stdout)
     assert report["passed"]
     assert "leave out --model" in run("bisect", "net.onnx", "-m", "a:b", "--exact", "net.parity", code=2).stderr

@@ -22,7 +22,7 @@ from torch import nn
 import nnorm_export
 from nnorm_export import export, layers
 from nnorm_export.files.inspection import LayerDescription, describe
-from nnorm_export.parity.layer_by_layer.bisect import Bisection, LayerParity
+from nnorm_export.parity.layer_by_layer.bisection import Bisection, LayerParity
 from nnorm_export.parity.report import plots
 from nnorm_export.parity.verdict.outcome import OutputParity
 

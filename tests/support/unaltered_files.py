@@ -89,19 +89,8 @@ class Files:
         return _only_input(load(path))
 
     def openvino(self) -> Runs:
-        import openvino  # noqa: PLC0415 - another backend still runs where it is not installed
-
         refuse_openvino(onnx.load(self.onnx("primitives")), str(DTYPES[self.dtype]).removeprefix("torch."))
-        # Else it computes float16 files in float16 throughout.
-        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-        compiled = openvino.Core().compile_model(self.onnx("primitives"), "CPU", options)
-
-        def run(x: Array) -> list[Array]:
-            arrays = [np.asarray(array) for array in compiled([x]).to_tuple()]
-            # Its Python API calls the bits of bfloat16 float16.
-            return [array.view(x.dtype) for array in arrays] if self.dtype == "bf16" else arrays
-
-        return run
+        return _only_input(load(self.onnx("primitives"), "openvino", intra_op_num_threads=1))
 
     def torchscript(self) -> Runs:
         return _only_input(load(self._once("model.pt", export_torchscript)))

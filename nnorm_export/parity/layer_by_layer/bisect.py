@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnorm_export.dtypes import Array, to_numpy
-from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.errors import InputError, ModelFileError, first_line
 from nnorm_export.files import onnx_file
-from nnorm_export.files.parts import MODULE, Part, alone, nodes_of, parts_of, refuse_quantized, with_outputs
-from nnorm_export.float16_range import about_float16
-from nnorm_export.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+from nnorm_export.files.parts import MODULE, Part, alone, parts_of, refuse_quantized, with_outputs
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
+from nnorm_export.parity.layer_by_layer.between import Folded, layers_of, nodes_between
+from nnorm_export.parity.layer_by_layer.bisection import Bisection, LayerParity
+from nnorm_export.parity.layer_by_layer.constants import differing_constants
 from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue
 from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_integers import other_integers
@@ -40,7 +40,7 @@ from nnorm_export.parity.reference.pytorch_model import (
     dtype_of,
     inputs_beyond_float16,
 )
-from nnorm_export.parity.reference.weights import other_weights
+from nnorm_export.parity.reference.weights import frozen_state, other_weights
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.criteria import Criterion
@@ -52,96 +52,7 @@ from nnorm_export.parity.verdict.outcome import (
     errors_on_changed_inputs,
     on_changed_inputs,
 )
-from nnorm_export.reports import ComparisonReport
 from nnorm_export.runtimes import Runner, load
-
-
-@dataclass(frozen=True)
-class LayerParity:
-    """A layer in the runtime compared with PyTorch.
-
-    Attributes:
-        path: the layer's path in the model.
-        call: the number of this call of the layer, from 1.
-        op_type: the operator of its node; ``(module)`` for a layer that is not a normalization.
-        implementation: ``kernel``, ``body`` or ``plugin``; empty for a layer that is not a normalization.
-        inherited: the layer's input in the whole file.
-        own: the layer's output, alone, on PyTorch's input; None if it cannot be cut out of the file.
-    """
-
-    path: str
-    call: int
-    op_type: str
-    implementation: str
-    inherited: OutputParity
-    own: OutputParity | None
-
-    @property
-    def name(self) -> str:
-        return f"{layer_name(self.path)}{f', call {self.call}' if self.call > 1 else ''}"
-
-
-@dataclass(frozen=True)
-class Bisection(ComparisonReport):
-    """The outcome; true if nothing differs.
-
-    Attributes:
-        runtime: the runtime that ran the file.
-        layers: the compared layers in the order in which they run.
-        outputs: the outputs of the whole file.
-        notes: the layers that were not compared, and why.
-        other_weights: says that the file was made from other weights, if that is why something differs; else empty.
-        beyond_float16: if something differs in a float16 file, the inputs, the weights and the numbers in forward that
-            float16 does not have.
-    """
-
-    runtime: str
-    layers: list[LayerParity]
-    outputs: list[OutputParity]
-    notes: list[str]
-    other_weights: str = ""
-    beyond_float16: list[str] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        inherited = [layer.inherited for layer in self.layers]
-        is_sound = self.culprit is None and self.not_compared is None
-        return is_sound and all(parity.passed for parity in (*inherited, *self.outputs))
-
-    @property
-    def culprit(self) -> LayerParity | None:
-        """The first layer whose own error is too great."""
-        owns = ((layer, layer.own) for layer in self.layers if layer.own is not None)
-        return next((layer for layer, own in owns if own.compared and not own.passed), None)
-
-    @property
-    def not_compared(self) -> OutputParity | None:
-        """The first comparison that shows nothing, because of NaN in PyTorch's result for example."""
-        parities = [parity for layer in self.layers for parity in (layer.inherited, layer.own) if parity is not None]
-        return next((parity for parity in (*parities, *self.outputs) if not parity.compared), None)
-
-    @property
-    def verdict(self) -> str:
-        """Says where the runtime first differs from PyTorch, and that the weights are others, if they are."""
-        if self.other_weights:
-            return f"{self.other_weights}. That shows first here: {self._finding}"
-        return ". ".join(filter(None, (self._finding, about_float16(self.beyond_float16))))
-
-    @property
-    def _finding(self) -> str:
-        if (culprit := self.culprit) is not None:
-            what = f"layer {culprit.name} ({culprit.op_type})"
-            return f"{what} computes something else, on PyTorch's own input: {culprit.own}"
-        if (nothing := self.not_compared) is not None:
-            return f"nothing was compared: {nothing.name}: {nothing.note}"
-        before = "the input of the model"
-        every = "every layer" if all(layer.own for layer in self.layers) else "every layer that can be run alone"
-        for layer in self.layers:
-            if not layer.inherited.passed:
-                where = f"between {before} and layer {layer.name}"
-                return f"{every} is sound alone; {self.runtime} leaves PyTorch {where}: {layer.inherited}"
-            before = f"layer {layer.name}"
-        wrong = ", ".join(str(output) for output in self.outputs if not output.passed)
-        return f"{every} is sound; the fault lies after {before}: {wrong}" if wrong else "nothing differs"
 
 
 @neutral()
@@ -182,6 +93,46 @@ def bisect(
     if unknown := [name for name in others if name not in modules]:
         raise InputError(f"the model has no layer {unknown[0]!r}; take a path that model.named_modules() lists")
     proto = onnx_file.read_with_weights(path)
+    parts = _parts(file, proto, others, model)
+    folded = Folded.of(proto, modules)
+    folded.refuse(parts)
+    runner = load(path, runtime)
+    reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
+    subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, folded)
+    example = as_taken(runner, bound(model, inputs))
+    compared = subject.compare(example)
+    result, expected = compared.result, compared.expected
+    changed, _ = change_of_input(reference, example, expected)
+    changes = [] if changed is None else [changed]
+    if result:
+        changes += other_masks(reference, example, expected) + other_integers(reference, example, expected)
+    for inputs_of_change, _ in changes if result else []:
+        with errors_on_changed_inputs():
+            other = subject.compare(inputs_of_change)
+            if not other.is_stable or all(output.passed for output in other.result.outputs):
+                continue
+            compared = subject.narrowed(inputs_of_change, other)
+        note = f"nothing differs on the given inputs; all this was found {ON_CHANGED_INPUTS}"
+        result = compared.result
+        result = replace(result, outputs=on_changed_inputs(result.outputs), notes=[*result.notes, note])
+        break
+    else:
+        compared = subject.narrowed(example, compared)
+        result = compared.result
+    depends = dependence(expected, None if changed is None else changed[1])
+    result = replace(result, outputs=require_dependence(result.outputs, depends))
+    if result:
+        return result
+    numbers = reference.beyond_float16(example).names(masks=not are_finite(result.outputs))
+    lost = [*inputs_beyond_float16(runner, bound(model, inputs)), *numbers]
+    foreign_weights = other_weights(str(path), runner, model, passthrough)
+    constants = subject.differing_constants(compared, model, passthrough)
+    return replace(result, other_weights=foreign_weights, beyond_float16=lost, constants=constants)
+
+
+def _parts(file: onnx_file.ModelFile, proto: onnx.ModelProto, others: list[str], model: nn.Module) -> list[Part]:
+    """The normalizations and the layers ``others``, or the error that bisect() raises."""
+    path, modules = file.path, dict(named_layers(model))
     parts = parts_of(proto, others)
     if gone := [name for name in others if name not in {part.path for part in parts}]:
         raise InputError(
@@ -203,36 +154,25 @@ def bisect(
             f"{type(model).__name__} has no layer {layer_name(foreign[0])}, which {path} has: the file was made from "
             "another model, or from the module of this exported program. Give the one that it was made from"
         )
-    _refuse_folded(proto, parts, modules)
-    runner = load(path, runtime)
-    reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
-    subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, modules)
-    example = as_taken(runner, bound(model, inputs))
-    result, expected, _ = subject.compare(example)
-    changed, _ = change_of_input(reference, example, expected)
-    changes = [] if changed is None else [changed]
-    if result:
-        changes += other_masks(reference, example, expected) + other_integers(reference, example, expected)
-    for inputs_of_change, _ in changes if result else []:
-        with errors_on_changed_inputs():
-            other, _, is_stable = subject.compare(inputs_of_change)
-        if is_stable and not all(output.passed for output in other.outputs):
-            note = f"nothing differs on the given inputs; all this was found {ON_CHANGED_INPUTS}"
-            result = replace(other, outputs=on_changed_inputs(other.outputs), notes=[*other.notes, note])
-            break
-    depends = dependence(expected, None if changed is None else changed[1])
-    result = replace(result, outputs=require_dependence(result.outputs, depends))
-    if result:
-        return result
-    numbers = reference.beyond_float16(example).names(masks=not are_finite(result.outputs))
-    lost = [*inputs_beyond_float16(runner, bound(model, inputs)), *numbers]
-    foreign_weights = other_weights(str(path), runner, model, passthrough)
-    return replace(result, other_weights=foreign_weights, beyond_float16=lost)
+    return parts
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A comparison of ``parts``, with PyTorch's outputs, and whether these are stable."""
+
+    result: Bisection
+    parts: list[Part]
+    expected: list[Array]
+    is_stable: bool
+
+    def noted(self, notes: Sequence[str]) -> _Compared:
+        return replace(self, result=replace(self.result, notes=[*self.result.notes, *notes]))
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is compared: ``parts`` of the file and ``modules`` of the model, whose name is ``name``."""
+    """What is compared: ``parts`` of the file and the layers of the model, whose name is ``name``."""
 
     path: Path
     name: str
@@ -241,13 +181,54 @@ class _Subject:
     reference: PyTorchModel
     proto: onnx.ModelProto
     parts: Sequence[Part]
-    modules: Mapping[str, nn.Module]
+    folded: Folded
 
-    def compare(self, example: Mapping[str, Any]) -> tuple[Bisection, list[Array], bool]:
-        """Returns the comparison on ``example``, PyTorch's outputs, and whether these are stable."""
+    def narrowed(self, example: Mapping[str, Any], compared: _Compared) -> _Compared:
+        """``compared``, with the layers between the last right value and the first wrong one, if no layer is wrong."""
+        paths, notes = layers_of(self.proto, self._between(compared), self.folded)
+        compared = compared.noted(notes)
+        paths = self.reference.of_one_tensor(example, [path for path in paths if path not in self._paths])
+        others = [part for part in parts_of(self.proto, paths) if part.path in paths]
+        if not others:
+            return compared
+        parts = sorted([*self.parts, *others], key=lambda part: max(part.nodes))
+        try:
+            return replace(self, parts=parts).compare(example).noted(notes)
+        except Exception as error:  # a layer that nobody named may not run alone, in PyTorch or in the runtime
+            return compared.noted(
+                [f"{', '.join(part.path for part in others)} could not be run alone: {first_line(error)}"]
+            )
+
+    def _between(self, compared: _Compared) -> list[int]:
+        """The nodes between the last right value and the first wrong one; none if a layer is wrong by itself."""
+        result = compared.result
+        if result or result.culprit is not None or result.not_compared is not None:
+            return []
+        right: list[str] = []  # values that were compared, or that a sound layer computes from them
+        for part, layer in zip(compared.parts, result.layers, strict=True):
+            if not layer.inherited.passed:
+                return nodes_between(self.proto, [part.x], right)
+            # The result of a sound layer may be wrong because of what its epilogue adds.
+            right += [part.x, part.y] if layer.own is not None and not any(part.operands) else [part.x]
+        wrong = [output.name for output in result.outputs if not output.passed]
+        return nodes_between(self.proto, wrong, right)
+
+    @property
+    def _paths(self) -> set[str]:
+        return {part.path for part in self.parts}
+
+    def differing_constants(self, compared: _Compared, model: nn.Module, passthrough: Passthrough) -> list[str]:
+        """The constants that differ from the model's, of the layer that is wrong, or of the nodes between."""
+        culprit = compared.result.culprit
+        layers = zip(compared.parts, compared.result.layers, strict=True)
+        nodes = next((part.nodes for part, layer in layers if layer is culprit), ()) or self._between(compared)
+        state = frozen_state(model, self.reference.dtype, passthrough) if nodes else {}
+        return differing_constants(self.proto, nodes, state, self.folded)
+
+    def compare(self, example: Mapping[str, Any]) -> _Compared:
         runner, reference = self.runner, self.reference
         feed = [to_numpy(tensor) for tensor in tensors_in(example)]
-        paths = {part.path for part in self.parts}
+        paths = self._paths
         expected, calls = reference.run_with_hooks(example, paths)
         perturbed = reference.perturbed_runs_with_hooks(example, expected, paths)
         float64, calls_in_float64 = reference.run_with_hooks_in_float64(example, paths)
@@ -255,7 +236,7 @@ class _Subject:
         names = [info.name for info in runner.outputs]
         comparison = Comparison(str(self.path), self.name, names, [Criterion()] * len(names), reference.computed_in)
         outputs = comparison.compare_outputs(case.with_allowed_error())
-        parts, notes = _matched(self.parts, calls, self.modules)
+        parts, notes = _matched(self.parts, calls, self.folded.modules)
         inside = _values(with_outputs(self.proto, [part.x for part in parts]), self.runtime, feed)
         cut = [(part, calls[part.path][part.call - 1]) for part in parts if part.is_cut]
         own, implementations = _own(self.proto, cut, reference, self.runtime)
@@ -270,7 +251,7 @@ class _Subject:
             implementation = implementations.get(part.name, "")
             found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
         is_stable = case.is_stable(reference.computed_in)
-        return Bisection(runner.runtime, found, outputs, notes), expected, is_stable
+        return _Compared(Bisection(runner.runtime, found, outputs, notes), parts, expected, is_stable)
 
 
 def _matched(
@@ -298,23 +279,6 @@ def _matched(
                 f"layer {part.path} is not compared: it is called {called} times, and not all calls are in the file"
             )
     return matched, list(dict.fromkeys(notes))
-
-
-def _refuse_folded(proto: onnx.ModelProto, parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> None:
-    """Raises InputError for modules that the exporter has folded with another: their nodes compute something else."""
-    decorrelated = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d)
-    whitenings = [path for path, layer in modules.items() if isinstance(layer, decorrelated)]
-    folded = [path for path in whitenings if not nodes_of(proto, path)]
-    for part in parts:
-        layer = modules[part.path]
-        if part.op_type == MODULE and isinstance(layer, _BatchNorm):
-            raise InputError(
-                f"layer {part.path} is folded into the layer before it in this file; name the layer after it"
-            )
-        if part.op_type == MODULE and folded and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-            raise InputError(
-                f"layer {part.path} may have {folded[0]} folded into it in this file; name the layer after {folded[0]}"
-            )
 
 
 def _values(proto: onnx.ModelProto, runtime: str | None, feed: list[Array]) -> dict[str, Array]:

@@ -187,6 +187,25 @@ class PyTorchModel:
         with _hooks(self._in_dtype, paths) as calls:
             return self.run(example), calls
 
+    def of_one_tensor(self, example: Mapping[str, Any], paths: Iterable[str]) -> list[str]:
+        """Those of the layers ``paths`` that are called once, with one tensor, and return one."""
+        calls: dict[str, list[bool]] = {path: [] for path in paths}
+
+        def hook(path: str) -> Callable[..., None]:
+            return lambda _, args, kwargs, output: calls[path].append(
+                len(args) + len(kwargs) == 1 and all(isinstance(x, Tensor) for x in (*args, *kwargs.values(), output))
+            )
+
+        layers = {path: self._in_dtype.get_submodule(path) for path in calls}
+        handles = [layer.register_forward_hook(hook(path), with_kwargs=True) for path, layer in layers.items()]
+        try:
+            if calls:
+                self.run(example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return [path for path, found in calls.items() if found == [True]]
+
     def run_with_hooks_in_float64(
         self, example: Mapping[str, Any], paths: Iterable[str]
     ) -> tuple[list[Array] | None, dict[str, list[LayerCall]]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array, is_float, to_numpy
@@ -39,6 +39,12 @@ def other_weights(file: str, runner: Runner, model: nn.Module, passthrough: Pass
         f"{file} was made from other weights than this model has: their weights_sha256 is {digest[:16]}…, that of the "
         f"model {found[0][:16]}…. Give the checkpoint that the file was made from, or export this model"
     )
+
+
+def frozen_state(model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> dict[str, Tensor]:
+    """The parameters and buffers of what a file of ``model`` is made from; none if the model cannot be frozen."""
+    frozen = next(_frozen(model, dtype, passthrough), None)
+    return {} if frozen is None else frozen.state_dict(keep_vars=True)
 
 
 def _frozen(model: nn.Module, dtype: torch.dtype | None, passthrough: Passthrough) -> Iterator[nn.Module]:

@@ -18,7 +18,7 @@ from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.names import layer_name
 
 if TYPE_CHECKING:
-    from nnorm_export.parity.layer_by_layer.bisect import Bisection
+    from nnorm_export.parity.layer_by_layer.bisection import Bisection
 
 FORMATS = (".png", ".svg", ".pdf")
 _LEAST = 1e-4  # smaller shares of the budget are drawn here: all of them are negligible

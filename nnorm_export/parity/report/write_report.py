@@ -19,7 +19,8 @@ from nnorm_export.models.arguments import tensors_in
 from nnorm_export.names import escaped, layer_name, listed, without_user
 from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.parity.certificates.write import versions
-from nnorm_export.parity.layer_by_layer.bisect import Bisection, bisect
+from nnorm_export.parity.layer_by_layer.bisect import bisect
+from nnorm_export.parity.layer_by_layer.bisection import Bisection
 from nnorm_export.parity.layer_by_layer.float16_risks import HalfRisk, float16_risks, normalizations
 from nnorm_export.parity.layer_by_layer.probe import ProbeReport
 from nnorm_export.parity.reference.pytorch_model import Passthrough

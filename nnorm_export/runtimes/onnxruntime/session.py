@@ -41,7 +41,7 @@ from nnorm_export.runtimes.onnxruntime.providers import (
     open_session,
 )
 from nnorm_export.runtimes.onnxruntime.session_options import changed, loading, refuse_beside_options
-from nnorm_export.runtimes.runner import Runner
+from nnorm_export.runtimes.runner import Runner, number_of_threads
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
 _REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
@@ -112,10 +112,7 @@ class OnnxRuntimeRunner(Runner):
         self._config = dict(session_config or {})
         if wrong := [f"{key!r}: {value!r}" for key, value in self._config.items() if not isinstance(value, str)]:
             raise NnormExportError(f'session_config: {wrong[0]} is not text; ONNX Runtime takes "1" for yes')
-        if not isinstance(intra_op_num_threads, (int, np.integer)):
-            raise NnormExportError(
-                f"intra_op_num_threads is {intra_op_num_threads!r}; give a whole number, 0 to let ONNX Runtime decide"
-            )
+        intra_op_num_threads = number_of_threads(intra_op_num_threads, "ONNX Runtime")
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads the weights itself
         self.noted, self.lengths = self._file.metadata, self._file.lengths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from nnorm_export.files.onnx_file import name_of
 from nnorm_export.files.optimized_for import CPU
 from nnorm_export.runtimes.onnxruntime.plugin_providers import PluginProvider
 from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner, import_onnxruntime
-from nnorm_export.runtimes.runtime import Component, Runtime
+from nnorm_export.runtimes.runtime import Runtime
 from nnorm_export.tensorrt.rtx import why_no_gpu
 
 PROVIDER = PluginProvider(
@@ -87,10 +87,6 @@ def _devices() -> list[Any]:
     return PROVIDER.find_devices(onnxruntime)
 
 
-def _components() -> Iterator[Component]:
-    yield Component.optional(PROVIDER.packages[0], PROVIDER.installed, _REMEDY)
-
-
 RUNTIMES = (
     Runtime(
         name=OnnxRuntimeTensorRTRtxRunner.runtime,
@@ -99,6 +95,5 @@ RUNTIMES = (
         extra="onnxruntime-tensorrt-rtx",
         opens_onnx=True,
         check=_devices,
-        components=_components,
     ),
 )

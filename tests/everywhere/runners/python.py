@@ -1,7 +1,7 @@
 """Runs files of the matrix in one runtime: ``python python.py RUNTIME FOLDER OUT``, names of files on stdin.
 
-For each file it prints a line of JSON when it begins and one when it has finished, so that a crash costs one file. It
-imports the runtime and NumPy; of nnorm_export only what writes the files that the runtime's own library converts.
+For each file it prints a line of JSON when it begins and one when it has finished, so that a crash costs one file. What
+:func:`nnorm_export.load` opens is opened by it, except in ONNX Runtime, which runs files here without nnorm_export.
 """
 
 from __future__ import annotations
@@ -35,35 +35,25 @@ def onnxruntime_openvino(path: Path, example: Sequence[Array]) -> Run:
     return onnxruntime(path, example, provider="OpenVINOExecutionProvider")
 
 
+def loaded(runtime: str) -> Callable[[Path, Sequence[Array]], Run]:
+    """Opens files in a runtime of :func:`nnorm_export.load`."""
+
+    def open_file(path: Path, example: Sequence[Array]) -> Run:
+        runner = importlib.import_module("nnorm_export").load(path, runtime)
+        return lambda inputs: runner(*inputs)
+
+    return open_file
+
+
 def openvino(path: Path, example: Sequence[Array]) -> Run:
-    ov = importlib.import_module("openvino")
     if path.suffix == ".onnx":
-        model = ov.Core().read_model(path)
-    else:
-        torch = importlib.import_module("torch")
-        source = torch.jit.load(path) if path.suffix == ".pt" else torch.export.load(path)
-        model = ov.convert_model(source, example_input=tuple(map(torch.from_numpy, example)))
+        return loaded("openvino")(path, example)
+    ov, torch = importlib.import_module("openvino"), importlib.import_module("torch")
+    source = torch.jit.load(path) if path.suffix == ".pt" else torch.export.load(path)
+    model = ov.convert_model(source, example_input=tuple(map(torch.from_numpy, example)))
     # On processors with bfloat16 or float16 units OpenVINO computes float32 models in them unless told otherwise.
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda inputs: list(compiled(list(inputs)).values())
-
-
-def opencv(path: Path, example: Sequence[Array]) -> Run:
-    cv2 = importlib.import_module("cv2")
-    network = cv2.dnn.readNetFromONNX(str(path))
-
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        (x,) = inputs
-        network.setInput(np.ascontiguousarray(x))
-        return [network.forward()]
-
-    return run
-
-
-def tract(path: Path, example: Sequence[Array]) -> Run:
-    module = importlib.import_module("tract")
-    runnable = module.onnx().load(path).into_model().into_runnable()
-    return lambda inputs: [tensor.to_numpy() for tensor in runnable.run([np.ascontiguousarray(x) for x in inputs])]
 
 
 def iree(path: Path, example: Sequence[Array]) -> Run:
@@ -108,40 +98,15 @@ def tvm(path: Path, example: Sequence[Array]) -> Run:
     return run
 
 
-def reference(path: Path, example: Sequence[Array]) -> Run:
-    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(str(path))
-    return lambda inputs: evaluator.run(None, dict(zip(evaluator.input_names, inputs, strict=True)))
+def converted(target: str) -> Callable[[Path, Sequence[Array]], Run]:
+    """Writes the case that a path is named after, as the library that does it is in this environment, and opens it."""
 
+    def open_file(path: Path, example: Sequence[Array]) -> Run:
+        model, x = importlib.import_module("everywhere.cases").case_named(path.stem).build()
+        importlib.import_module("nnorm_export").export(model, (x,), path, target=target, verify=False)
+        return loaded(target)(path, example)
 
-def write_for(target: str, path: Path) -> None:
-    """Writes the case that ``path`` is named after: the library that does it is in this environment."""
-    case = importlib.import_module("everywhere.cases").case_named(path.stem)
-    model, x = case.build()
-    importlib.import_module("nnorm_export").export(model, (x,), path, target=target, verify=False)
-
-
-def executorch(path: Path, example: Sequence[Array]) -> Run:
-    write_for("executorch", path)
-    torch = importlib.import_module("torch")
-    program = importlib.import_module("executorch.runtime").Runtime.get().load_program(str(path))
-    method = program.load_method("forward")
-
-    def run(inputs: Sequence[Array], program: Any = program) -> Sequence[Array]:  # the method refers to its memory
-        results = method.execute([torch.from_numpy(np.ascontiguousarray(x).copy()) for x in inputs])
-        return [result.clone().numpy() for result in results]
-
-    return run
-
-
-def litert(path: Path, example: Sequence[Array]) -> Run:
-    write_for("litert", path)
-    signature = importlib.import_module("ai_edge_litert.interpreter").Interpreter(str(path)).get_signature_runner()
-
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        results = signature(**{f"args_{index}": np.ascontiguousarray(x) for index, x in enumerate(inputs)})
-        return [results[f"output_{index}"] for index in range(len(results))]
-
-    return run
+    return open_file
 
 
 # name -> how a file is opened, and the package whose version is reported
@@ -149,13 +114,13 @@ RUNTIMES: dict[str, tuple[Callable[[Path, Sequence[Array]], Run], str]] = {
     "onnxruntime": (onnxruntime, "onnxruntime"),
     "onnxruntime-openvino": (onnxruntime_openvino, "onnxruntime-openvino"),
     "openvino": (openvino, "openvino"),
-    "opencv": (opencv, "opencv-python-headless"),
-    "tract": (tract, "tract"),
+    "opencv": (loaded("opencv"), "opencv-python-headless"),
+    "tract": (loaded("tract"), "tract"),
     "iree": (iree, "iree-base-compiler"),
     "tvm": (tvm, "apache-tvm"),
-    "executorch": (executorch, "executorch"),
-    "litert": (litert, "ai-edge-litert"),
-    "reference": (reference, "onnx"),
+    "executorch": (converted("executorch"), "executorch"),
+    "litert": (converted("litert"), "ai-edge-litert"),
+    "reference": (loaded("reference"), "onnx"),
 }
 
 
@@ -199,6 +164,8 @@ def message(error: Exception) -> str:
     """The text of an error and of its causes, for :func:`everywhere.outcomes.reason_of` to choose from."""
     texts = []
     cause: BaseException | None = error
+    if type(error).__module__ == "nnorm_export.errors":
+        cause = error.__cause__ or error  # the library's own words
     while cause is not None:
         texts.append(str(cause).strip() or type(cause).__name__)
         cause = cause.__cause__
