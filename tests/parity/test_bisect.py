@@ -298,7 +298,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "matplotlib.figure", reason="matplotlib is not installed: pip install 'nnorm_export[report]'"
     ).Figure
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nets.py").write_text(
+    (tmp_path / "planted.py").write_text(
         "import torch\nfrom torch import nn\nfrom nnorm_export import layers\n"
         "def build():\n    torch.manual_seed(0)\n"
         "    norms = layers.BatchNormalNorm1d(5), layers.LayerNormalNorm(4)\n"
@@ -307,13 +307,13 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     run = CliRunner().invoke
-    assert run(app, ["export", "-m", "nets:build", "-i", "8,6", "-o", "m.onnx"]).exit_code == 0
+    assert run(app, ["export", "-m", "planted:build", "-i", "8,6", "-o", "m.onnx"]).exit_code == 0
     drawn: list[Figure] = []
     save = Figure.savefig
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *args, **kwargs: [drawn.append(figure), save(figure, *args, **kwargs)]
     )
-    sound = run(app, ["bisect", "m.onnx", "-m", "nets:build", "--plot", "errors.svg", "--layer", "2"])
+    sound = run(app, ["bisect", "m.onnx", "-m", "planted:build", "--plot", "errors.svg", "--layer", "2"])
     assert sound.exit_code == 0, sound.output
     assert re.search(r"1\s+BatchNormalNorm\s+kernel", sound.stdout)
     assert re.search(r"2\s+\(module\)\s+-", sound.stdout)
@@ -327,11 +327,11 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node.input[3], node.input[4] = node.input[4], node.input[3]
     onnx.save(proto, "m.onnx")
     for options in ([], ["--json"], ["--quiet"], ["--runtime", "reference"]):
-        wrong = run(app, ["bisect", "m.onnx", "-m", "nets:build", *options])
+        wrong = run(app, ["bisect", "m.onnx", "-m", "planted:build", *options])
         assert wrong.exit_code == 1
         assert "layer 1 (BatchNormalNorm) computes something else, on PyTorch's own input" in wrong.stderr
         if options == ["--json"]:
             assert json.loads(wrong.stdout)["passed"] is False
-    refused = run(app, ["bisect", "m.onnx", "-m", "nets:build", "--plot", "errors.txt"])
+    refused = run(app, ["bisect", "m.onnx", "-m", "planted:build", "--plot", "errors.txt"])
     assert refused.exit_code == 2
     assert "errors.txt: a plot is written as .png, .svg, .pdf" in refused.stderr
