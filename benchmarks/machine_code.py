@@ -55,7 +55,8 @@ class Kernel(NamedTuple):
         if self.name == "batch_normal_norm_tiles":
             return True
         if self.name.startswith("batch_normal_norm"):
-            return self.arguments[-1] == str(WIDEST[self.dtype])
+            is_narrow = self.name == "batch_normal_norm_columns" and self.dtype != "double"  # 8 bytes
+            return self.arguments[-1] == str(WIDEST[self.dtype] // (2 if is_narrow else 1))
         return self.arguments[1 if self.name.endswith("long_rows") else 2] == "true"
 
     @property

@@ -93,12 +93,12 @@ build/registries/%: | $(VENV)/installed
 	$(BIN)/python $(PIP_INSTALL) --no-deps --target $@.part $(filter $(shell echo $* | sed 's/\(.*\)-/\1==/'),$(REGISTRIES))
 	mv $@.part $@
 
-# make same-bits-neon N=400000    the bits of the kernels for AArch64, which an emulator runs, beside this processor's. A million
+# make same-bits-neon N=200000    the bits of the kernels for AArch64, which an emulator runs, beside this processor's. A million
 #              values of each operator and type take half a minute
 .PHONY: same-bits-neon
 EMULATED := .venv-neon/bin/python custom_ops/tests/emulated/run.py
 COMPARE := .venv-neon/bin/python custom_ops/tests/emulated/compare.py
-same-bits-neon: N ?= 400000
+same-bits-neon: N ?= 200000
 same-bits-neon: test-cpp build/emulated/test_same_bits
 	$(EMULATED) build/emulated/test_quantized_batch_normal_norm
 	build/cpp/test_same_bits $(N) > build/emulated/native.txt

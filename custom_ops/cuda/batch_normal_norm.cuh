@@ -1,9 +1,10 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// There are three kernels, because a thread needs two divisions to prepare a channel. In `_tiles` a block prepares the
-// channels of neighboring accesses in shared memory, while its loads are in flight. In `_columns` a thread computes the
-// same neighboring positions, each of its own channel, in many samples. In `_rows` a warp computes a segment of one
-// channel's extent: it takes tensors whose rows do not consist of whole accesses. run_with() chooses one of them.
+// There are three kernels, because a thread needs two divisions to prepare a channel. In `_tiles` and `_columns` a block
+// prepares the channels of its accesses in shared memory, while its loads are in flight. In `_tiles` its accesses are
+// neighbors. In `_columns` a thread computes the same neighboring positions, each of its own channel, in many samples. In
+// `_rows` a warp computes a segment of one channel's extent: it takes tensors whose rows do not consist of whole accesses.
+// run_with() chooses one of them.
 #pragma once
 
 #include "launch.cuh"
@@ -33,6 +34,12 @@ NNORM_DEVICE Arithmetic<T> normalized(T x, T residual, const Channel<Arithmetic<
   const Real added = takes_residual<epilogue> ? widened(residual) : Real(0);
   return power<Evaluation<T>, epilogue>(h, integer, fraction, added, channel);
 }
+
+// A channel in shared memory.
+template <class Real>
+struct alignas(16) Entry {
+  Channel<Real> channel;
+};
 
 // What all kernels get.
 template <class T>
@@ -155,10 +162,7 @@ __global__ void __launch_bounds__(channel_threads, blocks_at_once) batch_normal_
     x[k] = load<width>(w.x + position(k));
     if (takes_residual<epilogue>) residual[k] = load<width>(w.residual + position(k));
   }
-  struct alignas(16) Entry {
-    Channel<Real> channel;
-  };
-  __shared__ Entry entries[most_channels_of_tile];  // of the rows of this tile, in order
+  __shared__ Entry<Real> entries[most_channels_of_tile];  // of the rows of this tile, in order
   const unsigned row = w.by_row.divide(tile), before = tile - row * w.row_length;
   if (threadIdx.x <= w.by_row.divide(before + channel_threads * own - 1)) {
     const unsigned its_row = row + threadIdx.x;
@@ -185,20 +189,30 @@ struct ChannelColumns : ChannelTensors<T> {
   unsigned span;         // columns of a block
 };
 
+// The best of the variants that were tried on an H200: accesses of 8 bytes leave registers for more warps.
+template <class T>
+constexpr int width_of_columns = sizeof(T) == 8 ? 2 : int(8 / sizeof(T));
+template <class T>
+constexpr int in_flight_of_columns = sizeof(T) == 2 ? 8 : in_flight;
+template <class T, bool residual>
+constexpr int blocks_of_columns = sizeof(T) == 8 ? 1 : sizeof(T) == 2 ? (residual ? 2 : 3) : (residual ? 4 : 5);
+
 template <Epilogue epilogue, bool padded, int width, class T>
-__global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(ChannelColumns<T> w) {
+__global__ void __launch_bounds__(channel_threads, blocks_of_columns<T, takes_residual<epilogue>>)
+    batch_normal_norm_columns(ChannelColumns<T> w) {
   using Real = Arithmetic<T>;
+  constexpr int own = in_flight_of_columns<T>;
   const unsigned rows_of_block = blockDim.x / w.span;
   const size_t column = size_t(blockIdx.x) * w.span + threadIdx.x % w.span;
-  if (threadIdx.x >= rows_of_block * w.span || column >= w.columns) return;
   const size_t step = size_t(gridDim.y) * rows_of_block, row_length = w.columns * width;
   size_t row = size_t(blockIdx.y) * rows_of_block + threadIdx.x / w.span;
+  if (threadIdx.x >= rows_of_block * w.span || column >= w.columns) row = w.rows;  // it only prepares channels
   const auto has = [&](int k) { return row + size_t(k) * step < w.rows; };
   const auto position = [&](int k) { return (row + size_t(k) * step) * row_length + column * width; };
-  Access<T, width> x[in_flight] = {}, residual[in_flight] = {};
+  Access<T, width> x[own] = {}, residual[own] = {};
   const auto load_rows = [&] {
 #pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
+    for (int k = 0; k < own; ++k) {
       if (!has(k)) break;
       x[k] = load<width>(w.x + position(k));
       if (takes_residual<epilogue>) residual[k] = load<width>(w.residual + position(k));
@@ -206,20 +220,28 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
   };
   load_rows();  // in flight while the channels are prepared
 
+  __shared__ Entry<Real> entries[channel_threads * width];  // of the channels of this block's columns, in order
+  const size_t begin = size_t(blockIdx.x) * w.span, end = begin + w.span < w.columns ? begin + w.span : w.columns;
+  const size_t first = begin * width / w.extent;
+  const unsigned needed = unsigned((end * width - 1) / w.extent - first) + 1;
+  for (unsigned i = threadIdx.x; i < needed; i += blockDim.x)
+    entries[i] = {w.parameters.template prepared<Evaluation<T>>(!padded || first + i < w.channels ? first + i : 0)};
+  __syncthreads();
+  if (row >= w.rows) return;
   Channel<Real> channels[width];
   bool padding[width];
   size_t channel = column * width / w.extent, of_channel = column * width % w.extent;
 #pragma unroll
   for (int j = 0; j < width; ++j) {
     padding[j] = padded && channel >= w.channels;
-    channels[j] = w.parameters.template prepared<Evaluation<T>>(padding[j] ? 0 : channel);
+    channels[j] = entries[channel - first].channel;
     const bool next = ++of_channel == w.extent;
     channel += next;
     of_channel = next ? 0 : of_channel;
   }
   while (has(0)) {
 #pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
+    for (int k = 0; k < own; ++k) {
       if (!has(k)) break;
       Real results[width];
 #pragma unroll
@@ -229,7 +251,7 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_columns(Cha
       }
       store_global(w.y + position(k), narrowed<T>(results));
     }
-    row += in_flight * step;
+    row += own * step;
     load_rows();
   }
 }
@@ -291,10 +313,10 @@ cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, cons
   const size_t column_blocks = divided_up(work.columns, channel_threads);
   work.span = unsigned(divided_up(work.columns, column_blocks));
   const size_t rows_of_block = channel_threads / work.span;
-  // A thread prepares its channels once, so it should compute many rows, as long as all multiprocessors are busy: 2 of
-  // these blocks fit on a multiprocessor at once.
-  const size_t row_blocks = divided_up(problem.samples, rows_of_block * in_flight);
-  const size_t enough = divided_up(device.blocks(column_blocks * row_blocks, 4), column_blocks);
+  // All blocks run at once: a second wave would prepare the channels again.
+  const size_t row_blocks = divided_up(problem.samples, rows_of_block);
+  constexpr unsigned at_once = unsigned(blocks_of_columns<T, takes_residual<epilogue>>);
+  const size_t enough = std::max<size_t>(device.blocks(column_blocks * row_blocks, at_once) / column_blocks, 1);
   constexpr size_t most = 65535;  // blocks along y
   const dim3 blocks(unsigned(column_blocks), unsigned(std::min({row_blocks, enough, most})));
   const size_t threads = divided_up(rows_of_block * work.span, warp_size) * warp_size;
@@ -309,13 +331,16 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
   const size_t lead = misalignment(problem.x);
   const bool alike = lead == misalignment(problem.y) &&
                      (!takes_residual<epilogue> || lead == misalignment(problem.residual));
+  constexpr int of_column = width_of_columns<T>;
+  const auto whole_columns = [&](size_t positions) {
+    return alike && lead % of_column == 0 && positions % of_column == 0;
+  };
   if (lanes != 0) {
-    const bool whole = alike && lead == 0 && lanes % width == 0;
     if (lanes != problem.channels)
-      return whole ? run_columns<epilogue, true, width>(problem, lanes, device, stream)
-                   : run_columns<epilogue, true, 1>(problem, lanes, device, stream);
-    return whole ? run_columns<epilogue, false, width>(problem, lanes, device, stream)
-                 : run_columns<epilogue, false, 1>(problem, lanes, device, stream);
+      return whole_columns(lanes) ? run_columns<epilogue, true, of_column>(problem, lanes, device, stream)
+                                  : run_columns<epilogue, true, 1>(problem, lanes, device, stream);
+    return whole_columns(lanes) ? run_columns<epilogue, false, of_column>(problem, lanes, device, stream)
+                                : run_columns<epilogue, false, 1>(problem, lanes, device, stream);
   }
   constexpr int many = accesses_of_large<T>;
   if (alike && fits_tiles<many>(problem, lead)) {
@@ -331,9 +356,8 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
   if (problem.extent >= long_extent || (problem.extent >= long_extent / 8 && problem.samples < 2 * in_flight))
     return alike ? run_rows<epilogue, width>(problem, device, stream) : run_rows<epilogue, 1>(problem, device, stream);
   const size_t positions = problem.channels * problem.extent;
-  return alike && lead == 0 && positions % width == 0
-             ? run_columns<epilogue, false, width>(problem, positions, device, stream)
-             : run_columns<epilogue, false, 1>(problem, positions, device, stream);
+  return whole_columns(positions) ? run_columns<epilogue, false, of_column>(problem, positions, device, stream)
+                                  : run_columns<epilogue, false, 1>(problem, positions, device, stream);
 }
 
 template <class T>

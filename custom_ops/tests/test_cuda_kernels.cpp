@@ -1,7 +1,8 @@
 // Compares the CUDA kernels with loops over the formulas: every type, epilogue, kernel and access width, unusual sizes
 // and addresses, results in place. CMake builds this twice: for the CPU (cuda_on_host.h), and with CUDA.
 //
-//   test_cuda_kernels [LENGTH]    of the longest row (default 2^20)
+//   test_cuda_kernels [LENGTH [N]]    of the longest row (default 2^20); each N-th size, for tools that slow it down
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -36,9 +37,22 @@ struct ChannelGeometry {
   }
 };
 
+// What the program was asked for: no longer rows, and each `step`-th size. Each type begins with another size.
+struct Selection {
+  size_t longest_row = 1 << 20, step = 1, first = 0;
+
+  template <class Geometry>
+  std::vector<Geometry> of(const std::vector<Geometry>& all) const {
+    std::vector<Geometry> chosen;
+    for (size_t i = first % step; i < all.size(); i += step) chosen.push_back(all[i]);
+    return chosen;
+  }
+};
+
 // Extents around one access (2, 4, 8 elements), those of a warp (32 accesses) and of its segment (128); few and many samples.
 std::vector<ChannelGeometry> channel_geometries() {
-  std::vector<ChannelGeometry> all{{0, 3, 4, 0}, {2, 3, 0, 0}, {1, 1, 1, 0}, {1, 1, 4099, 0}, {1, 2, 70001, 0}};
+  // The last of these: several blocks of columns whose first and last channels are shared with their neighbors.
+  std::vector<ChannelGeometry> all{{0, 3, 4, 0}, {2, 3, 0, 0}, {1, 1, 1, 0}, {1, 1, 4099, 0}, {1, 2, 70001, 0}, {17, 60, 49, 0}};
   for (const size_t extent : {1, 2, 3, 16, 49, 64, 129, 256, 511, 1024, 1025, 3001})
     for (const size_t samples : {1, 3, 17}) all.push_back({samples, 5, extent, 0});
   for (const size_t channels : {1, 7, 256, 1025, 2048})
@@ -82,10 +96,10 @@ std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const C
 }
 
 template <class T>
-void test_batch_normal_norm(ErrorTable& errors, Halves halves, double bound) {
+void test_batch_normal_norm(ErrorTable& errors, Halves halves, double bound, const Selection& selection) {
   Random random(1);
   Worst worst;
-  for (const ChannelGeometry& g : channel_geometries())
+  for (const ChannelGeometry& g : selection.of(channel_geometries()))
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       const size_t n = g.size();
       std::vector<double> numbers(n), others(n);
@@ -133,6 +147,7 @@ std::vector<RowGeometry> row_geometries(size_t longest_row) {
     for (const size_t run : {3, 7, 16, 64, 257})
       if (length % run == 0) all.push_back({4, length, 2, run});
   }
+  all.erase(std::remove_if(all.begin(), all.end(), [=](const RowGeometry& g) { return g.row_length > longest_row; }), all.end());
   return all;
 }
 
@@ -155,10 +170,10 @@ std::vector<T> run(const Rows<T>& rows, Place place, Halves halves) {
 }
 
 template <class T>
-void test_layer_group_normal_norm(ErrorTable& errors, Halves halves, double bound, size_t longest_row) {
+void test_layer_group_normal_norm(ErrorTable& errors, Halves halves, double bound, const Selection& selection) {
   Random random(2);
   Worst worst;
-  for (const RowGeometry& g : row_geometries(longest_row)) {
+  for (const RowGeometry& g : selection.of(row_geometries(selection.longest_row))) {
     const Rows<T> rows(g, normal_numbers(g.rows * g.row_length, random), random);
     const auto run_at = [&](Place place) { return run(rows, place, halves); };
     const std::vector<T> aligned = run_at({0, 0, 0, Place::apart}), off = run_at({1, 1, 3, Place::apart});
@@ -236,9 +251,10 @@ void test_bad_rows(Halves halves) {
 }
 
 template <class T>
-void test_type(ErrorTable& errors, Halves halves, double bound_of_channels, double bound_of_rows, size_t longest_row) {
-  test_batch_normal_norm<T>(errors, halves, bound_of_channels);
-  test_layer_group_normal_norm<T>(errors, halves, bound_of_rows, longest_row);
+void test_type(ErrorTable& errors, Halves halves, double bound_of_channels, double bound_of_rows,
+               const Selection& selection) {
+  test_batch_normal_norm<T>(errors, halves, bound_of_channels, selection);
+  test_layer_group_normal_norm<T>(errors, halves, bound_of_rows, selection);
   test_bad_rows<T>(halves);
   test_steep_rows<T>(halves);
 }
@@ -252,10 +268,13 @@ int main(int count, char** arguments) {
     std::printf("skipped: no GPU that CUDA can use\n");
     return skipped;
   }
-  const size_t longest_row = count > 1 ? size_t(std::strtoull(arguments[1], nullptr, 10)) : 1 << 20;
+  Selection selection;
+  if (count > 1) selection.longest_row = size_t(std::strtoull(arguments[1], nullptr, 10));
+  if (count > 2) selection.step = std::max(size_t(std::strtoull(arguments[2], nullptr, 10)), size_t(1));
   ErrorTable errors(0);
   const auto test = [&](auto of_type, Halves halves, double bound_of_channels, double bound_of_rows) {
-    test_type<decltype(of_type)>(errors, halves, bound_of_channels, bound_of_rows, longest_row);
+    test_type<decltype(of_type)>(errors, halves, bound_of_channels, bound_of_rows, selection);
+    ++selection.first;
   };
   test(float(), Halves::same_bits, 3e-7, 1e-6);
   if (have_reference_for_double) test(double(), Halves::same_bits, 5e-16, 3e-15);

@@ -35,7 +35,16 @@ inline namespace NNORM_INSTRUCTION_SET {
 
 NNORM_INLINE float widened(float value) { return value; }
 NNORM_INLINE double widened(double value) { return value; }
-NNORM_INLINE float widened(BFloat16 value) { return from_bits(int32_t(uint32_t(value.bits) << 16)); }
+
+NNORM_INLINE float widened(BFloat16 value) {
+#if defined(__CUDA_ARCH__)  // an access stays in pairs: nvcc unpacks it before its time where it sees a shift
+  float result;
+  asm("mov.b32 %0, {%1, %2};" : "=f"(result) : "h"(uint16_t(0)), "h"(value.bits));
+  return result;
+#else
+  return from_bits(int32_t(uint32_t(value.bits) << 16));
+#endif
+}
 
 NNORM_INLINE float widened(Float16 value) {
 #if defined(__CUDA_ARCH__)
