@@ -80,7 +80,9 @@ NoVerify = Annotated[bool, panels.output("--no-verify", "Write the file without 
 @dataclass
 class OutputOptions:
     json_output: Annotated[bool, panels.output("--json", "Print one JSON object instead of tables.")] = False
-    quiet: Annotated[bool, panels.output("--quiet -q", "Print errors only.")] = False
+    quiet: Annotated[
+        bool, panels.output("--quiet -q", "Print only errors, and notes that weights or data are random.")
+    ] = False
     verbose: Annotated[bool, panels.output("--verbose -v", "Print more; tracebacks with errors.")] = False
 
 

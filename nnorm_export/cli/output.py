@@ -172,6 +172,13 @@ def _show_warning(
         show(message, category, filename, *rest)
 
 
+class Essential(str):
+    """A notice that ``--quiet`` shows too: the command succeeded with other weights or checks than the user may think.
+
+    A script that runs a command with ``--quiet`` and reads the exit code alone would otherwise ship random weights.
+    """
+
+
 @dataclass
 class Output(OutputOptions):
     """Prints the progress and the result of a command, as the options say."""
@@ -209,8 +216,9 @@ class Output(OutputOptions):
             yield lambda phase, done: bar.update(task, description=f"{what}: {shown(phase)}", completed=done)
 
     def notices(self, notices: Iterable[str]) -> None:
-        if not self.quiet:
-            for notice in notices:
+        """Prints notices. ``--quiet`` leaves all but each :class:`Essential` notice out."""
+        for notice in notices:
+            if not self.quiet or isinstance(notice, Essential):
                 echo(notice, err=True, label="note")
 
     def show(self, as_json: dict[str, Any], print_text: Callable[[], None]) -> None:

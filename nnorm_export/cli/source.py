@@ -13,6 +13,7 @@ from torch import nn
 from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, paths_of
 from nnorm_export.cli.inputs import forward_parameters, read_inputs
 from nnorm_export.cli.options import ModelOptions, ModelSourceOptions
+from nnorm_export.cli.output import Essential
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
 from nnorm_export.models import exported_programs
@@ -81,7 +82,7 @@ def load_source(options: ModelSourceOptions) -> Source:
     torch.manual_seed(SEED)  # so that a factory's random weights are equal in all commands
     module = build_model(model, parse_arguments(options.model_arg or ()))
     if checkpoint is None:
-        return Source(module, notices=[f"no --checkpoint: the weights are those that {model} returns"])
+        return Source(module, notices=[Essential(f"no --checkpoint: the weights are those that {model} returns")])
     notices = load_checkpoint(
         module,
         checkpoint,

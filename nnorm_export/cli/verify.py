@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
-from nnorm_export.cli.output import COMMAND_LINE, Output, print_bits, print_facts, print_parity, print_table, shown
+from nnorm_export.cli.output import (
+    COMMAND_LINE,
+    Essential,
+    Output,
+    print_bits,
+    print_facts,
+    print_parity,
+    print_table,
+    shown,
+)
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import layer_name
 
@@ -259,7 +268,8 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
     as_json = {"path": path, "certificate": folder, **report.to_json()}
 
     if report.signature == "not checked":
-        output.notices([f"{folder} is signed, and the signature was not checked: --public-key PUB.pem checks it"])
+        unchecked = f"{folder} is signed, and the signature was not checked: --public-key PUB.pem checks it"
+        output.notices([Essential(unchecked)])
 
     def print_text() -> None:
         print_parity(report)
