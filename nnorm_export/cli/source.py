@@ -89,6 +89,7 @@ def load_source(options: ModelSourceOptions) -> Source:
         key=options.checkpoint_key,
         prefix=options.checkpoint_prefix,
         trust_pickle=options.trust_pickle,
+        factory=model,
     )
     return Source(module, notices=notices)
 

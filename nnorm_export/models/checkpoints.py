@@ -27,6 +27,7 @@ def load_checkpoint(
     key: str | None = None,
     prefix: str | None = None,
     trust_pickle: bool = False,
+    factory: str = "",
 ) -> list[str]:
     """Loads the weights in ``path`` into ``model`` and returns notices on how they were made to fit.
 
@@ -38,6 +39,7 @@ def load_checkpoint(
         prefix: the prefix of the model's keys in that entry (``ema_model``), "" for none; other keys are ignored. None
             finds the prefix under which all of the model's weights lie.
         trust_pickle: allow a pickle that runs code while it loads.
+        factory: what has built the model, ``package.module:factory``, for messages; empty if it is not known.
 
     Raises:
         CheckpointError: the file cannot be read or holds no weights; the weights do not fit (the message lists the
@@ -53,7 +55,7 @@ def load_checkpoint(
             f"{path.name}: weights taken from {found_at!r}; it also holds {', '.join(map(repr, others))} "
             "(choose with --checkpoint-key)"
         )
-    return notices + fit(model, state, path, prefix)
+    return notices + fit(model, state, path, prefix, factory)
 
 
 def _read(path: Path, *, trust_pickle: bool) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
+from nnorm_export.models.lmbda_keys import find_mixed_up
 from nnorm_export.models.prefixes import COUNTER, OPTION, Fitted, find_weights
 from nnorm_export.process import without_warnings
 
@@ -94,10 +95,13 @@ def _summary(contents: Any) -> str:
     return f"a dict with {_some([str(key) for key in contents])}"
 
 
-def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str | None = None) -> list[str]:
+def fit(
+    model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str | None = None, factory: str = ""
+) -> list[str]:
     """Loads ``state`` into ``model`` strictly, or raises and leaves the model as it was; returns notices.
 
     ``prefix`` is that of the model's keys in ``state``; None finds it, see :mod:`nnorm_export.models.prefixes`.
+    ``factory`` is what has built the model, for messages.
     """
     found = find_weights(state, model.state_dict(), path, prefix)
     state = found.state
@@ -125,20 +129,26 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
             if key in before and isinstance(value, Tensor) and value.shape != before[key].shape
         ]
         failure = "" if differing else f"\n  {error}"
+    if not (missing or unexpected or differing or failure):
+        return found.notices
+    model.load_state_dict(before, strict=False)
+    name = type(model).__name__
+    if mixed_up := find_mixed_up(state, before, name, factory):
+        reason = mixed_up.reason
+        missing, unexpected = mixed_up.others(missing), mixed_up.others(unexpected)
+    else:
+        where = f" under '{found.prefix}'" if found.prefix else ""
+        reason = (
+            f"the weights{where} do not fit {name}; build it with the arguments that it was trained with"
+            f"{_other_remedy(found, missing, differing)}"
+        )
     problems = (
         ("missing from the file", missing),
         ("unknown to the model", unexpected),
         ("of another shape", differing),
     )
     lines = [f"\n  {len(keys)} {what}:{_LINE}{_some(keys, _LINE)}" for what, keys in problems if keys]
-    if lines or failure:
-        model.load_state_dict(before, strict=False)
-        where = f" under '{found.prefix}'" if found.prefix else ""
-        raise CheckpointError(
-            f"{path}: the weights{where} do not fit {type(model).__name__}; build it with the arguments that it was "
-            f"trained with{_other_remedy(found, missing, differing)}.{''.join(lines)}{failure}"
-        )
-    return found.notices
+    raise CheckpointError(f"{path}: {reason}.{''.join(lines)}{failure}")
 
 
 def _changed_by_dtype(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
