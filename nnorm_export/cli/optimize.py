@@ -73,4 +73,4 @@ def _print(report: OptimizeReport, verbose: bool) -> None:
         rows = [(layer.path, layer.op_type, layer.left or "in blocks") for layer in report.layers]
         print_table(("layer", "op", ""), rows)
     typer.echo()
-    print_parity(report.parity, other="the original")
+    print_parity(report.parity, other="the original", verbose=verbose)

@@ -132,7 +132,7 @@ def verify(
     as_json |= {} if options.page is None else {"report": options.page}
 
     def print_text() -> None:
-        print_parity(report)
+        print_parity(report, verbose=output.verbose)
         if output.verbose and report.implementations:
             print_table(("node", "ran by"), report.implementations.items(), apart=True)
         if probed is not None:
@@ -230,8 +230,8 @@ def _print_probes(probed: ProbeReport) -> None:
         missed = f"; not {', '.join(layer.missed)}" if layer.missed else ""
         verdict = "equal" if layer.parity.passed else "DIFFERENT"
         branches = f"{count} of {count + len(layer.missed)}{missed}"
-        rows.append((layer.name, layer.implementation, branches, share_text(layer.parity.budget_share), verdict))
-    print_table(("node", "ran by", "branches", "of budget", ""), rows, apart=True)
+        rows.append((layer.name, layer.implementation, branches, share_text(layer.parity.allowed_share), verdict))
+    print_table(("node", "ran by", "branches", "error / allowed", ""), rows, apart=True)
 
 
 def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
@@ -272,7 +272,7 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
         output.notices([Essential(unchecked)])
 
     def print_text() -> None:
-        print_parity(report)
+        print_parity(report, verbose=output.verbose)
         if bits is not None:
             typer.echo()
             print_bits(bits)
