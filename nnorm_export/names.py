@@ -19,6 +19,8 @@ FORMS = ("portable", "primitives", "custom")
 TORCHSCRIPT_METHODS = ("trace", "script")
 PT2_OPERATORS = ("decomposed", "kept")
 DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+# Spellings of others -> ours. ``float`` is none of them: it is float32 in PyTorch and float64 in NumPy.
+_SPELLINGS = {long: short for short, long in DTYPE_NAMES.items()} | {"half": "fp16", "single": "fp32", "double": "fp64"}
 
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
@@ -39,6 +41,16 @@ def listed(names: Any, option: str, error: type[NnormExportError] = NnormExportE
         name = names if isinstance(names, str) else names.__name__
         raise error(f"{option} is {what}; give a list of names: {[name]}")
     return list(names)
+
+
+def dtype_spelled(text: str) -> str:
+    """The key of DTYPE_NAMES for another spelling: ``float16``, ``torch.float16``, ``half`` or ``FP16`` -> ``fp16``.
+
+    Text that is not a spelling of a floating-point dtype is returned unchanged.
+    """
+    name = text.lower().removeprefix("torch.")
+    found = _SPELLINGS.get(name, name)
+    return found if found in DTYPE_NAMES else text
 
 
 def layer_name(path: str) -> str:

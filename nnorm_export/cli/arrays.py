@@ -17,7 +17,7 @@ import numpy as np
 
 from nnorm_export.dtypes import DTYPES, FLOATS, Array
 from nnorm_export.errors import NnormExportError
-from nnorm_export.names import DTYPE_NAMES
+from nnorm_export.names import DTYPE_NAMES, dtype_spelled
 from nnorm_export.reading import check_arrays, is_regular
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
@@ -26,7 +26,7 @@ SEED = 0
 FLOAT32 = DTYPES["float32"].numpy
 
 _DTYPES = {
-    **{name: DTYPES[long].numpy for short, long in DTYPE_NAMES.items() for name in (short, long)},
+    **{short: DTYPES[long].numpy for short, long in DTYPE_NAMES.items()},
     **{name: dtype.numpy for name, dtype in DTYPES.items()},
 }
 FLOATING = {dtype.name: dtype.numpy for dtype in FLOATS}
@@ -167,9 +167,10 @@ def _random(spec: str, text: str, floating: np.dtype[Any], generator: np.random.
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
         raise _unparsable(spec)
-    if match["dtype"] is not None and match["dtype"] not in _DTYPES:
-        raise _unparsable(spec, f": unknown dtype {match['dtype']!r} (choose one of {', '.join(_DTYPES)})")
-    dtype = _DTYPES[match["dtype"]] if match["dtype"] else floating
+    name = match["dtype"] and dtype_spelled(match["dtype"])
+    if name and name not in _DTYPES:
+        raise _unparsable(spec, f": unknown dtype {name!r} (choose one of {', '.join(_DTYPES)})")
+    dtype = _DTYPES[name] if name else floating
     sizes = match["bare"] if match["bracketed"] is None else match["bracketed"]
     try:
         shape = [int(size) for size in re.split("[,x]", sizes)] if sizes.strip() else []
