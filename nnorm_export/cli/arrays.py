@@ -18,7 +18,7 @@ import numpy as np
 from nnorm_export.dtypes import DTYPES, FLOATS, Array
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import DTYPE_NAMES, dtype_spelled
-from nnorm_export.reading import check_arrays, is_regular
+from nnorm_export.reading import CutOffError, check_arrays, damage_of, is_regular
 
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0
@@ -251,9 +251,10 @@ def _read(path: Path) -> Any:
     except NnormExportError:
         raise
     except Exception as error:  # NumPy reads a header as Python text: a damaged one raises exceptions of many classes
-        raise NnormExportError(
-            f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
-        ) from error
+        reason = damage_of(path) or "not a NumPy file of plain arrays; write one with np.save or np.savez"
+        if isinstance(error, CutOffError):
+            reason = f"damaged or cut off: {error}; copy it again, or write it again"
+        raise NnormExportError(f"{path}: {reason}") from error
 
 
 def _array(given: Any, path: Path, name: str | None, floating: np.dtype[Any], notices: list[str]) -> Array:

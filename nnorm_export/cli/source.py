@@ -22,15 +22,12 @@ from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.program_text import CodeFoundError
 from nnorm_export.names import DOMAIN
-from nnorm_export.reading import is_regular
+from nnorm_export.reading import damage_of, is_regular
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
-_PROGRAM = (
-    "; not an exported program. Write one with "
-    "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
-)
+_PROGRAM = "; write one with torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
 DYNAMIC_ROWS = 4  # the length of a dynamic axis in random inputs
 
 
@@ -55,7 +52,7 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
     try:
         return exported_programs.load_program(path, trust_pickle=trust_pickle)
     except ModelFileError as error:
-        has_remedy = isinstance(error.__cause__, CodeFoundError) or not is_regular(path)
+        has_remedy = isinstance(error.__cause__, CodeFoundError) or not is_regular(path) or damage_of(path)
         remedy = "" if has_remedy else _PROGRAM
         raise CheckpointError(f"{error}{remedy}") from error
 
