@@ -60,8 +60,8 @@ def quantize(
     destination = options.output or str(Path(path).with_suffix(".int8.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
-        calibration, notices = read_inputs_of_file(options.calibrate, dtypes)
-        test, more = read_inputs_of_file(options.test, dtypes) if options.test else (None, [])
+        calibration, notices = read_inputs_of_file(options.calibrate, dtypes, "--calibrate")
+        test, more = read_inputs_of_file(options.test, dtypes, "--test") if options.test else (None, [])
         source = _source(model) if model.model else None
     notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
     output.notices(notices)
