@@ -103,6 +103,11 @@ class Command(TyperCommand):
             _fail(error, f"unexpected {type(error).__name__}: {error}{_HOW_TO_REPORT}", UNEXPECTED, as_json, verbose)
 
 
+def unwritable(error: OSError) -> str:
+    """The message for an ``error`` of standard output."""
+    return f"cannot write standard output: {error.strerror or error}. Check that its place has free space"
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Raise the error: rich would exit with code 1, which means a mismatch."""
@@ -222,11 +227,20 @@ class Output(OutputOptions):
                 echo(notice, err=True, label="note")
 
     def show(self, as_json: dict[str, Any], print_text: Callable[[], None]) -> None:
-        """Prints the result of a command: as JSON, as text, or not at all."""
-        if self.json_output:
-            print_json(as_json)
-        elif not self.quiet:
-            print_text()
+        """Prints the result of a command: as JSON, as text, or not at all.
+
+        Raises:
+            NnormExportError: standard output cannot be written.
+        """
+        try:
+            if self.json_output:
+                print_json(as_json)
+            elif not self.quiet:
+                print_text()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise NnormExportError(unwritable(error)) from error
 
     def fail(self, message: str) -> None:
         """Raises the ParityError of a command that has shown its result."""
