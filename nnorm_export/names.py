@@ -22,6 +22,11 @@ DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64":
 # Spellings of others -> ours. ``float`` is none of them: it is float32 in PyTorch and float64 in NumPy.
 _SPELLINGS = {long: short for short, long in DTYPE_NAMES.items()} | {"half": "fp16", "single": "fp32", "double": "fp64"}
 
+# Backends of Triton that serve-repo does not write for -> what to do.
+OTHER_BACKENDS = dict.fromkeys(
+    ("pytorch", "libtorch", "torch"), "Triton's PyTorch backend is not written for; serve the ONNX file of the model"
+)
+
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
 # Metadata of a node: the path of the layer that it came from.

@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import lengths
+from nnorm_export.files.archive import is_archive, read_archive
+from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.least_batch import LEAST_BATCH, least_rows
@@ -184,6 +186,15 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
 
 
 def _not_a_model(path: Path) -> ModelFileError:
+    """The error for a file that protobuf cannot read, or that lacks what every ONNX model has."""
+    if is_archive(path):
+        try:
+            title = FORMATS[read_archive(path).format].title
+        except ModelFileError as error:
+            return error
+        return ModelFileError(
+            f"{path}: {title}, and this takes ONNX files; give the file that nnorm_export.export writes without target="
+        )
     return ModelFileError(f"{path}: {damage_of(path, _BEGINNING) or f'not an ONNX model{_REMEDY}'}")
 
 
