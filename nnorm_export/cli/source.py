@@ -21,7 +21,6 @@ from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.program_text import CodeFoundError
-from nnorm_export.names import DOMAIN
 from nnorm_export.reading import damage_of, is_regular
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
@@ -117,21 +116,6 @@ def inputs_for(
     if not inputs.kwargs:
         return tuple(inputs.args), inputs.notices
     return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
-
-
-def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
-    """Returns the advice to run bisect, for a message that ``path`` differs; empty if bisect cannot read the file."""
-    if is_engine(path) or is_url(path):
-        return ""
-    description = describe(path)
-    if description.quantization is not None:
-        return (
-            f". It is quantized ({description.quantization}), and roundings to 8 bits are greater than the error "
-            "budget: give --rtol and --atol, or see what nnorm-export quantize reports with the model"
-        )
-    if description.format != "onnx" or DOMAIN not in description.nodes or description.optimized_for is not None:
-        return ""
-    return f". To find the layer that differs, run\n  {bisect_command(path, options, runtime)}"
 
 
 def bisect_command(path: str, options: ModelOptions, runtime: str | None = None) -> str:

@@ -151,13 +151,14 @@ def verify(
 
 
 def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
-    from nnorm_export.cli.source import bisect_advice
+    from nnorm_export.cli.source import bisect_command
+    from nnorm_export.parity.layer_by_layer.advice import bisect_advice
 
     if any(not parity.compared for parity in report.outputs):
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
     advice = f". {report.other_weights}" if report.other_weights else ""
     if not advice and not report.is_nondeterministic:
-        advice = bisect_advice(path, model, options.runtime)
+        advice = bisect_advice(path, bisect_command(path, model, options.runtime))
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 
