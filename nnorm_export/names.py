@@ -35,6 +35,9 @@ LAYER_PATH = METADATA_PREFIX + "layer"
 # Metadata of a node that torch writes: the modules, outermost first, whose forward made the node.
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
+# The entry of a layer in the metadata that torch keeps beside a state dict: the class of a normality norm.
+NORMALITY = METADATA_PREFIX + "normality"
+
 # The entry of a PyTorch file (TorchScript, exported program, AOTInductor package) that describes it.
 NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"
 

@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from nnorm_export.models.prefixes import INNER_MARKS, MARKS
 from nnorm_export.names import layer_name
 
 _LMBDA, _FROZEN = "running_lmbda", "exponent_pos"
@@ -43,7 +47,7 @@ def find_mixed_up(state: Mapping[str, Any], own: Mapping[str, Any], model: str, 
         model: the name of the model's class.
         factory: what builds the model, ``package.module:factory``, if that is known.
     """
-    place = f"where the model is built, in {factory}" if factory else "where the model is built"
+    place = _place(factory)
     frozen = {path: path for path in _layers(state, _FROZEN) if _of(path, _MEAN) in own}
     if frozen:
         reason = (
@@ -57,10 +61,7 @@ def find_mixed_up(state: Mapping[str, Any], own: Mapping[str, Any], model: str, 
         return None
     paths = frozenset((*lost, *lost.values(), *absent, *absent.values()))
     if not in_model:
-        reason = (
-            f"the weights are of a network whose norms keep a λ ({_some(list(lost))}), and {model} has plain norms "
-            f"there; call nnorm_export.layers.convert_normal_norm(model) {place}"
-        )
+        reason = not_converted(list(lost), model, factory)
     elif not in_file:
         reason = (
             f"the weights are of a network with plain norms, and {model} has norms that keep a λ "
@@ -78,6 +79,37 @@ def find_mixed_up(state: Mapping[str, Any], own: Mapping[str, Any], model: str, 
             f"as for training, with only= or skip= of nnorm_export.layers.convert_normal_norm, {place}"
         )
     return MixedUp(reason, paths)
+
+
+def plain_layers(model: nn.Module, normality: Iterable[str], prefix: str) -> list[str]:
+    """The paths of the plain norms of torch.nn in ``model`` in whose place the weights have a normality norm.
+
+    A LayerNormalNorm has the keys of nn.LayerNorm: its weights fit, and the network would compute something else.
+
+    Args:
+        normality: the paths of the normality norms of the weights.
+        prefix: what the paths begin with, without the parts that wrappers add.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[str, None] = {}
+    for path in normality:
+        for marks in (MARKS, {**MARKS, **INNER_MARKS}):
+            place = ".".join(part for part in path.split(".") if part not in marks).removeprefix(prefix)
+            if isinstance(modules.get(place), (nn.LayerNorm, nn.GroupNorm, _InstanceNorm)):
+                found[place] = None
+    return list(found)
+
+
+def not_converted(paths: list[str], model: str, factory: str = "") -> str:
+    """The reason and the remedy where ``paths`` of the model are plain norms, and normality norms in the weights."""
+    return (
+        f"the weights are of a network with normality norms ({_some(paths)}), and {model} has plain norms there; call "
+        f"nnorm_export.layers.convert_normal_norm(model) {_place(factory)}"
+    )
+
+
+def _place(factory: str) -> str:
+    return f"where the model is built, in {factory}" if factory else "where the model is built"
 
 
 def _layers(keys: Iterable[str], name: str) -> list[str]:
