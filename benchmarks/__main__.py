@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks import kernels, networks
 from benchmarks.measure import describe_machine, markdown_table, with_section
-from benchmarks.processor import processor
+from nnorm_export.runtimes.processor import processor
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks.md"
 

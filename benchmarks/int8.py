@@ -40,7 +40,7 @@ from benchmarks.measure import (
 )
 from benchmarks.models import build
 from benchmarks.networks import IMAGES, NETWORKS, write_plain
-from benchmarks.processor import processor
+from nnorm_export.runtimes.processor import processor
 
 HEADING = "int8, {processor}"
 TEXT = """\

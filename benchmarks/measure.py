@@ -26,7 +26,7 @@ import onnxruntime
 import torch
 
 import nnorm_export
-from benchmarks.processor import processor
+from nnorm_export.runtimes.processor import processor
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,13 @@ FORMS = ("portable", "primitives", "custom")
 TORCHSCRIPT_METHODS = ("trace", "script")
 PT2_OPERATORS = ("decomposed", "kept")
 DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+# Spellings of others -> ours. ``float`` is none of them: it is float32 in PyTorch and float64 in NumPy.
+_SPELLINGS = {long: short for short, long in DTYPE_NAMES.items()} | {"half": "fp16", "single": "fp32", "double": "fp64"}
+
+# Backends of Triton that serve-repo does not write for -> what to do.
+OTHER_BACKENDS = dict.fromkeys(
+    ("pytorch", "libtorch", "torch"), "Triton's PyTorch backend is not written for; serve the ONNX file of the model"
+)
 
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
@@ -27,6 +34,9 @@ LAYER_PATH = METADATA_PREFIX + "layer"
 
 # Metadata of a node that torch writes: the modules, outermost first, whose forward made the node.
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+
+# The entry of a layer in the metadata that torch keeps beside a state dict: the class of a normality norm.
+NORMALITY = METADATA_PREFIX + "normality"
 
 # The entry of a PyTorch file (TorchScript, exported program, AOTInductor package) that describes it.
 NOTE_FILE = METADATA_PREFIX.rstrip(".") + ".json"
@@ -39,6 +49,16 @@ def listed(names: Any, option: str, error: type[NnormExportError] = NnormExportE
         name = names if isinstance(names, str) else names.__name__
         raise error(f"{option} is {what}; give a list of names: {[name]}")
     return list(names)
+
+
+def dtype_spelled(text: str) -> str:
+    """The key of DTYPE_NAMES for another spelling: ``float16``, ``torch.float16``, ``half`` or ``FP16`` -> ``fp16``.
+
+    Text that is not a spelling of a floating-point dtype is returned unchanged.
+    """
+    name = text.lower().removeprefix("torch.")
+    found = _SPELLINGS.get(name, name)
+    return found if found in DTYPE_NAMES else text
 
 
 def layer_name(path: str) -> str:

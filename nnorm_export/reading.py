@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Callable, Iterable
@@ -73,6 +74,34 @@ def read_bytes(path: str | Path, limit: int, error: type[NnormExportError]) -> b
     return content
 
 
+class CutOffError(ValueError):
+    """A file that is shorter than its own header says."""
+
+
+def damage_of(path: str | Path, beginning: re.Pattern[bytes] | None = None) -> str:
+    """What has become of the file ``path``, which its reader could not read; empty if it is another kind of file.
+
+    It is empty, a pointer of Git LFS, an archive (of PyTorch or NumPy) without its end, or a file with the
+    ``beginning`` of the reader's format.
+    """
+    try:
+        size = os.stat(path).st_size
+        with open(path, "rb") as file:
+            found = file.read(len(_LFS))
+    except OSError:
+        return ""
+    if found == _LFS:
+        return "a pointer of Git LFS in the place of the file; run git lfs pull"
+    is_begun = beginning is not None and beginning.match(found)
+    if size == 0 or is_begun or (found.startswith(_ARCHIVE) and not zipfile.is_zipfile(path)):
+        return f"{'damaged or cut off' if size else 'empty'} ({size:,} bytes); copy it again, or write it again"
+    return ""
+
+
+_LFS = b"version https://git-lfs.github.com/spec"
+_ARCHIVE = b"PK\x03\x04"
+
+
 def parse_json(text: str | bytes) -> Any:
     """Returns the value of the JSON ``text``. Raises ValueError if ``text`` is not JSON or is nested too deeply."""
     if len(text) > JSON_BYTES:
@@ -123,8 +152,9 @@ def _check_array(stream: IO[bytes], size: int) -> None:
         np.lib.format.read_array_header_1_0 if read_magic(stream) == (1, 0) else np.lib.format.read_array_header_2_0
     )
     shape, _, dtype = read_header(stream)
-    if math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"its header promises an array of shape {shape}, and there are {size} bytes")
+    left = size - stream.tell()
+    if math.prod(shape) * dtype.itemsize > left and not dtype.hasobject:
+        raise CutOffError(f"its header promises an array of shape {shape}, and there are {left} bytes of it")
 
 
 def read_entry(archive: zipfile.ZipFile, name: str, limit: int = JSON_BYTES) -> bytes:

@@ -63,7 +63,7 @@ IMAGES = OUTPUT / "validation.npz"
 ROUNDS = 50
 TABLE_WIDTH = 110  # if stdout is not a terminal
 BUDGET = (
-    "x × the error budget: the largest error of the file as a share of what is allowed, which is 10 times the error\n"
+    "x × the allowed error: the largest error of the file, divided by what is allowed, which is 10 times the error\n"
     "that float32 rounding causes in PyTorch itself; above 1 × the export fails and writes no file"
 )
 PLAIN_NORMS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {

@@ -19,7 +19,7 @@ from nnorm_export.cli.export import export
 from nnorm_export.cli.inspect import inspect
 from nnorm_export.cli.optimize import optimize
 from nnorm_export.cli.options import grouped
-from nnorm_export.cli.output import BROKEN_PIPE, Command, Group
+from nnorm_export.cli.output import BROKEN_PIPE, Command, Group, unwritable
 from nnorm_export.cli.quantize import quantize
 from nnorm_export.cli.serve_repo import serve_repo
 from nnorm_export.cli.verify import verify
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # from --help, --version or --install-completion, which no Command handles
         if code := _flushed(0):  # standard output cannot be written, and _flushed has printed the error
             return code
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {unwritable(error) if error.filename is None else error}", file=sys.stderr)
         return NnormExportError.exit_code
     return _flushed(0)
 
@@ -90,7 +90,7 @@ def _flushed(code: int) -> int:
         ):  # an error was printed; it may be this one, of text that is still buffered
             return code
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            print(f"error: {unwritable(error)}", file=sys.stderr)
             return code or NnormExportError.exit_code
         return code or BROKEN_PIPE
     return code

@@ -17,16 +17,17 @@ import numpy as np
 
 from nnorm_export.dtypes import DTYPES, FLOATS, Array
 from nnorm_export.errors import NnormExportError
-from nnorm_export.names import DTYPE_NAMES
-from nnorm_export.reading import check_arrays, is_regular
+from nnorm_export.names import DTYPE_NAMES, dtype_spelled
+from nnorm_export.reading import CutOffError, check_arrays, damage_of, is_regular
 
+OPTION = "--input"
 EXAMPLES = "--input 8,3,32,32 or --input 'x:float32[8,3,32,32]' (random), --input data.npz or --input x:data.npy"
 SEED = 0
 
 FLOAT32 = DTYPES["float32"].numpy
 
 _DTYPES = {
-    **{name: DTYPES[long].numpy for short, long in DTYPE_NAMES.items() for name in (short, long)},
+    **{short: DTYPES[long].numpy for short, long in DTYPE_NAMES.items()},
     **{name: dtype.numpy for name, dtype in DTYPES.items()},
 }
 FLOATING = {dtype.name: dtype.numpy for dtype in FLOATS}
@@ -40,17 +41,21 @@ _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)?(?:\[(?P<bracketed>[\d,\sx]*)\]|(?P
 
 @dataclass
 class Inputs:
-    """A call of the model: positional and named values, and notices on how the values were read."""
+    """A call of the model: positional and named values, and notices on how the values were read.
+
+    ``option`` is the option that they were given with, for messages.
+    """
 
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    option: str = OPTION
 
     def add(self, name: str | None, value: Array | dict[str, Array]) -> None:
         if name is None:
             self.args.append(value)
         elif name in self.kwargs:
-            raise NnormExportError(f"input {name} is given twice; leave out one --input")
+            raise NnormExportError(f"input {name} is given twice; leave out one {self.option}")
         else:
             self.kwargs[name] = value
 
@@ -70,7 +75,7 @@ class Inputs:
                     whole = ".".join(parents[: depth + 1])
                     raise NnormExportError(f"input {path} lies within {whole}, which is given as a tensor; give one")
             if last in place:
-                raise NnormExportError(f"input {path} is given twice; leave out one --input")
+                raise NnormExportError(f"input {path} is given twice; leave out one {self.option}")
             place[last] = self.kwargs[path]
         order = dict.fromkeys(path.partition(".")[0] for path in self.kwargs)
         self.kwargs = {name: _sorted(nested[name]) for name in order}
@@ -102,11 +107,11 @@ def paths_of(names: Sequence[str], parameters: Sequence[str]) -> dict[str, str]:
 
 
 def read_inputs_of_file(
-    specs: Sequence[str], dtypes_by_name: Mapping[str, np.dtype[Any]]
+    specs: Sequence[str], dtypes_by_name: Mapping[str, np.dtype[Any]], option: str = OPTION
 ) -> tuple[dict[str, Array], list[str]]:
-    """Returns the arrays that ``specs`` describe, by the names of a file's inputs, and notices."""
+    """Returns the arrays that ``specs`` of ``option`` describe, by the names of a file's inputs, and notices."""
     floating = next((dtype for dtype in dtypes_by_name.values() if dtype in FLOATING.values()), FLOAT32)
-    inputs = read_all(specs, list(dtypes_by_name), floating)  # names in a file may have dots
+    inputs = read_all(specs, list(dtypes_by_name), floating, option=option)  # names in a file may have dots
     by_position = dict(zip(dtypes_by_name, inputs.args, strict=False))
     values = by_position | inputs.kwargs
     if nested := [name for name, value in values.items() if isinstance(value, dict)]:
@@ -119,21 +124,23 @@ def read_all(
     parameters: list[str] | None,
     floating: np.dtype[Any],
     own_names: dict[str, str] | None = None,
+    *,
+    option: str = OPTION,
 ) -> Inputs:
     """The inputs, before dicts are nested.
 
     Args:
-        specs: the values of ``--input``.
+        specs: the values of ``option``.
         parameters: the names of the parameters; None allows any name.
         floating: the dtype of floating-point inputs whose spec names no dtype.
         own_names: name of an input in a file -> path of a parameter; None if the inputs are not dicts.
     """
-    inputs = Inputs()
+    inputs = Inputs(option=option)
     generator = np.random.default_rng(SEED)
     for spec in specs:
-        name, file, rest = _split(spec)
+        name, file, rest = _split(spec, option)
         if file is None:
-            inputs.add(name, _random(spec, rest, floating, generator))
+            inputs.add(name, _random(spec, rest, floating, generator, option))
         else:
             accepted = None if parameters is None else list(dict.fromkeys((*parameters, *(own_names or ()))))
             _add_file(inputs, name, file, accepted, floating, takes_dicts=own_names is not None)
@@ -145,38 +152,39 @@ def read_all(
     return inputs
 
 
-def _split(spec: str) -> tuple[str | None, Path | None, str]:
+def _split(spec: str, option: str) -> tuple[str | None, Path | None, str]:
     """Returns the name, the file, and the text after the name."""
     if is_regular(spec):  # the path of a file may have colons
         if Path(spec).suffix.lower() not in _ENDINGS:
-            raise _unparsable(spec, ", which is not a .npy or .npz file")
+            raise _unparsable(spec, option, ", which is not a .npy or .npz file")
         return None, Path(spec), spec
     match = _NAMED.fullmatch(spec)
     if match is None:
-        raise _unparsable(spec)
+        raise _unparsable(spec, option)
     name, rest = match["name"], match["rest"]
     is_file = Path(rest).suffix.lower() in _ENDINGS or ".npz:" in rest.lower()
     return name, Path(rest) if is_file else None, rest
 
 
-def _unparsable(spec: str, why: str = "") -> NnormExportError:
-    return NnormExportError(f"cannot make an input of {spec!r}{why}; write {EXAMPLES}")
+def _unparsable(spec: str, option: str, why: str = "") -> NnormExportError:
+    return NnormExportError(f"cannot make an input of {spec!r}{why}; write {EXAMPLES.replace(OPTION, option)}")
 
 
-def _random(spec: str, text: str, floating: np.dtype[Any], generator: np.random.Generator) -> Array:
+def _random(spec: str, text: str, floating: np.dtype[Any], generator: np.random.Generator, option: str) -> Array:
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
-        raise _unparsable(spec)
-    if match["dtype"] is not None and match["dtype"] not in _DTYPES:
-        raise _unparsable(spec, f": unknown dtype {match['dtype']!r} (choose one of {', '.join(_DTYPES)})")
-    dtype = _DTYPES[match["dtype"]] if match["dtype"] else floating
+        raise _unparsable(spec, option)
+    name = match["dtype"] and dtype_spelled(match["dtype"])
+    if name and name not in _DTYPES:
+        raise _unparsable(spec, option, f": unknown dtype {name!r} (choose one of {', '.join(_DTYPES)})")
+    dtype = _DTYPES[name] if name else floating
     sizes = match["bare"] if match["bracketed"] is None else match["bracketed"]
     try:
         shape = [int(size) for size in re.split("[,x]", sizes)] if sizes.strip() else []
     except ValueError:
-        raise _unparsable(spec) from None
+        raise _unparsable(spec, option) from None
     if math.prod(shape) > 2**33:  # 32 GiB in float32
-        raise _unparsable(spec, f": {math.prod(shape):,} elements are too many")
+        raise _unparsable(spec, option, f": {math.prod(shape):,} elements are too many")
     if dtype in FLOATING.values():
         return generator.standard_normal(shape, np.float32).astype(dtype)
     # Integers are mostly indices, and 0 and 1 are valid indices nearly everywhere.
@@ -210,7 +218,7 @@ def _add_file(
         if key not in arrays:
             raise NnormExportError(
                 f"{path} has no array {key}; it has {', '.join(arrays)}. "
-                f"Name one of them: --input {f'{name}:' if name else ''}{path}:{next(iter(arrays), 'array')}"
+                f"Name one of them: {inputs.option} {f'{name}:' if name else ''}{path}:{next(iter(arrays), 'array')}"
             )
         arrays = arrays[key]
     if not isinstance(arrays, dict):
@@ -221,7 +229,7 @@ def _add_file(
     wanted = [key for key in arrays if accepted is None or {key, key.partition(".")[0]} & accepted]
     if not wanted:
         first = (parameters or ["x"])[0]
-        of_dict = f", or, if {first} is a dict of them, give --input {first}:{path}:*" if takes_dicts else ""
+        of_dict = f", or, if {first} is a dict of them, give {inputs.option} {first}:{path}:*" if takes_dicts else ""
         raise NnormExportError(
             f"{path}: its arrays ({', '.join(arrays) or 'none'}) are none of the model's inputs "
             f"({', '.join(parameters or [])}); save them by these names: np.savez('data.npz', {first}=array){of_dict}"
@@ -250,9 +258,10 @@ def _read(path: Path) -> Any:
     except NnormExportError:
         raise
     except Exception as error:  # NumPy reads a header as Python text: a damaged one raises exceptions of many classes
-        raise NnormExportError(
-            f"{path}: not a NumPy file of plain arrays; write one with np.save or np.savez"
-        ) from error
+        reason = damage_of(path) or "not a NumPy file of plain arrays; write one with np.save or np.savez"
+        if isinstance(error, CutOffError):
+            reason = f"damaged or cut off: {error}; copy it again, or write it again"
+        raise NnormExportError(f"{path}: {reason}") from error
 
 
 def _array(given: Any, path: Path, name: str | None, floating: np.dtype[Any], notices: list[str]) -> Array:

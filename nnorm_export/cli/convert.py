@@ -54,10 +54,10 @@ def convert(
             external_data=options.external_data,
         )
         files = describe(destination).files
-    output.show(report.to_json() | {"files": files, "notices": notices}, lambda: _print(report))
+    output.show(report.to_json() | {"files": files, "notices": notices}, lambda: _print(report, output.verbose))
 
 
-def _print(report: FormReport) -> None:
+def _print(report: FormReport, verbose: bool) -> None:
     print_facts(
         [
             ("file", str(report.path)),
@@ -67,4 +67,4 @@ def _print(report: FormReport) -> None:
         ]
     )
     typer.echo()
-    print_parity(report.parity, other="the original")
+    print_parity(report.parity, other="the original", verbose=verbose)

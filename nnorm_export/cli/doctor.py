@@ -8,8 +8,10 @@ import typer
 
 from nnorm_export.cli.options import Runtime, TrustPickle
 from nnorm_export.cli.output import Output, echo, implementations_text, one_line, print_facts, print_table
+from nnorm_export.errors import RuntimeMissingError
 
 if TYPE_CHECKING:
+    from nnorm_export.runtimes import Component
     from nnorm_export.runtimes.diagnose import Diagnosis, RuntimeDiagnosis
 
 
@@ -22,13 +24,14 @@ def doctor(
     *,
     output: Output,
 ) -> None:
-    """List the runtimes, whether they work here, and how to install the rest.
+    """List the runtimes that work here, and how to install the rest.
 
     The bits of the kernels are a digest of their results on fixed numbers. All
     machines with the same release have the same digest.
 
-    With a file, each runtime opens the file and shows whether a kernel, a body
-    or a plugin runs each normalization. The exit code is 3 if the chosen
+    With a file, each runtime opens the file, and the first lines show how many
+    normalizations a kernel, a body or a plugin runs. --verbose lists the nodes,
+    and why a runtime cannot run. The exit code is 3 if the chosen
     runtime or a part of it is missing, and 2 if the runtime refuses the file.
     Opening TorchScript or a package of AOTInductor runs its code.
 
@@ -51,13 +54,10 @@ def doctor(
 
 
 def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
-    facts = []
-    for component in diagnosis.components:
-        found = component.found or "missing"
-        facts.append((component.name, f"{found}; {component.remedy}" if component.remedy else found))
-    print_facts(facts)
-    typer.echo()
-    print_facts((found.runtime, _runtime_text(found, path)) for found in diagnosis.runtimes)
+    """Prints what runs first, and last what this machine lacks, which most users do not need."""
+    absent = [] if verbose else [found for found in diagnosis.runtimes if _is_absent(found, diagnosis.needed)]
+    lacking = [component for component in diagnosis.components if component.is_optional and not component.found]
+    print_facts((found.runtime, _runtime_text(found, path)) for found in diagnosis.runtimes if found not in absent)
     for change in diagnosis.changes:
         typer.echo()
         echo(change, label="changed")
@@ -73,13 +73,32 @@ def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
                 ("node", *(found.runtime for found in working_runtimes)),
                 [(node, *(found.implementations.get(node, "-") for found in working_runtimes)) for node in nodes],
             )
+    typer.echo()
+    print_facts(_component_fact(component) for component in diagnosis.components if component not in lacking)
+    names = ", ".join(found.runtime for found in absent)
+    about_file = path is not None and not verbose
+    last = [] if about_file else [(component.name, f"missing; {component.remedy}") for component in lacking]
+    if names:
+        how = "nnorm-export doctor" if about_file else "--verbose"
+        last.append(("not here", f"{names} ({how} says what {'they need' if len(absent) > 1 else 'it needs'})"))
+    if last:
+        typer.echo()
+        print_facts(last)
+
+
+def _is_absent(found: RuntimeDiagnosis, needed: str) -> bool:
+    """Whether the runtime is not installed, and nobody asks for it."""
+    return found.exit_code == RuntimeMissingError.exit_code and not found.implementations and found.runtime != needed
+
+
+def _component_fact(component: Component) -> tuple[str, str]:
+    found = component.found or "missing"
+    return component.name, f"{found}; {component.remedy}" if component.remedy else found
 
 
 def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
-    if path is None and not found.problem:
-        return "ready"
-    text = f"cannot run: {one_line(found.problem)}" if found.problem else found.note or "runs it"
-    if not found.implementations:
-        return text
-    what = "its engine" if found.problem or found.note else "normalizations"
-    return f"{text}; {what}: {implementations_text(found.implementations)}"
+    implementations = implementations_text(found.implementations)
+    if not found.problem and not found.note:
+        return "ready" if path is None else implementations or "runs it"
+    text = f"cannot run: {one_line(found.problem)}" if found.problem else found.note
+    return f"{text}; its engine: {implementations}" if implementations else text

@@ -201,4 +201,4 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
     if report.not_verified:
         typer.echo(f"not compared: {report.not_verified}")
     else:
-        print_parity(report.parity)
+        print_parity(report.parity, verbose=verbose)

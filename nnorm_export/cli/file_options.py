@@ -5,6 +5,7 @@ from typing import Annotated
 
 from nnorm_export.cli import panels
 from nnorm_export.cli.options import ExternalData, Inputs, NoVerify, output_option
+from nnorm_export.names import OTHER_BACKENDS
 
 
 @dataclass
@@ -185,7 +186,7 @@ class ServerOptions:
         panels.server(
             "--backend NAME",
             "onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
-            **panels.one_of("nnorm_export.serving.repository:BACKENDS"),
+            **panels.one_of("nnorm_export.serving.repository:BACKENDS", OTHER_BACKENDS),
         ),
     ] = None
     library_path: Annotated[

@@ -12,6 +12,7 @@ from nnorm_export.cli.output import Output, print_facts, print_parity, print_tab
 
 if TYPE_CHECKING:
     from nnorm_export.optimizing.optimize import OptimizeReport
+    from nnorm_export.optimizing.speed import Speed
 
 
 def optimize(
@@ -30,7 +31,9 @@ def optimize(
     serves.
 
     The new file is written only if both files agree. Random inputs suffice
-    for that, because the outputs must agree to the last bits.
+    for that, because the outputs must agree to the last bits. Then both files
+    run in turns for a second: the speed is that of this machine with one
+    thread, and depends on the batch (--input).
 
     Examples:
 
@@ -41,6 +44,7 @@ def optimize(
     from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
     from nnorm_export.optimizing.optimize import optimize as write
+    from nnorm_export.optimizing.speed import speed_of
 
     destination = options.output or str(Path(path).with_suffix(".cpu.onnx"))
     with output.working(f"Reading {path}"):
@@ -53,11 +57,16 @@ def optimize(
         )
         files = describe(destination).files
     output.notices(report.notices)
+    speed = None
+    if not options.no_verify and (output.json_output or not output.quiet):
+        with output.working("Running both files in turns"):
+            speed = speed_of(destination, path, inputs or None)
     as_json = report.to_json() | {"files": files, "notices": [*notices, *report.notices]}
-    output.show(as_json, lambda: _print(report, output.verbose))
+    as_json["speed"] = speed and speed.to_json()
+    output.show(as_json, lambda: _print(report, speed, output.verbose))
 
 
-def _print(report: OptimizeReport, verbose: bool) -> None:
+def _print(report: OptimizeReport, speed: Speed | None, verbose: bool) -> None:
     facts = [
         ("file", str(report.path)),
         ("size", size_text(report.size)),
@@ -65,6 +74,7 @@ def _print(report: OptimizeReport, verbose: bool) -> None:
         ("nodes", str(report.nodes)),
         ("reorders", f"{report.reorders_after}, where ONNX Runtime alone has {report.reorders_before}"),
         ("normalizations", f"{len(report.in_blocks)} of {len(report.layers)} in blocks"),
+        ("speed", "" if speed is None else str(speed)),
         *(("not in blocks", f"{count}: {reason}") for reason, count in report.left.items()),
     ]
     print_facts(facts)
@@ -73,4 +83,4 @@ def _print(report: OptimizeReport, verbose: bool) -> None:
         rows = [(layer.path, layer.op_type, layer.left or "in blocks") for layer in report.layers]
         print_table(("layer", "op", ""), rows)
     typer.echo()
-    print_parity(report.parity, other="the original")
+    print_parity(report.parity, other="the original", verbose=verbose)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from nnorm_export.cli import panels
 from nnorm_export.exporting.targets import listed_targets
+from nnorm_export.names import dtype_spelled
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -80,7 +81,9 @@ NoVerify = Annotated[bool, panels.output("--no-verify", "Write the file without 
 @dataclass
 class OutputOptions:
     json_output: Annotated[bool, panels.output("--json", "Print one JSON object instead of tables.")] = False
-    quiet: Annotated[bool, panels.output("--quiet -q", "Print errors only.")] = False
+    quiet: Annotated[
+        bool, panels.output("--quiet -q", "Print only errors, and notes that weights or data are random.")
+    ] = False
     verbose: Annotated[bool, panels.output("--verbose -v", "Print more; tracebacks with errors.")] = False
 
 
@@ -162,9 +165,11 @@ class ExportOptions:
         str | None,
         panels.file(
             "--dtype TYPE",
-            "fp32, fp16, bf16 or fp64; the model's own by default.",
+            "fp32, fp16, bf16 or fp64, or PyTorch's names: float16, half; the model's own by default.",
             **panels.one_of(
-                "nnorm_export.names:DTYPE_NAMES", {"int8": "Files in int8 are made by nnorm-export quantize."}
+                "nnorm_export.names:DTYPE_NAMES",
+                {"int8": "Files in int8 are made by nnorm-export quantize."},
+                dtype_spelled,
             ),
         ),
     ] = None

@@ -103,6 +103,11 @@ class Command(TyperCommand):
             _fail(error, f"unexpected {type(error).__name__}: {error}{_HOW_TO_REPORT}", UNEXPECTED, as_json, verbose)
 
 
+def unwritable(error: OSError) -> str:
+    """The message for an ``error`` of standard output."""
+    return f"cannot write standard output: {error.strerror or error}. Check that its place has free space"
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Raise the error: rich would exit with code 1, which means a mismatch."""
@@ -172,6 +177,13 @@ def _show_warning(
         show(message, category, filename, *rest)
 
 
+class Essential(str):
+    """A notice that ``--quiet`` shows too: the command succeeded with other weights or checks than the user may think.
+
+    A script that runs a command with ``--quiet`` and reads the exit code alone would otherwise ship random weights.
+    """
+
+
 @dataclass
 class Output(OutputOptions):
     """Prints the progress and the result of a command, as the options say."""
@@ -209,16 +221,26 @@ class Output(OutputOptions):
             yield lambda phase, done: bar.update(task, description=f"{what}: {shown(phase)}", completed=done)
 
     def notices(self, notices: Iterable[str]) -> None:
-        if not self.quiet:
-            for notice in notices:
+        """Prints notices. ``--quiet`` leaves all but each :class:`Essential` notice out."""
+        for notice in notices:
+            if not self.quiet or isinstance(notice, Essential):
                 echo(notice, err=True, label="note")
 
     def show(self, as_json: dict[str, Any], print_text: Callable[[], None]) -> None:
-        """Prints the result of a command: as JSON, as text, or not at all."""
-        if self.json_output:
-            print_json(as_json)
-        elif not self.quiet:
-            print_text()
+        """Prints the result of a command: as JSON, as text, or not at all.
+
+        Raises:
+            NnormExportError: standard output cannot be written.
+        """
+        try:
+            if self.json_output:
+                print_json(as_json)
+            elif not self.quiet:
+                print_text()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise NnormExportError(unwritable(error)) from error
 
     def fail(self, message: str) -> None:
         """Raises the ParityError of a command that has shown its result."""
@@ -286,8 +308,11 @@ def _print(table: Table, rows: Iterable[Iterable[str]]) -> None:
 _UNLIMITED_WIDTH = 100_000  # characters
 
 
-def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None:
-    """Prints a comparison with ``other``; None stands for ``--no-verify``."""
+def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose: bool = False) -> None:
+    """Prints a comparison with ``other``; None stands for ``--no-verify``.
+
+    The greatest relative error is shown by ``verbose`` alone: outputs near 0 make it great, and it decides nothing.
+    """
     if report is None:
         typer.echo(f"not compared with {other} (--no-verify)")
         return
@@ -298,16 +323,17 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch") -> None
     rows = [
         (
             output.name,
+            share_text(output.allowed_share),
             f"{output.max_abs_diff:.1e}",
-            f"{output.max_rel_diff:.1e}",
-            share_text(output.budget_share),
+            *([f"{output.max_rel_diff:.1e}"] if verbose else ()),
             "-" if output.top1_agreement is None else f"{output.top1_agreement:.2%}",
             str(output.rows),
             output.verdict,
         )
         for output in (*report.outputs, *by_bodies)
     ]
-    print_table(("output", "max abs", "max rel", "of budget", "top-1", "rows", ""), rows, numbers=True)
+    relative = ("max rel",) if verbose else ()
+    print_table(("output", "error / allowed", "max abs", *relative, "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)
     print_facts([("float16", about_float16(report.beyond_float16, fails=not report))])
     ran = f"{report.runtime} (normalizations: {implementations_text(report.implementations) or 'inlined'})"

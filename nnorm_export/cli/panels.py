@@ -28,14 +28,16 @@ def completing(names: str) -> dict[str, Any]:
     return {"autocompletion": lambda incomplete: [name for name in _named(names) if name.startswith(incomplete)]}
 
 
-def one_of(names: str, hints: Mapping[str, str] | None = None) -> dict[str, Any]:
+def one_of(names: str, hints: Mapping[str, str] | None = None, spelled: Callable[[str], str] = str) -> dict[str, Any]:
     """Settings of typer.Option: the value is one of ``package.module:NAMES``, which ``--help`` does not import.
 
     Args:
         hints: other values that a user may try -> the hint in the error.
+        spelled: returns the name for another spelling of it.
     """
 
     def parse(value: str) -> str:
+        value = spelled(value)
         if value not in _named(names):
             hint = f" {hints[value]}" if hints and value in hints else ""
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(_named(names))}.{hint}")

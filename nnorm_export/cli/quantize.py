@@ -10,7 +10,7 @@ import typer
 
 from nnorm_export.cli.file_options import QuantizeOptions
 from nnorm_export.cli.options import ReferenceOptions
-from nnorm_export.cli.output import Output, implementations_text, print_facts, print_table, size_text
+from nnorm_export.cli.output import Essential, Output, implementations_text, print_facts, print_table, size_text
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
@@ -60,8 +60,8 @@ def quantize(
     destination = options.output or str(Path(path).with_suffix(".int8.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
-        calibration, notices = read_inputs_of_file(options.calibrate, dtypes)
-        test, more = read_inputs_of_file(options.test, dtypes) if options.test else (None, [])
+        calibration, notices = read_inputs_of_file(options.calibrate, dtypes, "--calibrate")
+        test, more = read_inputs_of_file(options.test, dtypes, "--test") if options.test else (None, [])
         source = _source(model) if model.model else None
     notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
     output.notices(notices)
@@ -102,7 +102,7 @@ def _source(model: ReferenceOptions) -> Source:
 
 def _random(options: QuantizeOptions) -> list[str]:
     random = [spec for spec in options.calibrate if ".np" not in spec.lower()]
-    return [f"--calibrate {spec}: random data, whose ranges are not those of real inputs" for spec in random]
+    return [Essential(f"--calibrate {spec}: random data, whose ranges are not those of real inputs") for spec in random]
 
 
 def _print(report: QuantizeReport, verbose: bool) -> None:

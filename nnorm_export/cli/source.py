@@ -13,6 +13,7 @@ from torch import nn
 from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, paths_of
 from nnorm_export.cli.inputs import forward_parameters, read_inputs
 from nnorm_export.cli.options import ModelOptions, ModelSourceOptions
+from nnorm_export.cli.output import Essential
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
 from nnorm_export.models import exported_programs
@@ -20,16 +21,12 @@ from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.program_text import CodeFoundError
-from nnorm_export.names import DOMAIN
-from nnorm_export.reading import is_regular
+from nnorm_export.reading import damage_of, is_regular
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
-_PROGRAM = (
-    "; not an exported program. Write one with "
-    "torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
-)
+_PROGRAM = "; write one with torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
 DYNAMIC_ROWS = 4  # the length of a dynamic axis in random inputs
 
 
@@ -54,7 +51,7 @@ def load_program(path: str | Path, *, trust_pickle: bool = False) -> torch.expor
     try:
         return exported_programs.load_program(path, trust_pickle=trust_pickle)
     except ModelFileError as error:
-        has_remedy = isinstance(error.__cause__, CodeFoundError) or not is_regular(path)
+        has_remedy = isinstance(error.__cause__, CodeFoundError) or not is_regular(path) or damage_of(path)
         remedy = "" if has_remedy else _PROGRAM
         raise CheckpointError(f"{error}{remedy}") from error
 
@@ -81,13 +78,14 @@ def load_source(options: ModelSourceOptions) -> Source:
     torch.manual_seed(SEED)  # so that a factory's random weights are equal in all commands
     module = build_model(model, parse_arguments(options.model_arg or ()))
     if checkpoint is None:
-        return Source(module, notices=[f"no --checkpoint: the weights are those that {model} returns"])
+        return Source(module, notices=[Essential(f"no --checkpoint: the weights are those that {model} returns")])
     notices = load_checkpoint(
         module,
         checkpoint,
         key=options.checkpoint_key,
         prefix=options.checkpoint_prefix,
         trust_pickle=options.trust_pickle,
+        factory=model,
     )
     return Source(module, notices=notices)
 
@@ -118,21 +116,6 @@ def inputs_for(
     if not inputs.kwargs:
         return tuple(inputs.args), inputs.notices
     return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
-
-
-def bisect_advice(path: str, options: ModelOptions, runtime: str | None) -> str:
-    """Returns the advice to run bisect, for a message that ``path`` differs; empty if bisect cannot read the file."""
-    if is_engine(path) or is_url(path):
-        return ""
-    description = describe(path)
-    if description.quantization is not None:
-        return (
-            f". It is quantized ({description.quantization}), and roundings to 8 bits are greater than the error "
-            "budget: give --rtol and --atol, or see what nnorm-export quantize reports with the model"
-        )
-    if description.format != "onnx" or DOMAIN not in description.nodes or description.optimized_for is not None:
-        return ""
-    return f". To find the layer that differs, run\n  {bisect_command(path, options, runtime)}"
 
 
 def bisect_command(path: str, options: ModelOptions, runtime: str | None = None) -> str:

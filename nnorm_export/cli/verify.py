@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
-from nnorm_export.cli.output import COMMAND_LINE, Output, print_bits, print_facts, print_parity, print_table, shown
+from nnorm_export.cli.output import (
+    COMMAND_LINE,
+    Essential,
+    Output,
+    print_bits,
+    print_facts,
+    print_parity,
+    print_table,
+    shown,
+)
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import layer_name
 
@@ -123,7 +132,7 @@ def verify(
     as_json |= {} if options.page is None else {"report": options.page}
 
     def print_text() -> None:
-        print_parity(report)
+        print_parity(report, verbose=output.verbose)
         if output.verbose and report.implementations:
             print_table(("node", "ran by"), report.implementations.items(), apart=True)
         if probed is not None:
@@ -142,13 +151,14 @@ def verify(
 
 
 def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
-    from nnorm_export.cli.source import bisect_advice
+    from nnorm_export.cli.source import bisect_command
+    from nnorm_export.parity.layer_by_layer.advice import bisect_advice
 
     if any(not parity.compared for parity in report.outputs):
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
     advice = f". {report.other_weights}" if report.other_weights else ""
     if not advice and not report.is_nondeterministic:
-        advice = bisect_advice(path, model, options.runtime)
+        advice = bisect_advice(path, bisect_command(path, model, options.runtime))
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 
@@ -221,8 +231,8 @@ def _print_probes(probed: ProbeReport) -> None:
         missed = f"; not {', '.join(layer.missed)}" if layer.missed else ""
         verdict = "equal" if layer.parity.passed else "DIFFERENT"
         branches = f"{count} of {count + len(layer.missed)}{missed}"
-        rows.append((layer.name, layer.implementation, branches, share_text(layer.parity.budget_share), verdict))
-    print_table(("node", "ran by", "branches", "of budget", ""), rows, apart=True)
+        rows.append((layer.name, layer.implementation, branches, share_text(layer.parity.allowed_share), verdict))
+    print_table(("node", "ran by", "branches", "error / allowed", ""), rows, apart=True)
 
 
 def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
@@ -259,10 +269,11 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
     as_json = {"path": path, "certificate": folder, **report.to_json()}
 
     if report.signature == "not checked":
-        output.notices([f"{folder} is signed, and the signature was not checked: --public-key PUB.pem checks it"])
+        unchecked = f"{folder} is signed, and the signature was not checked: --public-key PUB.pem checks it"
+        output.notices([Essential(unchecked)])
 
     def print_text() -> None:
-        print_parity(report)
+        print_parity(report, verbose=output.verbose)
         if bits is not None:
             typer.echo()
             print_bits(bits)

@@ -73,8 +73,8 @@ def export(
             Runtime 1.18 and later, or 22 for bfloat16, for which older opsets have no convolutions.
         dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
             that has the first input's length there. ``{}`` fixes every axis.
-        dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``; None keeps the model's. Normalizations compute in float32
-            in every dtype (float64 for fp64).
+        dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``, or PyTorch's dtypes and their names (``float16``, ``half``);
+            None keeps the model's. Normalizations compute in float32 in every dtype (float64 for fp64).
         external_data: of ONNX: True writes the weights to ``<f>.<16 digits>.data``, with digits of their hash
             (:mod:`nnorm_export.files.external_data`); None does so if they exceed 2 GiB.
         verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes

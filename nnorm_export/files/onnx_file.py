@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from google.protobuf.message import DecodeError
 
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files import lengths
+from nnorm_export.files.archive import is_archive, read_archive
+from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.inlined import refuse_many
 from nnorm_export.files.layer_entries import check_layers
 from nnorm_export.files.least_batch import LEAST_BATCH, least_rows
@@ -20,9 +23,11 @@ from nnorm_export.files.locations import load_weights, locate, locations
 from nnorm_export.files.text import find_undecoded
 from nnorm_export.files.wire import read_without_weights
 from nnorm_export.names import DOMAIN, METADATA_PREFIX
-from nnorm_export.reading import PROTOBUF_BYTES, parse_json, read_bytes, size_of
+from nnorm_export.reading import PROTOBUF_BYTES, damage_of, parse_json, read_bytes, size_of
 
 _REMEDY = "; nnorm_export.export makes one from a PyTorch model"
+# Of an ONNX model in protobuf's encoding: the version of its format, and the header of one of the next fields.
+_BEGINNING = re.compile(rb"\x08[\x03-\x1f][\x12\x1a\x22\x28\x32\x3a\x42]")
 
 
 @dataclass(frozen=True)
@@ -156,9 +161,11 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
         content = read_bytes(path, PROTOBUF_BYTES, ModelFileError) if large_weights else read_without_weights(path)
         proto = onnx.ModelProto.FromString(content)
     except DecodeError:
-        raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}") from None
-    if not proto.opset_import or not proto.graph.output:
-        raise ModelFileError(f"{path}: not an ONNX model{_REMEDY}")
+        raise _not_a_model(path) from None
+    if not proto.opset_import or not proto.HasField("graph"):
+        raise _not_a_model(path)
+    if not proto.graph.output:
+        raise ModelFileError(f"{path}: an ONNX model without outputs{_REMEDY}")
     if undecoded := find_undecoded(proto):
         raise ModelFileError(f"{path}: its {undecoded[0]} is {undecoded[1][:40]!r}, which is not UTF-8{_REMEDY}")
     metadata = {
@@ -176,6 +183,19 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
     return ModelFile(path, proto, metadata)
+
+
+def _not_a_model(path: Path) -> ModelFileError:
+    """The error for a file that protobuf cannot read, or that lacks what every ONNX model has."""
+    if is_archive(path):
+        try:
+            title = FORMATS[read_archive(path).format].title
+        except ModelFileError as error:
+            return error
+        return ModelFileError(
+            f"{path}: {title}, and this takes ONNX files; give the file that nnorm_export.export writes without target="
+        )
+    return ModelFileError(f"{path}: {damage_of(path, _BEGINNING) or f'not an ONNX model{_REMEDY}'}")
 
 
 def refuse_unknown_types(source: ModelFile) -> None:

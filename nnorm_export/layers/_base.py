@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from nnorm_export.layers._normalization import Normalization, require_number
 from nnorm_export.mathematics import gaussianize, power_transform, resolve_exponents, standardize_over
+from nnorm_export.names import NORMALITY
 
 Variant = Literal["reference", "paper"]
 
@@ -50,6 +51,12 @@ class NormalNorm(Normalization):
     def delta(self) -> float:
         """δ, the exponent shift and Newton damping: √ε in the reference variant, 0 in the paper's."""
         return math.sqrt(self.eps) if self.variant == "reference" else 0.0
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        # A layer without a running λ has the keys of a plain norm. The metadata of the state dict tell them apart.
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if metadata := getattr(destination, "_metadata", None):
+            metadata[prefix[:-1]][NORMALITY] = type(self).__name__
 
     def _transform(self, h: Tensor, lmbda: Tensor) -> Tensor:
         return power_transform(h, *resolve_exponents(lmbda, self.delta))

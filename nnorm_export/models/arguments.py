@@ -15,21 +15,19 @@ from nnorm_export import dtypes
 from nnorm_export.errors import ExportError, InputError
 from nnorm_export.models.caches import register_caches
 from nnorm_export.models.modules import unwrapped
-from nnorm_export.names import DTYPE_NAMES
+from nnorm_export.names import DTYPE_NAMES, dtype_spelled
 
 BATCH = "batch"
 
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, long) for short, long in DTYPE_NAMES.items() for name in (short, long)
-}
+DTYPES: dict[str, torch.dtype] = {short: getattr(torch, long) for short, long in DTYPE_NAMES.items()}
 
 
 def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """``fp16``, ``float16`` or ``torch.float16`` -> ``torch.float16``; None stays None (the model's own)."""
+    """``fp16``, another spelling or ``torch.float16`` -> ``torch.float16``; None stays None (the model's own)."""
     if dtype is None or dtype in DTYPES.values():
         return dtype  # type: ignore[return-value]
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
+    if isinstance(dtype, str) and (name := dtype_spelled(dtype)) in DTYPES:
+        return DTYPES[name]
     quantized = "; int8 files are made by nnorm_export.quantize (nnorm-export quantize)" if "int8" in str(dtype) else ""
     raise ExportError(
         f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPE_NAMES)} (or the torch dtype){quantized}"

@@ -16,7 +16,7 @@ from nnorm_export.models.ambient import without_exit
 from nnorm_export.models.factory import add_current_directory
 from nnorm_export.models.state_dicts import find_state_dict, fit
 from nnorm_export.process import without_warnings
-from nnorm_export.reading import check_entries, size_of
+from nnorm_export.reading import check_entries, damage_of, size_of
 
 
 @without_exit()
@@ -27,6 +27,7 @@ def load_checkpoint(
     key: str | None = None,
     prefix: str | None = None,
     trust_pickle: bool = False,
+    factory: str = "",
 ) -> list[str]:
     """Loads the weights in ``path`` into ``model`` and returns notices on how they were made to fit.
 
@@ -38,6 +39,7 @@ def load_checkpoint(
         prefix: the prefix of the model's keys in that entry (``ema_model``), "" for none; other keys are ignored. None
             finds the prefix under which all of the model's weights lie.
         trust_pickle: allow a pickle that runs code while it loads.
+        factory: what has built the model, ``package.module:factory``, for messages; empty if it is not known.
 
     Raises:
         CheckpointError: the file cannot be read or holds no weights; the weights do not fit (the message lists the
@@ -53,7 +55,7 @@ def load_checkpoint(
             f"{path.name}: weights taken from {found_at!r}; it also holds {', '.join(map(repr, others))} "
             "(choose with --checkpoint-key)"
         )
-    return notices + fit(model, state, path, prefix)
+    return notices + fit(model, state, path, prefix, factory)
 
 
 def _read(path: Path, *, trust_pickle: bool) -> Any:
@@ -67,10 +69,8 @@ def _read(path: Path, *, trust_pickle: bool) -> Any:
     try:
         with without_warnings(message=".*TorchScript archive"):  # _reason reports TorchScript archives
             return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
     except Exception as error:  # torch.load raises the errors of the pickle and of the archive unchanged
-        raise CheckpointError(f"{path}: {_reason(error, trust_pickle)}") from error
+        raise CheckpointError(f"{path}: {damage_of(path) or _reason(error, trust_pickle)}") from error
 
 
 def _refuse_bomb(path: Path) -> None:
@@ -87,6 +87,8 @@ def _refuse_bomb(path: Path) -> None:
 
 def _reason(error: Exception, trust_pickle: bool) -> str:
     text = str(error)
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error}); check its permissions"
     if "TorchScript" in text:
         return "a TorchScript archive, not a checkpoint; save the model's state_dict() with torch.save"
     # Bytes that are not a pickle raise this error too, with an unknown operand.
@@ -111,7 +113,6 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = safetensors.load_file(path)
     except Exception as error:  # safetensors' own errors have no public base class
-        raise CheckpointError(
-            f"{path}: not a safetensors file ({error}); write one with safetensors.torch.save_file"
-        ) from error
+        reason = damage_of(path) or f"not a safetensors file ({error}); write one with safetensors.torch.save_file"
+        raise CheckpointError(f"{path}: {reason}") from error
     return state

@@ -22,7 +22,7 @@ import torch
 from nnorm_export.errors import ModelFileError, first_line
 from nnorm_export.models.program_text import CodeFoundError, check_program
 from nnorm_export.process import without_warnings
-from nnorm_export.reading import check_entries, read_bytes, read_entry, size_of
+from nnorm_export.reading import check_entries, damage_of, read_bytes, read_entry, size_of
 
 _AOTI_FOLDER, _EXTRA_FOLDER = "data/aotinductor/", "extra/"  # folders of the archive
 _TENSOR_FOLDERS = ("data/weights/", "data/constants/")  # tensors, and the lists of their names
@@ -94,7 +94,9 @@ def _refuse_code(path: Path, content: io.BytesIO) -> None:
         TypeError,
         AttributeError,
     ) as error:
-        raise ModelFileError(f"{path}: not an exported program ({first_line(error)})") from error
+        raise ModelFileError(
+            f"{path}: {damage_of(path) or f'not an exported program ({first_line(error)})'}"
+        ) from error
 
 
 def _examine_old(archive: zipfile.ZipFile) -> None:

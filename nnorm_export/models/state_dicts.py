@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
+from nnorm_export.models.lmbda_keys import find_mixed_up, not_converted, plain_layers
 from nnorm_export.models.prefixes import COUNTER, OPTION, Fitted, find_weights
+from nnorm_export.names import NORMALITY
 from nnorm_export.process import without_warnings
 
 # The keys under which training scripts store weights, the likeliest first: trained weights before their averages.
@@ -77,13 +79,23 @@ def _places(contents: Any, prefix: str, around: tuple[int, ...] = ()) -> Iterabl
             yield from _places(value, f"{prefix}{key}.", (*around, id(contents)))
 
 
-def _as_state_dict(value: Any) -> dict[str, Tensor] | None:
+class _State(dict[str, Tensor]):
+    """A state dict, and the paths of its layers that are normality norms, as far as torch's metadata say so."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__(state)
+        metadata = getattr(state, "_metadata", None)
+        entries = metadata.items() if isinstance(metadata, Mapping) else ()
+        self.normality = [path for path, entry in entries if isinstance(entry, Mapping) and NORMALITY in entry]
+
+
+def _as_state_dict(value: Any) -> _State | None:
     if isinstance(value, nn.Module):
-        return dict(value.state_dict())
+        return _State(value.state_dict())
     if not isinstance(value, Mapping) or not value or not all(isinstance(key, str) for key in value):
         return None
     are_tensors = all(isinstance(item, Tensor) or key.endswith("_extra_state") for key, item in value.items())
-    return dict(value) if are_tensors else None
+    return _State(value) if are_tensors else None
 
 
 def _summary(contents: Any) -> str:
@@ -94,11 +106,15 @@ def _summary(contents: Any) -> str:
     return f"a dict with {_some([str(key) for key in contents])}"
 
 
-def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str | None = None) -> list[str]:
+def fit(
+    model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str | None = None, factory: str = ""
+) -> list[str]:
     """Loads ``state`` into ``model`` strictly, or raises and leaves the model as it was; returns notices.
 
     ``prefix`` is that of the model's keys in ``state``; None finds it, see :mod:`nnorm_export.models.prefixes`.
+    ``factory`` is what has built the model, for messages.
     """
+    normality: list[str] = getattr(state, "normality", [])
     found = find_weights(state, model.state_dict(), path, prefix)
     state = found.state
     if changed := _changed_by_dtype(state, model.state_dict()):
@@ -125,20 +141,30 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, prefix: str |
             if key in before and isinstance(value, Tensor) and value.shape != before[key].shape
         ]
         failure = "" if differing else f"\n  {error}"
+    fits = not (missing or unexpected or differing or failure)
+    plain = plain_layers(model, normality, found.prefix) if fits else []
+    if fits and not plain:
+        return found.notices
+    model.load_state_dict(before, strict=False)
+    name = type(model).__name__
+    if plain:
+        raise CheckpointError(f"{path}: {not_converted(plain, name, factory)}")
+    if mixed_up := find_mixed_up(state, before, name, factory):
+        reason = mixed_up.reason
+        missing, unexpected = mixed_up.others(missing), mixed_up.others(unexpected)
+    else:
+        where = f" under '{found.prefix}'" if found.prefix else ""
+        reason = (
+            f"the weights{where} do not fit {name}; build it with the arguments that it was trained with"
+            f"{_other_remedy(found, missing, differing)}"
+        )
     problems = (
         ("missing from the file", missing),
         ("unknown to the model", unexpected),
         ("of another shape", differing),
     )
     lines = [f"\n  {len(keys)} {what}:{_LINE}{_some(keys, _LINE)}" for what, keys in problems if keys]
-    if lines or failure:
-        model.load_state_dict(before, strict=False)
-        where = f" under '{found.prefix}'" if found.prefix else ""
-        raise CheckpointError(
-            f"{path}: the weights{where} do not fit {type(model).__name__}; build it with the arguments that it was "
-            f"trained with{_other_remedy(found, missing, differing)}.{''.join(lines)}{failure}"
-        )
-    return found.notices
+    raise CheckpointError(f"{path}: {reason}.{''.join(lines)}{failure}")
 
 
 def _changed_by_dtype(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:

@@ -58,7 +58,7 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
     """
     parts: list[list[OutputParity]] = []
     runs: list[tuple[dict[str, Array], list[Array]]] = []
-    for feed in _feeds(original, inputs):
+    for feed in feeds(original, inputs):
         expected = _run(original, feed, inputs is None)
         actual = made(**feed)
         moved = original(**_moved(feed)) if other_roundings else expected
@@ -143,7 +143,8 @@ def _run(original: Runner, feed: dict[str, Array], random: bool) -> list[Array]:
         raise InputError(f"the original file does not run on {shapes}: {remedy}. ({error})") from error
 
 
-def _feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
+def feeds(runner: Runner, inputs: Inputs) -> Iterator[dict[str, Array]]:
+    """The given inputs or random ones, by name, and then others of more rows if the batch is dynamic."""
     infos = runner.inputs
     batches = sorted({max(rows, least_rows(runner.least_batch)) for rows in BATCHES})
     dynamic = [info for info in infos if info.shape and not isinstance(info.shape[0], int)]

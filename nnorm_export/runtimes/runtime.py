@@ -22,16 +22,18 @@ class Component:
         name: the name of the component.
         found: a version or a path; empty if the component is missing.
         remedy: what to do if the component is missing or does not work; else empty.
+        is_optional: whether most installations work without it.
     """
 
     name: str
     found: str
     remedy: str = ""
+    is_optional: bool = False
 
     @classmethod
     def optional(cls, name: str, found: str | None, remedy: str) -> Component:
-        """A component with ``remedy`` only if it is missing."""
-        return cls(name, found or "", "" if found else remedy)
+        """A component that most installations work without, with ``remedy`` only if it is missing."""
+        return cls(name, found or "", "" if found else remedy, is_optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,10 +49,11 @@ def _components() -> Iterator[Component]:
     for package in _PACKAGES:
         yield Component.optional(package, installed_version(package), _REMEDY)
     try:
-        yield Component("TensorRT plugins", library.get_plugin_path())
+        plugins = library.get_plugin_path()
     except RuntimeMissingError:
-        remedy = "install nnorm_export from source with NNORM_CUDA=ON and TENSORRT_INCLUDE_DIR"
-        yield Component("TensorRT plugins", "", remedy)
+        plugins = ""
+    remedy = "install nnorm_export from source with NNORM_CUDA=ON and TENSORRT_INCLUDE_DIR"
+    yield Component.optional("TensorRT plugins", plugins, remedy)
 
 
 RUNTIMES = (

@@ -13,7 +13,9 @@ import onnx
 from nnorm_export import library
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files import onnx_file
+from nnorm_export.files.archive import is_archive, read_archive
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
+from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.lengths import Lengths, described
 from nnorm_export.files.locations import unread_bytes
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
@@ -89,6 +91,12 @@ def open_model(path: Path) -> Model:
         runner: Any = load(path)
         greatest = {info.name: runner.greatest_shape(info.name) for info in runner.inputs}
         return Model(path, None, runner.inputs, runner.outputs, greatest=greatest)
+    if is_archive(path):
+        title = FORMATS[read_archive(path).format].title
+        raise ExportError(
+            f"{path}: {title}, and serve-repo does not write a configuration for Triton's PyTorch backend, which has "
+            "none of the kernels; serve the ONNX file that nnorm-export export writes without --target"
+        )
     file = onnx_file.read(path)
     refuse_invalid(file)
     refuse_unknown_bodies(file)

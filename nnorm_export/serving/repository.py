@@ -18,6 +18,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, open_lock, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
+from nnorm_export.names import OTHER_BACKENDS
 from nnorm_export.reports import Report
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
@@ -160,7 +161,8 @@ def _refuse_numbers(given: Mapping[str, Any]) -> None:
 
 def _refuse(path: Path, backend: str, engine: bool, name: str, device: str, threads: int) -> None:
     if backend not in BACKENDS:
-        raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+        hint = f". {OTHER_BACKENDS[backend]}" if backend in OTHER_BACKENDS else ""
+        raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}{hint}")
     if is_rtx_engine(path):
         raise ExportError(
             f"{path}: Triton's backend for engines is TensorRT's, and this one is TensorRT-RTX's (its name ends with "

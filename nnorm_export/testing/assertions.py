@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from nnorm_export.parity.layer_by_layer.advice import bisect_advice
 from nnorm_export.parity.reference.pytorch_model import Passthrough
 from nnorm_export.parity.verdict.criteria import PerOutput
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.parity.verify import verify
+from nnorm_export.runtimes import DEFAULT_RUNTIME
 
 
 def assert_parity(
@@ -58,10 +62,31 @@ def require(report: ParityReport, path: str | Path, model: nn.Module, ran_by: st
         raise AssertionError(f"{path} is not shown to compute what {type(model).__name__} computes\n{report}")
     if not report:
         raise AssertionError(
-            f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}"
+            f"{path} does not compute what {type(model).__name__} computes ({report.criterion})\n{report}\n"
+            f"{_advice(report, path, model)}".rstrip()
         )
     if ran_by is not None:
         others = {node: ran for node, ran in report.implementations.items() if ran != ran_by}
         if others or not report.implementations:
             listed = ", ".join(f"{node} by {ran}" for node, ran in others.items()) or "no normalization is a node of it"
             raise AssertionError(f"{path} in {report.runtime}: not every normalization was run by {ran_by}: {listed}")
+
+
+def _advice(report: ParityReport, path: str | Path, model: nn.Module) -> str:
+    """The command and the line of Python that find the layer; empty if no layer of the file is to blame."""
+    if report.other_weights or report.is_nondeterministic:
+        return ""
+    words = ["nnorm-export", "bisect", str(path), "-m", _factory(type(model)), "-c", "CHECKPOINT", "-i", "DATA"]
+    in_python = f"print(nnorm_export.bisect({str(path)!r}, model, inputs))"
+    if report.runtime != DEFAULT_RUNTIME:
+        words += ["--runtime", report.runtime]
+        in_python = f"{in_python[:-2]}, runtime={report.runtime!r}))"
+    return bisect_advice(str(path), f"{shlex.join(words)}\nor, in the test,\n  {in_python}").removeprefix(". ")
+
+
+def _factory(cls: type[nn.Module]) -> str:
+    """The class as --model takes it, if that builds a model; else words that stand for it."""
+    parameters = inspect.signature(cls).parameters.values()
+    needs_arguments = any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    is_own = "<" not in cls.__qualname__ and cls.__module__.partition(".")[0] not in ("torch", "__main__")
+    return f"{cls.__module__}:{cls.__qualname__}" if is_own and not needs_arguments else "MODULE:FACTORY"

@@ -112,6 +112,32 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert run("inspect", tmp_path / "net.onnx", "-q").stdout == ""
 
 
+UNTRAINED = "note: no --checkpoint: the weights are those that cli_nets:build returns"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "note"),
+    [
+        (("export", *MODEL[:2], *INPUT, "--no-verify", "-o", "untrained.onnx", "--json"), 0, UNTRAINED),
+        (("verify", "net.onnx", *MODEL[:2], "-i", "data.npz"), 1, UNTRAINED),
+        (
+            ("quantize", "net.onnx", "--calibrate", "images:data.npz:images", *MODEL[:2], "-o", "random.onnx"),
+            1,
+            UNTRAINED,
+        ),
+        (
+            ("quantize", "net.onnx", "--calibrate", "2,3,8,8", "-o", "random.onnx"),
+            0,
+            "note: --calibrate 2,3,8,8: random data, whose ranges are not those of real inputs",
+        ),
+    ],
+)
+def test_quiet_shows_that_weights_or_data_are_random(command: tuple[str, ...], code: int, note: str) -> None:
+    result = run(*command, "-q", code=code)
+    assert [line for line in result.stderr.splitlines() if line.startswith("note: ")] == [note]
+    assert ("notices" in result.stdout) == ("--json" in command)
+
+
 @pytest.mark.slow
 def test_verbose_names_the_layers_and_nodes(tmp_path: Path) -> None:
     assert "norm" in run("export", *MODEL, *INPUT, "-o", tmp_path / "net.onnx", "-v", "--no-verify").stdout

@@ -6,10 +6,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import nnorm_export
 from nnorm_export.cli import app
+from nnorm_export.cli.arrays import FLOAT32, read_all
+from nnorm_export.dtypes import DTYPES
+from nnorm_export.models.arguments import resolve_dtype
+from nnorm_export.names import DTYPE_NAMES
 
 
 def run(*arguments: str, code: int = 0, **environment: str) -> Result:
@@ -76,6 +81,29 @@ def test_a_wrong_choice_is_told_the_right_ones() -> None:
     assert "'other' is not one of portable, primitives, custom." in " ".join(shown.replace("│", " ").split())
     shown = run("export", "-m", "nets:build", "--dtype", "int8", code=2).stderr
     assert "Files in int8 are made by nnorm-export quantize." in " ".join(shown.replace("│", " ").split())
+
+
+SPELLINGS = {
+    "fp16": "fp16 float16 half FP16 torch.float16 torch.half",
+    "bf16": "bf16 bfloat16 BF16",
+    "fp32": "float32 single Float32",
+    "fp64": "double float64",
+    "": "float float8 f16 int8",
+}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [(spelling, name) for name, spellings in SPELLINGS.items() for spelling in spellings.split()],
+)
+def test_dtypes_are_taken_as_pytorch_and_numpy_spell_them(spelling: str, name: str) -> None:
+    shown = " ".join(run("export", "-m", "nothing:build", "--dtype", spelling, code=2).stderr.replace("│", " ").split())
+    assert ("no module named 'nothing'" in shown) == bool(name)
+    assert (f"{spelling!r} is not one of fp32, fp16, bf16, fp64." in shown) == (not name)
+    if name:
+        assert resolve_dtype(spelling) == getattr(torch, DTYPE_NAMES[name])
+        (value,) = read_all([f"{spelling.removeprefix('torch.')}[2,3]"], ["x"], FLOAT32).args
+        assert value.dtype == DTYPES[DTYPE_NAMES[name]].numpy
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 from nnorm_export import export, layers, library
 from nnorm_export.optimizing import optimize as optimizer
+from nnorm_export.runtimes.processor import processor
 
 pytestmark = SKIPS
 
@@ -41,13 +43,15 @@ def test_a_first_optimize_and_inspect(tmp_path: Path) -> None:
     shown = run("optimize", "net.onnx", "-o", target).stdout
     for expected in ("reorders", "normalizations  4 of 4 in blocks", "equal", "by kernel"):
         assert expected in shown
+    assert re.search(r"speed +\d+\.\d\d × as fast as the original, .* ms for .* ms\s", " ".join(shown.split()))
+    assert f"images {[8, *SHAPE[1:]]}; one thread; {processor()})" in " ".join(shown.split())
     assert all(len(line.rstrip()) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
     inspected = run("inspect", target).stdout
     for expected in ("optimized", "blocks of", "optimized by ONNX", "NchwcBatchNormalNormAddRelu", "kernel"):
         assert expected in inspected
 
 
-def test_json_and_the_default_name() -> None:
+def test_json_and_the_default_name(monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("data.npz", images=np.ones((6, *SHAPE[1:])))
     report = json.loads(run("optimize", "net.onnx", "-i", "data.npz", "--json").stdout)
     assert report["path"] == "net.cpu.onnx"
@@ -59,7 +63,11 @@ def test_json_and_the_default_name() -> None:
     described = json.loads(run("inspect", "net.cpu.onnx", "--json").stdout)
     assert described["optimized_for"] == report["machine"]
     assert described["layers"][0]["implementation"] == "kernel"
+    assert report["speed"]["inputs"] == {"images": [6, *SHAPE[1:]]}
+    assert report["speed"]["ratio"] > 0
+    monkeypatch.setattr("nnorm_export.optimizing.speed.speed_of", pytest.fail)
     assert run("optimize", "net.onnx", "-q").stdout == ""
+    assert json.loads(run("optimize", "net.onnx", "--no-verify", "--json").stdout)["speed"] is None
 
 
 def test_verbose_names_the_layers(tmp_path: Path) -> None:

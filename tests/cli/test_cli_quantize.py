@@ -81,6 +81,25 @@ def test_what_it_refuses(arguments: tuple[str, ...], code: int, message: str, tm
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("best.pth", "cannot make an input of 'best.pth', which is not a .npy or .npz file; write OPTION 8,3,32,32 or"),
+        ("images:3x", "cannot make an input of 'images:3x'; write OPTION 8,3,32,32 or OPTION 'x:float32[8,3,32,32]'"),
+        ("float3[2,3]", "unknown dtype 'float3'"),
+        ("data.npz:faces", "data.npz has no array faces; it has images, label. Name one of them: OPTION data.npz:im"),
+        ("images:2,3,8,8", "input images is given twice; leave out one OPTION"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--calibrate", "--test"])
+def test_errors_of_data_name_the_option_that_they_were_given_with(option: str, given: str, message: str) -> None:
+    data = {"--calibrate": "images.npy", "--test": "images.npy"} | {option: given}
+    twice = (option, given) if "twice" in message else ()
+    shown = fails("quantize", "net.onnx", *(word for pair in data.items() for word in pair), *twice)
+    assert message.replace("OPTION", option) in shown
+    assert "--input" not in shown
+
+
 def test_random_data_are_named() -> None:
     result = run("quantize", "net.onnx", "--calibrate", "40,3,8,8")
     assert "random data, whose ranges are not those of real inputs" in result.stderr

@@ -46,6 +46,18 @@ def test_verify_detects_another_lambda(tmp_path: Path) -> None:
     run("verify", "net.onnx", *MODEL, *INPUT, "--rtol", "0", "--atol", "0", code=1)
 
 
+@pytest.mark.parametrize("command", ["verify", "convert", "optimize"])
+def test_tables_begin_with_what_decides_and_show_relative_errors_on_demand(command: str, tmp_path: Path) -> None:
+    options = (*MODEL, "-i", "data.npz") if command == "verify" else ("-o", tmp_path / "made.onnx")
+    for verbose in ((), ("-v",)):
+        lines = run(command, "net.onnx", *options, *verbose).stdout.splitlines()
+        (at,) = (index for index, line in enumerate(lines) if "error / allowed" in line)
+        relative = ["max", "rel"] if verbose else []
+        assert lines[at].split() == ["output", "error", "/", "allowed", "max", "abs", *relative, "top-1", "rows"]
+        assert float(lines[at + 1].split()[1]) <= 1
+        assert lines[at + 1].endswith("equal")
+
+
 @pytest.mark.slow
 def test_no_bisect_of_a_file_without_nodes_is_advised(tmp_path: Path) -> None:
     run("export", *MODEL, *INPUT, "--form", "primitives", "-o", tmp_path / "net.onnx")

@@ -13,7 +13,7 @@ from nnorm_export import NnormExportError, export, replay, verify
 from nnorm_export.cli import app
 from nnorm_export.parity.verdict.compare_outputs import compare_output
 from nnorm_export.parity.verdict.criteria import Criteria, Criterion
-from nnorm_export.parity.verdict.outcome import share_text
+from nnorm_export.parity.verdict.outcome import share_text, worst
 from nnorm_export.testing import assert_parity
 
 NETS = """
@@ -113,6 +113,34 @@ def test_verify_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         result = run(app, [*command, *options])
         assert (result.exit_code, words in " ".join(result.output.split())) == (code, True), result.output
+
+
+@pytest.mark.parametrize("error", [1e-9, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "criterion"),
+    [
+        ("float32", None),
+        ("float16", None),
+        ("float64", None),
+        ("float32", Criterion("allclose", 1e-3, 1e-3)),
+        ("float32", Criterion("allclose", statistic="mean")),
+        ("int64", None),
+        ("bool", None),
+    ],
+)
+def test_what_is_shown_first_decides(dtype: str, criterion: Criterion | None, error: float) -> None:
+    expected = np.linspace(-1, 1, 8).reshape(2, 4)
+    actual = expected + error
+    numbers = (actual.round(), expected.round()) if dtype in ("int64", "bool") else (actual, expected)
+    float64 = None if dtype == "float64" else numbers[1].astype(dtype).astype(np.float64)
+    parity = compare_output("y", *(each.astype(dtype) for each in numbers), float64, criterion)
+    assert parity.allowed_share is not None
+    assert parity.passed == (parity.allowed_share <= 1) == (error < 1)
+    assert str(parity).startswith(f"y {share_text(parity.allowed_share)} the allowed error, max abs ")
+    assert "max rel" not in str(parity)
+    other = compare_output("y", *(each.astype(dtype) for each in (numbers[1], numbers[1])), float64, criterion)
+    assert worst([other, parity]).allowed_share == parity.allowed_share
+    assert worst([other, parity.not_compared("it is empty")]).allowed_share is None
 
 
 def test_a_multiple_of_the_budget_says_on_which_side_of_it_the_error_is() -> None:

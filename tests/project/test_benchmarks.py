@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu import records
 from benchmarks.instructions import RECORD, compare, inclusive
 from benchmarks.measure import time_in_turns, with_section
-from benchmarks.processor import processor
+from nnorm_export.runtimes.processor import processor
 
 _FILE = """\
 version: 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes.util
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ from typer.testing import CliRunner
 
 from nnorm_export import ModelFileError, NnormExportError, diagnose, export, export_torchscript, library
 from nnorm_export.cli import app
-from nnorm_export.runtimes.diagnose import Diagnosis
+from nnorm_export.runtimes import Component
+from nnorm_export.runtimes.diagnose import Diagnosis, RuntimeDiagnosis
 
 NODES = 5
 
@@ -143,6 +146,82 @@ def test_other_files(tmp_path: Path) -> None:
         diagnose(tmp_path / "nothing.onnx")
 
 
+def diagnosed(*runtimes: RuntimeDiagnosis, needed: str = "onnxruntime", kernels: str = "lib.so") -> Diagnosis:
+    """What ``doctor`` finds on a machine without a GPU."""
+    components = [
+        Component("nnorm_export", "0.1.0"),
+        Component("kernels", kernels, "" if kernels else "install the wheel"),
+        Component.optional("tensorrt", "", "pip install tensorrt"),
+        Component.optional("openvino", "2026.1", "pip install openvino"),
+    ]
+    return Diagnosis(components, list(runtimes), needed)
+
+
+RUNS = RuntimeDiagnosis("onnxruntime", implementations={"a": "kernel", "b": "kernel"})
+ABSENT = RuntimeDiagnosis("tensorrt", "tensorrt is not installed: pip install tensorrt", 3)
+REFUSES = RuntimeDiagnosis("litert", "it refuses the file", 2)
+PLANNED = RuntimeDiagnosis("tensorrt-rtx", "it runs nothing here", 3, implementations={"a": "plugin"})
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "options", "first", "last"),
+    [
+        (diagnosed(RUNS, ABSENT), ("m.onnx",), ["onnxruntime 2 by kernel"], ["not here tensorrt (nnorm-export doctor"]),
+        (
+            diagnosed(RUNS, ABSENT),
+            (),
+            ["onnxruntime ready"],
+            ["tensorrt missing; pip install tensorrt", "not here tensorrt (--verbose says what it needs)"],
+        ),
+        (
+            diagnosed(RUNS, ABSENT),
+            ("m.onnx", "-v"),
+            ["onnxruntime 2 by kernel", "tensorrt cannot run: tensorrt is not installed: pip install tensorrt"],
+            ["tensorrt missing; pip install tensorrt"],
+        ),
+        (
+            diagnosed(ABSENT, RUNS, needed="tensorrt"),
+            ("m.onnx",),
+            ["tensorrt cannot run: tensorrt is not installed: pip install tensorrt", "onnxruntime 2 by kernel"],
+            ["openvino 2026.1"],
+        ),
+        (
+            diagnosed(RUNS, REFUSES, PLANNED),
+            ("m.onnx",),
+            [
+                "onnxruntime 2 by kernel",
+                "litert cannot run: it refuses the file",
+                "tensorrt-rtx cannot run: it runs nothing here; its engine: 1 by plugin",
+            ],
+            ["openvino 2026.1"],
+        ),
+        (
+            diagnosed(RuntimeDiagnosis("onnxruntime", implementations={"a": "body"}), kernels=""),
+            ("m.onnx",),
+            ["onnxruntime 1 by body", "", "nnorm_export 0.1.0", "kernels missing; install the wheel"],
+            ["openvino 2026.1"],
+        ),
+        (diagnosed(RuntimeDiagnosis("onnxruntime")), ("m.onnx",), ["onnxruntime runs it"], ["openvino 2026.1"]),
+    ],
+)
+def test_the_answer_is_first_and_what_is_missing_last(
+    diagnosis: Diagnosis,
+    options: tuple[str, ...],
+    first: list[str],
+    last: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not options:
+        bare = [replace(found, implementations={}) for found in diagnosis.runtimes]
+        diagnosis = replace(diagnosis, runtimes=bare)
+    monkeypatch.setattr("nnorm_export.runtimes.diagnose.diagnose", lambda *args, **options: diagnosis)
+    lines = [" ".join(line.split()) for line in CliRunner().invoke(app, ["doctor", *options]).stdout.splitlines()]
+    assert lines[: len(first)] == first
+    assert len(lines[-len(last) :]) == len(last)
+    assert all(line.startswith(start) for line, start in zip(lines[-len(last) :], last, strict=True))
+    assert sum("tensorrt is not installed" in line for line in lines) == sum("not installed" in line for line in first)
+
+
 @needs_kernels
 def test_command_line(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CliRunner().invoke
@@ -152,7 +231,7 @@ def test_command_line(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert word in plain.stdout
     full = run(app, ["doctor", str(model_file), "--verbose"])
     assert full.exit_code == 0
-    assert "normalizations: 5 by kernel" in full.stdout
+    assert re.match(r"onnxruntime +5 by kernel\n", full.stdout)
     assert "head.1/LayerNormalNorm" in full.stdout
     as_json = json.loads(run(app, ["doctor", str(model_file), "--json"]).stdout)
     assert as_json["needed"] == "onnxruntime"

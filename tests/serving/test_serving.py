@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,36 @@ def test_engines_have_a_configuration_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert "libnnorm_trt_register_10.so" in written.notes[0]
     assert config.max_batch_size == 16
     assert any("the engine was built for batches of up to 16" in note for note in written.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "title"),
+    [
+        ("m.pt", ("m/constants.pkl", "m/code/a.py"), "TorchScript"),
+        ("m.pt2", ("m/models/model.json",), "PT2"),
+        ("m.aoti.pt2", ("m/data/aotinductor/model/a.so",), "AOTInductor"),
+    ],
+)
+def test_files_of_pytorch_are_refused_with_what_to_serve(
+    name: str, entries: tuple[str, ...], title: str, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        for entry in entries:
+            archive.writestr(entry, "")
+    with pytest.raises(
+        ExportError, match=f"{title}, and serve-repo does not write .*PyTorch backend.*; serve the ONNX"
+    ):
+        write_repository(tmp_path / name, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+    with pytest.raises(ModelFileError, match=f"{title}, and this takes ONNX files; give the file that nnorm_export"):
+        nnorm_export.optimize(tmp_path / name, tmp_path / "made.onnx")
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "libtorch"])
+def test_a_backend_that_is_not_written_for(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    with pytest.raises(ExportError, match=r"unknown backend .* Triton's PyTorch backend is not written for; serve the"):
+        write_repository(tmp_path / "m.onnx", tmp_path / "models", backend=backend)
 
 
 def test_an_engine_of_tensorrt_rtx_is_refused(tmp_path: Path) -> None:

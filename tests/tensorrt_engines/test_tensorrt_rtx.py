@@ -205,7 +205,9 @@ def test_doctor_says_what_an_engine_would_have(small: Path) -> None:
     assert "builds engines here, and runs none" in diagnosis["problem"]
     nodes = [node.name for node in onnx_file.read(small).normalizations]
     assert diagnosis["implementations"] == dict.fromkeys(nodes, "body")
-    assert {"name": "tensorrt-rtx", "found": tensorrt_rtx.__version__, "remedy": ""} in found["components"]
+    assert {"name": "tensorrt-rtx", "found": tensorrt_rtx.__version__, "remedy": "", "is_optional": True} in found[
+        "components"
+    ]
 
 
 # What builds, and into how many kernels

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
 import onnx
 import pytest
 import torch
+import yaml
 from onnx import numpy_helper
+from packaging.requirements import Requirement
 from torch import nn
 
 from nnorm_export import export, layers
-from nnorm_export.testing import assert_parity, pytest_plugin
+from nnorm_export.testing import assert_parity
 
 pytestmark = pytest.mark.slow
 
@@ -145,13 +149,47 @@ def test_what_ran_it(tmp_path: Path) -> None:
         assert_parity(path, build(), torch.randn(4, 6), ran_by="kernel")
 
 
-def test_the_workflow() -> None:
-    """The commands and files that the workflow names exist."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    workflow = yaml.safe_load((Path(__file__).parents[2] / "samples" / "ci" / "parity.yml").read_text())
-    runs = [step["run"] for step in workflow["jobs"]["parity"]["steps"] if "run" in step]
-    assert "nnorm-export doctor" in runs
-    source = Path(pytest_plugin.__file__).read_text()
-    options = re.findall(r"--nnorm-[a-z-]+", " ".join(runs))
-    assert options
-    assert all(f'"{option}"' in source for option in options)
+CI = Path(__file__).parents[2] / "samples" / "ci"
+
+
+def in_shell(script: str, folder: Path, first_on_path: Path) -> str:
+    """Runs a step of a workflow as GitHub does."""
+    path = f"{first_on_path}{os.pathsep}{os.environ['PATH']}"
+    shell = ["bash", "-e", "-o", "pipefail", "-c", script]
+    run = subprocess.run(
+        shell, capture_output=True, text=True, check=False, cwd=folder, env=os.environ | {"PATH": path}
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize(("name", "runtime"), [("parity", "==1.18.*"), ("parity", ""), ("engines", "")])
+def test_a_workflow_installs_from_the_folder_that_it_checks_out(name: str, runtime: str, tmp_path: Path) -> None:
+    text = (CI / f"{name}.yml").read_text()
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    checkout, *_ = job["steps"]
+    (install,) = (step["run"] for step in job["steps"] if step.get("name") == "Install")
+    assert checkout["with"] == {"submodules": True}
+    assert "git submodule add URL third_party/nnorm_export" in text
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    pip.chmod(0o755)
+    words = in_shell(re.sub(r"\${{.*?}}", runtime, install), tmp_path, tmp_path).splitlines()
+    (package,) = (Requirement(word) for word in words if word.startswith("nnorm_export"))
+    assert package.url == f"file://{tmp_path}/third_party/nnorm_export"
+    assert {"torch"} <= package.extras <= set(metadata("nnorm_export").get_all("Provides-Extra") or ())
+    assert name == "engines" or f"onnxruntime{runtime}" in words
+
+
+def test_the_steps_of_the_workflow_run_as_they_are(suite: Suite) -> None:
+    text = (CI / "parity.yml").read_text()
+    runs = {step["name"]: step["run"] for step in yaml.safe_load(text)["jobs"]["parity"]["steps"] if "run" in step}
+    (suite.path / "tests").mkdir()
+    (suite.path / "test_mine.py").rename(suite.path / "tests" / "test_mine.py")
+    (record,) = re.findall(r"^#     (pytest .*)$", text, re.MULTILINE)
+    programs = Path(sys.executable).parent
+    in_shell(record, suite.path, programs)
+    assert runs["What would run"] == "nnorm-export doctor"
+    assert "2 passed" in in_shell(runs["Parity"], suite.path, programs)
+    (cases,) = ElementTree.parse(suite.path / "parity.xml").iter("testsuite")
+    assert (cases.get("tests"), cases.get("failures")) == ("2", "0")

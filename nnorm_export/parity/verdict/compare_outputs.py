@@ -162,13 +162,15 @@ def compare_output(
             sizes = _finite(expected_wide)
             rounding = min(machine_epsilon(dtype) * float(sizes.max()), atol)  # a row may be exactly 0 in PyTorch
             rtol, absolute = BUDGET * rtol, BUDGET * np.maximum(atol * np.minimum(scale_about(sizes), 1.0), rounding)
-        return replace(parity, passed=criterion.of_elements(_shares(difference, expected_wide, rtol, absolute)) <= 1.0)
+        share = criterion.of_elements(_shares(difference, expected_wide, rtol, absolute))
+        return replace(parity, passed=share <= 1.0, allowed_share=share)
     unstable = unknown
     if float64 is not None:
         unstable = unstable_result(expected_wide, float64, narrower(dtype, computed_in or dtype))
     if unstable or shares is None:
         return parity.failed(unstable)
-    return replace(parity, passed=criterion.of_elements(shares) <= 1.0)
+    share = criterion.of_elements(shares)
+    return replace(parity, passed=share <= 1.0, allowed_share=share)
 
 
 def _compare_integers(
@@ -187,9 +189,10 @@ def _compare_integers(
     if criterion.rtol is not None and criterion.atol is not None:
         allowed = np.maximum(allowed, criterion.atol + criterion.rtol * np.abs(expected.astype(np.float64)))
     of_zero = np.maximum(np.abs(expected.astype(np.float64)), 1)
+    share = criterion.of_elements(difference / allowed)
     parity = OutputParity(
         name,
-        passed=criterion.of_elements(difference / allowed) <= 1,
+        passed=share <= 1,
         max_abs_diff=float(difference.max()),
         max_rel_diff=float((difference / of_zero).max()),
         budget_share=None,
@@ -197,6 +200,7 @@ def _compare_integers(
         rows=actual.shape[0] if actual.ndim else 1,
         dtype=actual.dtype.name,
         greatest=float(np.abs(expected.astype(np.float64)).max()),
+        allowed_share=share,
     )
     count = int(differs.sum())
     if not count:

@@ -31,6 +31,8 @@ class OutputParity:
         note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
         compared: False if it failed because there was nothing to compare, for the reason in ``note``.
         greatest: max |PyTorch|, over finite elements.
+        allowed_share: what decides: an element's error, divided by the error that the criterion allows, by the
+            criterion's statistic over all elements; at most 1 passes. None if it failed for the reason in ``note``.
     """
 
     name: str
@@ -44,6 +46,7 @@ class OutputParity:
     note: str = ""
     compared: bool = True
     greatest: float = 0.0
+    allowed_share: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -54,16 +57,18 @@ class OutputParity:
 
     def not_compared(self, reason: str) -> OutputParity:
         """This output, failed because the comparison shows nothing."""
-        return replace(self, passed=False, compared=False, note=reason, budget_share=None, top1_agreement=None)
+        return replace(
+            self, passed=False, compared=False, note=reason, budget_share=None, allowed_share=None, top1_agreement=None
+        )
 
     def noted(self, note: str) -> OutputParity:
         return replace(self, note="; ".join(filter(None, (self.note, note))))
 
     def __str__(self) -> str:
-        share = "" if self.budget_share is None else f", {share_text(self.budget_share)} the error budget"
+        share = "" if self.allowed_share is None else f"{share_text(self.allowed_share)} the allowed error, "
         top1 = "" if self.top1_agreement is None else f", top-1 agreement {self.top1_agreement:.2%}"
         note = f" ({self.note})" if self.note else ""
-        return f"{self.name} max abs {self.max_abs_diff:.2e}, max rel {self.max_rel_diff:.2e}{share}{top1}{note}"
+        return f"{self.name} {share}max abs {self.max_abs_diff:.2e}{top1}{note}"
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,7 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
     parts = [part for part in parts if part.compared or part.rows > 0] or parts
     noted = [part for part in parts if not part.passed and part.rows > 0] or parts
     shares = [part.budget_share for part in parts if part.budget_share is not None]
+    allowed = [part.allowed_share for part in parts if part.allowed_share is not None]
     agreements = [(part.top1_agreement, part.rows) for part in parts if part.top1_agreement is not None]
     return OutputParity(
         name=parts[0].name,
@@ -198,13 +204,14 @@ def worst(parts: Sequence[OutputParity]) -> OutputParity:
         note=next((part.note for part in sorted(noted, key=lambda part: part.passed) if part.note), ""),
         compared=all(part.compared for part in parts),
         greatest=max(part.greatest for part in parts),
+        allowed_share=max(allowed) if len(allowed) == len(parts) else None,
     )
 
 
 def share_text(share: float | None) -> str:
-    """Formats an error as a multiple of the error budget: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None.
+    """Formats an error as a multiple of the allowed error: ``0.123 ×``, ``4.02e+03 ×``, or ``-`` for None.
 
-    It has more digits where three would hide that the error is above the budget.
+    It has more digits where three would hide that the error is above the allowed one.
     """
     if share is None:
         return "-"

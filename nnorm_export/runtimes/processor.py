@@ -1,4 +1,4 @@
-"""The name of this machine's CPU, as the tables of results give it."""
+"""The name of this machine's CPU, which measured times go with."""
 
 from __future__ import annotations
 
