@@ -5,7 +5,6 @@ python samples/quantize_to_int8.py [--epochs N] [--output FOLDER]
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ class Quantized:
     report: nnorm_export.QuantizeReport
     float32_accuracy: float
     int8_accuracy: float
-    ran_by: Counter[str]
+    ran_by: dict[str, int]
 
     def __str__(self) -> str:
         ran = ", ".join(f"{count} by {what}" for what, count in self.ran_by.items())
@@ -49,7 +48,7 @@ def quantize(output: Path, epochs: int = train_and_export_resnet.EPOCHS) -> Quan
     runner = nnorm_export.load(report.path)
     served = digits.serve(runner, data.validation_images)
     accuracy = float((served == data.validation_labels.numpy()).mean())
-    return Quantized(report, outcome.onnxruntime_accuracy, accuracy, Counter(runner.implementations.values()))
+    return Quantized(report, outcome.onnxruntime_accuracy, accuracy, runner.counts)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,7 @@ def serve(path: Path, archive: Path, threads: int) -> str:
     rate = PASSES * len(images) / (time.perf_counter() - start)
 
     # "kernel", or "body" if no kernels are installed: the same formula in ONNX's own operators, which is slower.
-    ran = ", ".join(f"{count} by {what}" for what, count in Counter(runner.implementations.values()).items())
+    ran = ", ".join(f"{count} by {what}" for what, count in runner.counts.items())
     return (
         f"{path}: {(classes == labels).mean():.2%} of {len(images)} images right, {rate:,.0f} images/s, "
         f"threads {threads}, normalizations {ran}; PyTorch {'imported' if 'torch' in sys.modules else 'not imported'}"

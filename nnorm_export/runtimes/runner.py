@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
@@ -62,6 +63,20 @@ class Runner(ABC):
     @abstractmethod
     def implementations(self) -> dict[str, str]:
         """Node name -> ``kernel``, ``body`` or ``plugin``, for every normalization that is a node of the file."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """``kernel``, ``body`` or ``plugin`` -> the number of normalizations that it runs."""
+        return dict(Counter(self.implementations.values()))
+
+    def __repr__(self) -> str:
+        """The runtime, inputs, outputs, and what runs the normalizations, which may open the file a second time."""
+        try:
+            ran = ", ".join(f"{count} by {how}" for how, count in self.counts.items()) or "no normalization is a node"
+        except NnormExportError as error:  # as from a server that has stopped
+            ran = first_line(error)
+        tensors = " -> ".join(", ".join(map(str, each)) for each in (self.inputs, self.outputs))
+        return f"<{type(self).__name__} {self.runtime}: {tensors}; {ran}>"
 
     @property
     def known_faults(self) -> list[str]:

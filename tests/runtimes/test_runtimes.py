@@ -60,6 +60,10 @@ def test_a_runner_says_what_it_takes_and_what_ran(backend: str, portable: Path) 
         "output: float32[batch, 3]",
     ]
     assert list(runner.implementations) == ["1/BatchNormalNorm", "2/LayerNormalNorm"]
+    ran = {"kernel": 2} if backend == "kernel" else {"body": 2}
+    assert runner.counts == ran
+    tensors = "input: float32[batch, 4] -> output: float32[batch, 3]"
+    assert repr(runner) == f"<{type(runner).__name__} {runner.runtime}: {tensors}; 2 by {next(iter(ran))}>"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
