@@ -116,8 +116,11 @@ def _reason(error: Exception) -> str:
 
 
 def _shortly(error: Exception) -> str:
-    fixed = re.search(_FIXED, str(error))
-    why = f"it fixes the axis at {fixed[1]}" if fixed else first_line(error)[:200]
+    why = first_line(error)[:200]
+    if fixed := re.search(_FIXED, str(error)):
+        why = f"it fixes the axis at {fixed[1]}"
+    elif condition := re.search(r"generated guard (.*?)\.?(\n|$)", str(error)):
+        why = f"it asks for {condition[1]}, which torch cannot prove of every length"
     return f"{why}{_indented(_last_line(error))}"
 
 
