@@ -29,6 +29,7 @@ _CURES = (
     (r"""\b[rR]?f[rR]?["']|\.format\(|\bstr\(""", "A text of a length fixes it: leave the length out of the text."),
     ("", "Write x.shape[0], or -1 in a view, in place of a number."),
 )
+_UNKNOWN = "len(x), int(x.shape[0]), a loop over x or a number in a view does that: write x.shape[0]."
 
 
 def unknown_shapes(error: Exception) -> bool:
@@ -75,7 +76,8 @@ def message(frozen: Frozen, errors: Sequence[Exception], is_dynamic: bool) -> st
         axis = "the first axis of its inputs, the batch," if frozen.dynamic_batch else "a dynamic axis"
         reason = f"its code fixes {axis} at {fixed[1]}, the length in the example"
         where = _line_that_fixes(error) or _last_line(error) or next(filter(None, map(_last_line, others)), "")
-        cure = next(cure for pattern, cure in _CURES if re.search(pattern, where.partition("\n")[2]))
+        line = where.partition("\n")[2]
+        cure = next(cure for pattern, cure in _CURES if re.search(pattern, line)) if line else _UNKNOWN
         also = [other for other in others if not fixes_lengths(other) or _last_line(other) not in ("", where)]
         if where and also:  # the way of tracing that takes this line
             cure += f" torch.export(strict=True) takes that line, and stops at another: {_shortly(also[0])}"
@@ -105,7 +107,7 @@ def _about_lengths(frozen: Frozen, error: Exception) -> str:
 _ADVICE = re.compile(
     r"\n\s*(The following call raised|To fix the error|Suggested fixes|For more information|The error|User stack)"
 )
-_FRAME = re.compile(r'File "[^"]+", line \d+, in \w+\n\s+[^\n]+')
+_FRAME = re.compile(r'File "[^"]+", line \d+, in [\w<>]+(?:\n {4,}[^\n]+)?')  # code of a console has no source
 
 
 def _reason(error: Exception) -> str:
@@ -149,7 +151,8 @@ def _recorded_line(symbols: ShapeEnv) -> str:
         if not isinstance(frame, traceback.FrameSummary) or "/torch/" in frame.filename:
             continue
         if isinstance(symbol, Symbol) and value.is_number:
-            return f'File "{frame.filename}", line {frame.lineno}, in {frame.name}\n    {frame.line}'
+            source = f"\n    {frame.line}" if frame.line else ""
+            return f'File "{frame.filename}", line {frame.lineno}, in {frame.name}{source}'
     return ""
 
 

@@ -210,3 +210,15 @@ def test_the_advice_for_loops_is_true(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"\(--target torchscript --method script\), which keeps loops"):
         export(Loop().eval(), torch.randn(5, 6, 4), tmp_path / "m.onnx")
     assert export_torchscript(Loop().eval(), torch.randn(5, 6, 4), tmp_path / "m.pt", method="script").parity
+
+
+def test_a_line_without_source_is_named_too() -> None:
+    """As of code in a console of Python."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(
+        "class Rows(torch.nn.Module):\n    def forward(self, x):\n        return sum(x[i] for i in range(len(x)))\n",
+        names,
+    )
+    where = r'the length in the example\nFile "<string>", line 3, in forward\nlen\(x\), int\(x\.shape\[0\]\), a loop'
+    with pytest.raises(ExportError, match=where):
+        traced(names["Rows"]().eval(), torch.randn(5, 3))
