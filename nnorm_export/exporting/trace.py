@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import io
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError, ParityError
+from nnorm_export.exporting.capture import capture
 from nnorm_export.exporting.lengths import lengths_of
 from nnorm_export.exporting.mutations import mutated_in, refusal, refuse_state, refuse_written_constants
 from nnorm_export.exporting.passes.program import functional, nodes_of, writes_to_tensors
@@ -24,19 +22,14 @@ from nnorm_export.exporting.random_operators import refuse_random
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.files.formats import PT2
 from nnorm_export.files.least_batch import least_rows
-from nnorm_export.freezing.attributes import about_gradients
 from nnorm_export.models import arguments
 from nnorm_export.models.dynamic_axes import widened
 from nnorm_export.models.guards import Search, beyond_guards
 from nnorm_export.models.large_constants import path_of
-from nnorm_export.models.modules import without_fused_attention, without_reading_masks
+from nnorm_export.models.modules import without_fused_attention
 from nnorm_export.models.program_guards import beyond_program_guards
-from nnorm_export.names import layer_name
 from nnorm_export.process import LOCK, redirected, silent_loggers, without_warnings
 from nnorm_export.steps import step
-
-# What torch.export says of dynamic_shapes that do not fit the inputs: then lengths are not the cause.
-_WRONG_NAMES = "top-level keys must be the arg names|mismatch between the structure|Unexpected dimension mapped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +40,7 @@ class Traced:
         inputs, outputs: the names of the tensors that the file takes and returns.
         axis_names: (input, axis) -> name of a dynamic axis.
         changed_inputs: the inputs that forward changes in place, whose new values it does not return.
+        strict_trace: whether torch.export traced it with ``strict=True``, because ``strict=False`` fixes lengths of it.
     """
 
     frozen: Frozen
@@ -55,6 +49,7 @@ class Traced:
     outputs: list[str]
     axis_names: dict[tuple[int, int], str]
     changed_inputs: list[str]
+    strict_trace: bool
 
 
 def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = False) -> Traced:
@@ -75,7 +70,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
     step("trace")
     if frozen.program is not None:
         # A program does not keep the names of its axes. If the first axis of the first input is dynamic, it is a batch.
-        program, axis_names = frozen.program, {(0, 0): arguments.BATCH}
+        program, axis_names, strict = frozen.program, {(0, 0): arguments.BATCH}, False
         if frozen.request.verify and frozen.request.target.format.name != PT2:  # which keeps the conditions
             frozen.note_guards(_beyond_program_guards(frozen, program))
         frozen.lengths.update(lengths_of(program, None, axis_names))
@@ -85,9 +80,10 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
             example, shapes = arguments.dynamic_batch(example, least_rows(frozen.least_batch))
         else:
             example = widened(example, shapes)
-        program = _traced(frozen, example, shapes)
+        program, way = capture(frozen, example, shapes)
         if fold_whitening(frozen.module, {node: path_of(node) for node in nodes_of(program)}):
-            program = _traced(frozen, example, shapes)
+            program, _ = capture(frozen, example, shapes, way)
+        strict, shapes = way.strict, way.dynamic_shapes
         axis_names = arguments.axis_names(example, shapes)
         if not frozen.dynamic_batch:  # which has a least length alone, with its reason
             frozen.lengths.update(lengths_of(program, arguments.named_dims(example, shapes), axis_names))
@@ -111,6 +107,7 @@ def trace(frozen: Frozen, *, keeps_state: bool = False, takes_complex: bool = Fa
         outputs=outputs,
         axis_names=axis_names,
         changed_inputs=_changed_inputs(frozen, program, keeps_state),
+        strict_trace=strict,
     )
 
 
@@ -168,82 +165,6 @@ def _not_returned(program: torch.export.ExportedProgram) -> list[str]:
     return [path for value, path in signature.user_inputs_to_mutate.items() if value not in signature.user_outputs]
 
 
-def _traced(frozen: Frozen, example: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:
-    args, kwargs = arguments.unbind(frozen.module, example)
-    _refuse_scripted(frozen.module)
-    if dynamic_shapes:
-        _refuse_dynamic_var_keyword(frozen.module, example)
-    said, stderr = io.StringIO(), sys.stderr  # torch prints a graph before it raises
-
-    def pass_on(text: str, module: str) -> None:
-        (said if module.partition(".")[0] == "torch" else stderr).write(text)
-
-    try:
-        with redirected(pass_on, "stdout", "stderr"), without_reading_masks():
-            program = torch.export.export(
-                frozen.module, args, kwargs, dynamic_shapes=arguments.for_torch(dynamic_shapes) or None
-            )
-        stderr.write(said.getvalue())
-        _replace_source_lines(program)
-        _turn_gradients_off(program)
-        return program
-    except Exception as error:  # torch.export raises dozens of unrelated types
-        remedy = ""
-        if re.search(r"onstraint|specializ|dynamic_shapes|Dim\b|generated guard|must always be equal", str(error)):
-            if frozen.dynamic_batch:
-                remedy = (
-                    "\nThe model's code fixes the first axis of its inputs, which is taken to be a batch of any size. "
-                    "Export with dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic "
-                    "(--dynamic)."
-                )
-            elif dynamic_shapes and not re.search(_WRONG_NAMES, str(error)):
-                remedy = (
-                    "\nThe model does not take every length of the dynamic axes. Give the lengths that it takes, as in "
-                    "Dim('seq', min=6) (--dynamic 'x:1=seq[6..]'), give axes that must be equal one name, or leave out "
-                    "axes that the model's code fixes."
-                )
-        if gradients := about_gradients(frozen.module):
-            if "fake tensor in the exported program" in str(error):  # torch's text names no cause
-                raise ExportError(f"torch.export cannot trace {type(frozen.module).__name__}: {gradients}") from error
-            remedy = f"\nPerhaps because {gradients}."
-        elif cache := re.search(r"<class 'transformers\.[\w.]*\.(\w*Cache\w*)'>", str(error)):
-            remedy = (
-                f"\ntorch.export does not see the tensors in a {cache[1]}. Export without a cache "
-                "(kwargs={'use_cache': False}, or model.config.use_cache = False), or give the keys and values in a "
-                "transformers.DynamicCache."
-            )
-        elif unknown := re.search(r"(?:Found|Unsupported input type) <class '(?:[^']*\.)?(\w+)'>", str(error)):
-            remedy = (
-                f"\nIf {unknown[1]} is a dataclass, call torch.export.register_dataclass({unknown[1]}) first; "
-                "else let the model take and return tensors, tuples and dicts."
-            )
-        raise ExportError(
-            f"torch.export cannot trace {type(frozen.module).__name__}: {_reason(error)}{remedy}"
-        ) from error
-
-
-def _refuse_scripted(model: nn.Module) -> None:
-    """Raises an ExportError that names a TorchScript module in ``model``, which torch.export cannot trace."""
-    for path, layer in model.named_modules():
-        if isinstance(layer, torch.jit.ScriptModule):
-            raise ExportError(
-                f"layer {layer_name(path)} ({getattr(layer, 'original_name', type(layer).__name__)}) is TorchScript, "
-                "which torch.export cannot trace; put the Python module in its place, or export for the target "
-                "torchscript with method='script'"
-            )
-
-
-def _refuse_dynamic_var_keyword(model: nn.Module, example: dict[str, Any]) -> None:
-    """Raises an ExportError where torch.export would fail on an assertion of its own."""
-    for parameter in inspect.signature(model.forward).parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and example.get(parameter.name):
-            names = ", ".join(example[parameter.name])
-            raise ExportError(
-                f"torch.export cannot make axes dynamic where forward takes **{parameter.name}: name {names} in its "
-                "signature, or export with dynamic_shapes={} (--fixed-shape)"
-            )
-
-
 def flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
     """The model as a function of its tensors alone; everything else among its arguments is built in."""
 
@@ -258,22 +179,6 @@ def flat(model: nn.Module, example: dict[str, Any]) -> nn.Module:
             return outputs[0] if len(outputs) == 1 else outputs
 
     return Flat().eval()
-
-
-_ADVICE = re.compile(
-    r"\n\s*(The following call raised|To fix the error|Suggested fixes|For more information|The error)"
-)
-_FRAME = re.compile(r'File "[^"]+", line \d+, in \w+\n\s+[^\n]+')
-
-
-def _reason(error: Exception) -> str:
-    """torch's first words and the last line of the user's code, without its advice on flags that users do not have."""
-    text = str(error).strip()
-    first = _ADVICE.split(text)[0].partition("\nFrom user code")[0].strip()
-    lines = [line.partition(" If you're using")[0] for line in first.splitlines() if "TORCH_LOGS" not in line][:6]
-    frames = [frame for frame in _FRAME.findall(text) if "/torch/" not in frame]
-    where = f"\n{frames[-1]}" if frames else ""
-    return f"{type(error).__name__}: " + "\n".join(lines) + where
 
 
 def _output_keys(program: torch.export.ExportedProgram) -> list[str]:
@@ -297,6 +202,7 @@ _CHATTY_LOGGERS = (
     "torch.export",
     "torch._export",
     "torch._dynamo",
+    "torch._guards",
     "torch.fx.experimental",
     "onnxscript",
     "onnx_ir",
@@ -317,23 +223,3 @@ def exporting_state(*, fused_attention: bool = False) -> Iterator[None]:
     # One thread at a time: torch's exporters change more of the process, and are not made for several.
     with LOCK, loggers, filters, torch.no_grad(), attention:
         yield
-
-
-def _replace_source_lines(program: torch.export.ExportedProgram) -> None:
-    """Replaces the source line of each node, which names a file of the machine that traced the model.
-
-    A node without one would get the stack of each decomposition of it, which takes a third of the time of an export.
-    """
-    for node in nodes_of(program):
-        if node.meta.get("stack_trace"):
-            node.meta["stack_trace"] = _NO_SOURCE_LINE
-
-
-_NO_SOURCE_LINE = "not recorded"
-
-
-def _turn_gradients_off(program: torch.export.ExportedProgram) -> None:
-    """Keeps gradients off where forward turns them on: torch's decompositions fail on weights that need them there."""
-    for node in nodes_of(program):
-        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-            node.args = (False, *node.args[1:])

@@ -10,6 +10,7 @@ from typing import Any
 import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common
+import onnxscript
 import torch
 
 from nnorm_export.errors import ExportError, reported_as, root_cause
@@ -37,6 +38,8 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
+    # math.sqrt of a length, which torch's table lacks.
+    table[torch._sym_sqrt] = onnxscript.opset18.Sqrt  # type: ignore[attr-defined]
     what = "torch.onnx.export cannot translate the model"
     remedy = "Replace that operator in the model, or export for the target pt2, which has every operator of PyTorch"
     with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, root_cause):

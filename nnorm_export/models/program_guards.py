@@ -44,20 +44,32 @@ def beyond_program_guards(
     """
     axes = axes_of(shapes_of(program), example)
     ranges = {symbol: range_of(program, symbol) for symbol in axes.places}
-    known = {code: _condition(code, axes) for code in _codes(program)}
+    known = {code: _condition(code, axes) for code in _codes(program, axes)}
     conditions = {code: condition for code, condition in known.items() if condition is not None}
     result = search(conditions.values(), axes, ranges, module)
     if not result.found and not result.untried and len(conditions) == len(known):
         return result, None
-    of_operators = set(_codes(_traced_again(program, module, axes)))
+    of_operators = set(_codes(_traced_again(program, module, axes), axes))
     branches = search([conditions[code] for code in conditions if code not in of_operators], axes, ranges, module)
     untried = [*branches.untried, *(code for code in known if code not in conditions and code not in of_operators)]
     return replace(result, untried=untried), branches.found[0] if branches.found else None
 
 
-def _codes(program: torch.export.ExportedProgram | None) -> list[str]:
-    """The conditions as torch.export writes them: ``L['x'].size()[2] <= L['x'].size()[3]``."""
-    return list(getattr(program, "_guards_code", ()))
+_COUNTED = re.compile(r"L\['flat_args'\]\[(\d+)\]")  # how torch.export names an input with strict=True
+
+
+def _is_strict(program: torch.export.ExportedProgram) -> bool:
+    return any(map(_COUNTED.search, getattr(program, "_guards_code", ())))
+
+
+def _codes(program: torch.export.ExportedProgram | None, axes: Axes) -> list[str]:
+    """The conditions as torch.export writes them with strict=False: ``L['x'].size()[2] <= L['x'].size()[3]``."""
+    paths = [f"L{pytree.keystr(path)}" for path, _ in pytree.tree_flatten_with_path(axes.example)[0]]
+
+    def named(match: re.Match[str]) -> str:
+        return paths[int(match[1])] if int(match[1]) < len(paths) else match[0]
+
+    return [_COUNTED.sub(named, code) for code in getattr(program, "_guards_code", ())]
 
 
 def _condition(code: str, axes: Axes) -> Condition | None:
@@ -112,7 +124,9 @@ def _traced_again(
     hook = module.register_forward_pre_hook(relate, with_kwargs=True)
     try:
         with redirected(lambda *_: None, "stdout", "stderr"):
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes_like(axes.example, hints))
+            shapes = shapes_like(axes.example, hints)
+            # With the strictness of the program, because terms stand in the order of torch's symbols.
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=_is_strict(program))
     # torch.export raises exceptions of many unrelated types. Without a trace each condition counts as one of a branch.
     except Exception:
         return None

@@ -36,9 +36,11 @@ class Net(nn.Module):
         return self.function(self.norm(x), **(others or {}))
 
 
-def program_of(function: Callable[..., Tensor], shapes: Any = None, inputs: Any = None) -> ExportedProgram:
+def program_of(
+    function: Callable[..., Tensor], shapes: Any = None, inputs: Any = None, *, strict: bool = False
+) -> ExportedProgram:
     inputs = (torch.randn(3, 3, 8, 8),) if inputs is None else inputs
-    return torch.export.export(freeze(Net(function).eval()), inputs, dynamic_shapes=shapes or (FREE,))
+    return torch.export.export(freeze(Net(function).eval()), inputs, dynamic_shapes=shapes or (FREE,), strict=strict)
 
 
 def doubled_if(condition: Callable[..., bool]) -> Callable[..., Tensor]:
@@ -85,6 +87,22 @@ def test_a_condition_of_a_branch_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ParityError, match=f"the program is right only where .*{guard}, a condition of forward"):
         export(program, (), tmp_path / "m.onnx")
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["taller", "an input in a dict"])
+def test_a_condition_of_a_strict_program_is_refused(name: str, tmp_path: Path) -> None:
+    """torch.export counts the inputs there, and does not name them."""
+    function, how, guard = OF_BRANCHES[name]
+    program = program_of(function, **how, strict=True)
+    with pytest.raises(ParityError, match=f"the program is right only where .*{guard}, a condition of forward"):
+        export(program, (), tmp_path / "m.onnx")
+
+
+def test_conditions_of_operators_in_a_strict_program_do_no_harm() -> None:
+    program = program_of(OF_OPERATORS["pairs"][0], strict=True)
+    result, branch = beyond_program_guards(program, without_guards(program), {"x": program.example_inputs[0][0]})
+    assert (branch, result.untried) == (None, [])
+    assert result.found
 
 
 def test_a_program_from_a_file_keeps_its_conditions(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from nnorm_export.errors import ExportError, InputError, reported_as
 from nnorm_export.exporting import metadata
 from nnorm_export.exporting.mutations import Changes
+from nnorm_export.exporting.passes.decompose import decomposed
+from nnorm_export.exporting.passes.scripted import scripted
 from nnorm_export.exporting.random_operators import draws_numbers, refusal
 from nnorm_export.exporting.report import ExportReport
 from nnorm_export.exporting.request import Frozen, Request, freeze_source
@@ -92,30 +94,36 @@ _Parts = tuple[torch.jit.ScriptModule, list[Entry], metadata.Tensors]
 
 def _traced(frozen: Frozen) -> _Parts:
     # torch.jit.trace follows one path through the model without a warning. torch.export refuses a model with several.
+    failed = f"torch.jit.trace cannot trace {type(frozen.model).__name__}"
+    remedy = "Change that part of the model, or export with method='script' or for another target"
     keeps_state = frozen.changes is not None and _keeps_state(frozen.module, frozen.changes)
     with exporting_state():
         traced = trace(frozen, keeps_state=keeps_state, takes_complex=True)
+        layers, tensors = metadata.layers_of_program(traced), metadata.tensors_of_program(traced)
+        if traced.strict_trace:  # torch.jit.trace would fix the lengths that strict=False fixes
+            program = decomposed(traced.program)
+            step("compile as TorchScript")
+            quiet = without_warnings(UserWarning, message="The TorchScript type system doesn't support")
+            with reported_as(ExportError, failed, remedy, _first_lines), quiet:
+                return scripted(program), layers, tensors
     step("trace as TorchScript")
     if frozen.dynamic_batch:
         example, _ = arguments.dynamic_batch(frozen.example)
     else:
         example = widened(frozen.example, frozen.request.dynamic_shapes)
     # TracerWarning is about shapes: other batch sizes are compared.
-    quiet = without_warnings(torch.jit.TracerWarning)
-    with exporting_state(fused_attention=True), without_reading_masks(), quiet:
-        tensors = tuple(
-            tensor.clone() for tensor in arguments.tensors_in(example)
-        )  # the model may change its input in place
+    unwarned = without_warnings(torch.jit.TracerWarning)
+    with exporting_state(fused_attention=True), without_reading_masks(), unwarned:
+        # The model may change its input in place.
+        inputs = tuple(tensor.clone() for tensor in arguments.tensors_in(example))
         buffers = [(buffer, buffer._version, buffer.clone()) for buffer in frozen.module.buffers()]
-        failed = f"torch.jit.trace cannot trace {type(frozen.model).__name__}"
-        remedy = "Change that part of the model, or export with method='script' or for another target"
         with reported_as(ExportError, failed, remedy, _first_lines):
-            module = torch.jit.trace(flat(frozen.module, example), tensors, check_trace=False)
+            module = torch.jit.trace(flat(frozen.module, example), inputs, check_trace=False)
     with torch.no_grad():  # tracing has run the model, and the file has its tensors
         for buffer, version, before in buffers:
             if buffer._version != version:
                 buffer.copy_(before)
-    return module, metadata.layers_of_program(traced), metadata.tensors_of_program(traced)
+    return module, layers, tensors
 
 
 def _keeps_state(module: nn.Module, changes: Changes) -> bool:
