@@ -25,8 +25,10 @@ from nnorm_export.exporting.capture_failures import has_conditions, message, unk
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.request import Frozen
 from nnorm_export.files.formats import AOTI, PT2
+from nnorm_export.files.least_batch import least_rows
 from nnorm_export.models import arguments
 from nnorm_export.models.modules import deepcopy, without_reading_masks
+from nnorm_export.models.program_axes import runs
 from nnorm_export.names import layer_name
 from nnorm_export.process import redirected, without_warnings
 from nnorm_export.steps import step
@@ -71,7 +73,7 @@ def capture(
         ways += [Way(strict, names, is_oblivious=True) for strict in (False, True)]
     errors: list[Exception] = []
     for number, way in enumerate(ways) if known is None else [(0, known)]:
-        if number > 1 and not has_conditions(errors[way.strict]):
+        if number > 1 and not (has_conditions(errors[way.strict]) and _takes_few_rows(frozen)):
             continue
         if number > 0:
             step("trace again")
@@ -82,6 +84,12 @@ def capture(
         if unknown_shapes(errors[-1]):
             break
     raise ExportError(message(frozen, errors, is_dynamic=bool(dynamic_shapes))) from errors[0]
+
+
+def _takes_few_rows(frozen: Frozen) -> bool:
+    """Whether the model takes the least batch: else a condition that torch.export cannot prove says what it takes."""
+    module = deepcopy(frozen.module, {id(tensor): tensor for tensor in frozen.module.parameters()})
+    return runs(module, arguments.resize_batch(frozen.example, least_rows(frozen.least_batch)))
 
 
 def _captured(module: nn.Module, example: dict[str, Any], way: Way) -> torch.export.ExportedProgram:

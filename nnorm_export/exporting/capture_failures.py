@@ -88,9 +88,10 @@ def message(frozen: Frozen, errors: Sequence[Exception], is_dynamic: bool) -> st
 
 def _about_lengths(frozen: Frozen, error: Exception) -> str:
     if frozen.dynamic_batch:
+        which = "The model does not take every length of the first axis. " if has_conditions(error) else ""
         return (
-            "\nThe first axis of the inputs is taken to be a batch of any size. Export with dynamic_shapes={} "
-            "(--fixed-shape) to fix every axis, or say which are dynamic (--dynamic)."
+            f"\n{which}The first axis of the inputs is taken to be a batch of any size. Export with "
+            "dynamic_shapes={} (--fixed-shape) to fix every axis, or say which are dynamic (--dynamic)."
         )
     if unknown_shapes(error):
         return ""

@@ -126,7 +126,7 @@ def test_a_batch_of_1_that_the_user_asks_for_is_compared(tmp_path: Path) -> None
 
 
 def test_a_model_that_takes_no_smaller_batch(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="code fixes the first axis"):
+    with pytest.raises(ExportError, match="does not take every length of the first axis"):
         export(OwnCheck(9).eval(), torch.randn(9, 5), tmp_path / "m.onnx")
 
 
