@@ -145,8 +145,9 @@ struct ChannelTiles : ChannelTensors<T> {
 constexpr unsigned most_channels_of_tile = 64;
 
 // A block computes `own` neighboring accesses for each of its threads. An access lies in one row.
-template <Epilogue epilogue, int own, int blocks_at_once, class T>
-__global__ void __launch_bounds__(channel_threads, blocks_at_once) batch_normal_norm_tiles(ChannelTiles<T> w) {
+template <Epilogue epilogue, int own, int resident, class T>
+__global__ void __launch_bounds__(channel_threads, blocks_at_once(resident, channel_threads))
+    batch_normal_norm_tiles(ChannelTiles<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = widest<T>;
   const unsigned tile = blockIdx.x * (channel_threads * own), first = tile + threadIdx.x;
@@ -198,7 +199,8 @@ template <class T, bool residual>
 constexpr int blocks_of_columns = sizeof(T) == 8 ? 1 : sizeof(T) == 2 ? (residual ? 2 : 3) : (residual ? 4 : 5);
 
 template <Epilogue epilogue, bool padded, int width, class T>
-__global__ void __launch_bounds__(channel_threads, blocks_of_columns<T, takes_residual<epilogue>>)
+__global__ void __launch_bounds__(channel_threads,
+                                  blocks_at_once(blocks_of_columns<T, takes_residual<epilogue>>, channel_threads))
     batch_normal_norm_columns(ChannelColumns<T> w) {
   using Real = Arithmetic<T>;
   constexpr int own = in_flight_of_columns<T>;
@@ -289,7 +291,7 @@ constexpr int blocks_of_large = sizeof(T) == 8 ? 1 : residual ? 3 : 4;
 template <class T>
 constexpr int blocks_of_small = sizeof(T) == 8 ? 1 : computed_by_device<T> ? 5 : 6;
 
-template <Epilogue epilogue, int own, int blocks_at_once, class T>
+template <Epilogue epilogue, int own, int resident, class T>
 cudaError_t run_tiles(const ChannelProblem<T>& problem, cudaStream_t stream) {
   const unsigned row_length = unsigned(problem.extent / size_t(widest<T>));
   const ChannelTiles<T> work{tensors_of(problem),
@@ -299,7 +301,7 @@ cudaError_t run_tiles(const ChannelProblem<T>& problem, cudaStream_t stream) {
                              Divisor(row_length),
                              Divisor(unsigned(problem.channels))};
   const unsigned blocks = unsigned(divided_up(work.accesses, channel_threads * own));
-  return launch(&batch_normal_norm_tiles<epilogue, own, blocks_at_once, T>, blocks, channel_threads, stream, work);
+  return launch(&batch_normal_norm_tiles<epilogue, own, resident, T>, blocks, channel_threads, stream, work);
 }
 
 template <Epilogue epilogue, bool padded, int width, class T>

@@ -22,6 +22,16 @@ namespace nnorm::cuda {
 constexpr unsigned warp_size = 32;
 constexpr size_t access_bytes = 16;  // the widest access of a thread
 
+// The blocks of `threads` that a multiprocessor shall hold at once: `wanted`, or as many as it can.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int threads_of_multiprocessor = 1024;  // Turing
+#else
+constexpr int threads_of_multiprocessor = 1536;  // all later ones have these, or 2048
+#endif
+constexpr int blocks_at_once(int wanted, int threads) {
+  return wanted * threads <= threads_of_multiprocessor ? wanted : threads_of_multiprocessor / threads;
+}
+
 // A 16-bit element that is computed with the bits of the CPU kernels.
 template <class T>
 struct SameBits : T {};

@@ -95,3 +95,15 @@ def test_the_compiler_fuses_nothing_by_itself() -> None:
     operations = Counter(re.findall(r"\b(?:add|sub|mul)\.[a-z.]*f(?:32|64)\b", dump(cuda_library(), "ptx")))
     assert operations.total() > 10000
     assert {name: count for name, count in operations.items() if ".rn." not in name} == {}
+
+
+def test_no_kernel_asks_for_more_threads_than_a_multiprocessor_has() -> None:
+    """Then the GPU's assembler refuses what the kernel asks for. In code for Turing, the oldest GPU, 1024 are the most."""
+    text = dump(cuda_library(), "ptx")
+    asked = [
+        (int(target), int(threads) * int(blocks))
+        for target, code in re.findall(r"^\.target sm_(\d+)(.*?)(?=^\.target|\Z)", text, re.MULTILINE | re.DOTALL)
+        for threads, blocks in re.findall(r"\.maxntid (\d+).*?\n\.minnctapersm (\d+)", code)
+    ]
+    assert asked
+    assert max(threads / (1024 if target < 80 else 1536) for target, threads in asked) <= 1
