@@ -98,7 +98,7 @@ def test_the_compiler_fuses_nothing_by_itself() -> None:
 
 
 def test_no_kernel_asks_for_more_threads_than_a_multiprocessor_has() -> None:
-    """Then the GPU's assembler refuses what the kernel asks for. In code for Turing, the oldest GPU, 1024 are the most."""
+    """The GPU's assembler would refuse it. In code for Turing, the oldest GPU, 1024 are the most."""
     text = dump(cuda_library(), "ptx")
     asked = [
         (int(target), int(threads) * int(blocks))
