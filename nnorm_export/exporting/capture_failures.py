@@ -15,7 +15,8 @@ from nnorm_export.freezing.attributes import about_gradients
 
 # What torch.export says of dynamic_shapes that do not fit the inputs: then lengths are not the cause.
 _WRONG_NAMES = "top-level keys must be the arg names|mismatch between the structure|Unexpected dimension mapped"
-_OF_LENGTHS = r"onstraint|specializ|dynamic_shapes|Dim\b|generated guard|must always be equal"
+_OF_LENGTHS = r"onstraint|specializ|dynamic_shapes|Dim\b|generated guard|must always be equal|Expected op to be"
+_ASSERTED = r"Expected op to be '==', got \S+ for (.+)"  # torch's own assertion, of a condition on a product of lengths
 _FIXED = r"specialized it to be a constant \((\d+)\)"
 # Of a line that fixes a length: what it has, and what to do.
 _CURES = (
@@ -24,6 +25,11 @@ _CURES = (
         "A program holds a loop over a length as often as it ran for the example. Compute all rows at once, with "
         "operators of tensors or torch.vmap; or export TorchScript with method='script' (--target torchscript --method "
         "script), which keeps loops.",
+    ),
+    (
+        r"\bif\b|\belse\b|\bassert\b|\bmatch\b",
+        "A file has one path of a branch on lengths. Give the axis a range in which every length takes the same path "
+        "(--dynamic 'x:1=seq[2..300]'), give axes that must be equal one name, or fix the axis.",
     ),
     (r"\b(len|int)\(", "len(x) and int(x.shape[0]) fix the length at that of the example: write x.shape[0]."),
     (r"""\b[rR]?f[rR]?["']|\.format\(|\bstr\(""", "A text of a length fixes it: leave the length out of the text."),
@@ -44,7 +50,7 @@ def fixes_lengths(error: Exception) -> bool:
 
 def has_conditions(error: Exception) -> bool:
     """Whether ``error`` is one of conditions on lengths that torch.export could not prove."""
-    return "generated guard" in str(error)
+    return re.search(f"generated guard|{_ASSERTED}", str(error)) is not None
 
 
 def message(frozen: Frozen, errors: Sequence[Exception], is_dynamic: bool) -> str:
@@ -113,6 +119,8 @@ _FRAME = re.compile(r'File "[^"]+", line \d+, in [\w<>]+(?:\n {4,}[^\n]+)?')  # 
 
 def _reason(error: Exception) -> str:
     """torch's first words, without its advice on flags that users do not have."""
+    if condition := re.search(_ASSERTED, str(error)):
+        return f"forward has a condition on lengths that torch.export cannot express: {condition[1]}"
     first = _ADVICE.split(str(error).strip())[0].partition("\nFrom user code")[0].strip()
     lines = [line.partition(" If you're using")[0] for line in first.splitlines() if "TORCH_LOGS" not in line][:6]
     return f"{type(error).__name__}: " + "\n".join(lines)

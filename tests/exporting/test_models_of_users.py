@@ -15,7 +15,7 @@ from models_of_users import MODELS, REFUSED, Base, example
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nnorm_export import ExportError, bisect, export, export_program, export_torchscript, load
+from nnorm_export import ExportError, ParityError, bisect, export, export_program, export_torchscript, load
 from nnorm_export.exporting.metadata import layers_of_program
 from nnorm_export.exporting.request import Request, freeze_source
 from nnorm_export.exporting.trace import Traced, exporting_state, trace
@@ -71,6 +71,27 @@ def test_pytorchs_formats_take_them_too(write: Callable[..., Any], suffix: str, 
 @pytest.mark.parametrize("name", ["split_by_len", "numbers_of_lengths"])
 def test_torchscript_takes_conditions_that_torch_cannot_prove(name: str, tmp_path: Path) -> None:
     assert export_torchscript(build(name), example(name, 5), tmp_path / "m.pt").parity
+
+
+class Product(nn.Module):
+    """torch.export of PyTorch 2.13 fails on its own assertion where a condition bounds a length by a fraction."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] * x.shape[1] > 12 else x - 1
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "says"),
+    [
+        (None, ParityError, r"would be right only where 5\*x\.shape\[0\] > 12"),
+        ("pt2", ExportError, r"a condition on lengths that torch\.export cannot express: 12/5 < batch"),
+    ],
+)
+def test_a_condition_on_a_product_of_lengths(
+    target: str | None, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=says):
+        export(Product().eval(), torch.randn(3, 5), tmp_path / f"m.{target or 'onnx'}", target=target)
 
 
 def test_a_program_refuses_such_conditions_shortly(tmp_path: Path) -> None:
