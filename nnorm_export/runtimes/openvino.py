@@ -12,6 +12,7 @@ import numpy as np
 
 from nnorm_export.dtypes import Array, bits
 from nnorm_export.runtimes.bodies_runner import BodiesRunner
+from nnorm_export.runtimes.openvino_faults import faults_of
 from nnorm_export.runtimes.runner import number_of_threads
 from nnorm_export.runtimes.runtime import Runtime
 
@@ -49,9 +50,7 @@ class OpenVINORunner(BodiesRunner):
 
     @cached_property
     def known_faults(self) -> list[str]:
-        if not any(info.dtype == np.float64 for info in (*self.inputs, *self.outputs)):
-            return []
-        return ["OpenVINO computes float64 in float32; the runtimes onnxruntime and reference compute it in float64"]
+        return faults_of(self._file.proto)
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         plain = {name: bits(array) for name, array in feed.items()}  # they live as long as what shares their memory

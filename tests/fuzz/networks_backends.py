@@ -207,7 +207,7 @@ class _Run:
     def openvino(self) -> Feeds | None:
         if openvino is None:
             return None
-        refuse_openvino(onnx.load(self._onnx("primitives")), self.spec.dtype)
+        refuse_openvino(onnx.load(self._onnx("primitives")))
         return self._load(self._onnx("primitives"), "none", runtime="openvino", intra_op_num_threads=1)
 
     def torchscript(self) -> Feeds:
