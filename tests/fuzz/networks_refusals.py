@@ -80,7 +80,7 @@ def refusal(backend: str, text: str, *, has_branch: bool = False) -> str | None:
     """The reason of a known refusal, from the text of the error of a network with or without a branch on lengths."""
     if has_branch and re.search(_REFUSED_BRANCH, text):
         return "one path of a branch on lengths would be right at some lengths alone"
-    if text.startswith("Unfit: "):
+    if backend in ("reference", "openvino") and text.startswith("Unfit: "):
         return text.removeprefix("Unfit: ").partition(" [")[0]
     for backends, pattern, reason in REFUSALS:
         if re.fullmatch(backends, backend) and re.search(pattern, text, re.DOTALL):
