@@ -48,7 +48,7 @@ def _casts_a_product(model: onnx.ModelProto) -> bool:
 
 
 def _normalizes_a_reduction(model: onnx.ModelProto) -> bool:
-    """Whether a BatchNormalization, or the Mul of one of rank 2, reads what a reduction has written.
+    """Whether a BatchNormalization, or the Mul of one of rank 2, reads what a reduction has written, cast or not.
 
     OpenVINO moves such a normalization into the reduction, and gives all channels the scale of one.
     """
@@ -57,6 +57,8 @@ def _normalizes_a_reduction(model: onnx.ModelProto) -> bool:
     for node in model.graph.node:
         scales = node.op_type == "BatchNormalization" or (node.op_type == "Mul" and node.input[1] in weights)
         maker = makers.get(node.input[0]) if scales else None
+        while maker is not None and maker.op_type == "Cast":
+            maker = makers.get(maker.input[0])
         if maker is not None and maker.op_type.startswith("Reduce"):
             return True
     return False
