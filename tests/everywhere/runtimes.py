@@ -129,6 +129,7 @@ def _lines(runtime: Runtime, folder: Path, names: Sequence[str], out: Path) -> I
     """The lines that a new process prints, and last {"ended": how}."""
     environment = {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),  # nnorm_export
         "NNORM_NODE_MODULES": str(ROOT / NODE / "node_modules"),
         "NNORM_CHROMIUM": chromium(),
         "OMP_NUM_THREADS": "2",

@@ -24,7 +24,6 @@ MISSING = f"needs PyTorch, which is not installed: {REMEDY}"
 
 # Every public name that needs PyTorch, as its users reach it.
 NEEDING = [
-    "nnorm_export.Bisection",
     "nnorm_export.HalfRisk",
     "nnorm_export.ProbeReport",
     "nnorm_export.bisect",

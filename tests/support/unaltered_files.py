@@ -89,7 +89,7 @@ class Files:
         return _only_input(load(path))
 
     def openvino(self) -> Runs:
-        refuse_openvino(onnx.load(self.onnx("primitives")), str(DTYPES[self.dtype]).removeprefix("torch."))
+        refuse_openvino(onnx.load(self.onnx("primitives")))
         return _only_input(load(self.onnx("primitives"), "openvino", intra_op_num_threads=1))
 
     def torchscript(self) -> Runs:
