@@ -87,7 +87,7 @@ def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
 
 
 def _is_absent(found: RuntimeDiagnosis, needed: str) -> bool:
-    """Whether the runtime is not installed, and nobody asks for it."""
+    """Whether the runtime is not installed, and the user did not choose it."""
     return found.exit_code == RuntimeMissingError.exit_code and not found.implementations and found.runtime != needed
 
 

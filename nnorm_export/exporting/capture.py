@@ -79,7 +79,9 @@ def capture(
             step("trace again")
         try:
             return _captured(frozen.module, example, way), way
-        except Exception as error:  # torch.export raises dozens of unrelated types
+        except (
+            Exception
+        ) as error:  # torch.export passes on what the model raises, and has no exception class of its own
             errors.append(error)
         if unknown_shapes(errors[-1]):
             break
@@ -117,7 +119,8 @@ def _oblivious(is_oblivious: bool) -> contextlib.AbstractContextManager[Any]:
     # Older releases of torch lack the option, and keep conditions that the comparison tries.
     if not (is_oblivious and hasattr(_config, "backed_size_oblivious")):
         return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[Any] = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    config: Any = _config  # its patch() is added at run time
+    patched: contextlib.AbstractContextManager[Any] = config.patch(backed_size_oblivious=True)
     return patched
 
 

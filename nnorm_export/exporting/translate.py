@@ -18,6 +18,7 @@ from nnorm_export.exporting.passes.attention import with_attention_of_rank_4
 from nnorm_export.exporting.passes.attention_masks import with_masks_of_pytorch
 from nnorm_export.exporting.passes.constants import with_constants_of_pytorch
 from nnorm_export.exporting.passes.exact_operators import with_exact_operators
+from nnorm_export.exporting.passes.program import SQUARE_ROOT_OF_LENGTH
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.graphs.exact_constants import exact_constants
 from nnorm_export.graphs.forms import nodes_of
@@ -38,8 +39,7 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         operator.torch_op: operator.translate for operator in NORMALIZATIONS.values()
     }
-    # math.sqrt of a length, which torch's table lacks.
-    table[torch._sym_sqrt] = onnxscript.opset18.Sqrt  # type: ignore[attr-defined]
+    table[SQUARE_ROOT_OF_LENGTH] = onnxscript.opset18.Sqrt  # torch's own table does not have it
     what = "torch.onnx.export cannot translate the model"
     remedy = "Replace that operator in the model, or export for the target pt2, which has every operator of PyTorch"
     with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, root_cause):

@@ -42,7 +42,7 @@ class BodiesRunner(Runner):
             self._open()
         except NnormExportError:
             raise
-        except Exception as error:  # the libraries' exceptions have no common base
+        except Exception as error:  # OpenVINO, OpenCV and tract each raise their own classes
             raise ModelFileError(f"{path}: {self.library} cannot load it: {self._reason(error)}") from error
 
     @cached_property

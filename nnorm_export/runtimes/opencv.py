@@ -39,7 +39,7 @@ RUNTIMES = (
     Runtime(
         name=OpenCVRunner.runtime,
         runner=OpenCVRunner,
-        # All have one folder, cv2, so that there is no extra, which would install one over another.
+        # There is no extra: these packages write to one folder, cv2, and pip would install one over another.
         packages=(
             "opencv-python-headless",
             "opencv-python",

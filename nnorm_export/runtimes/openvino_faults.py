@@ -86,16 +86,20 @@ def _measures_a_convolution(model: onnx.ModelProto) -> bool:
 
 
 def _strides_over_padding(model: onnx.ModelProto) -> bool:
-    """Whether a convolution has strides, padding and a kernel of one element.
+    """Whether a convolution has strides and padding along an axis on which its kernel has one element.
 
-    OpenVINO moves its strides to the elementwise operator before it, in front of the padding: the result has
-    another shape, and the process may crash later.
+    OpenVINO moves its strides to the operator before it, in front of the padding: the result has another shape, and the
+    process may crash.
     """
     for node in model.graph.node:
-        attributes = _attributes(node)
-        if node.op_type == "Conv" and max(attributes.get("strides", [1])) > 1 and max(attributes.get("pads", [0])) > 0:
-            kernel = next(value.dims[2:] for value in model.graph.initializer if value.name == node.input[1])
-            if max(kernel) == 1:
+        if node.op_type == "Conv":
+            attributes = _attributes(node)
+            kernel: list[int] = next(
+                (list(value.dims[2:]) for value in model.graph.initializer if value.name == node.input[1]), []
+            )
+            strides, pads = attributes.get("strides", [1] * len(kernel)), attributes.get("pads", [0] * 2 * len(kernel))
+            axes = zip(kernel, strides, pads, pads[len(kernel) :], strict=False)
+            if any(length == 1 and stride > 1 and max(begin, end) > 0 for length, stride, begin, end in axes):
                 return True
     return False
 
@@ -113,5 +117,5 @@ _FAULTS: dict[str, Callable[[onnx.ModelProto], bool]] = {
     "gives all channels of a reduction the scale of one, if they are scaled right after it": _normalizes_a_reduction,
     "scales what attention returns, before a normalization of channels, along the wrong axis": _normalizes_attention,
     "may end the process over the L2 norm of a convolution's result": _measures_a_convolution,
-    "drops the padding of a strided convolution with a kernel of one element": _strides_over_padding,
+    "drops the padding of a strided convolution on an axis where its kernel has one element": _strides_over_padding,
 }

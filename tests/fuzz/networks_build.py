@@ -171,7 +171,7 @@ def _build(step: Step, x: Tensor) -> nn.Module | None:
     try:
         if not step.parts:
             train(module, x, rng)
-    except ValueError:  # PyTorch's norms refuse to train on one value
+    except (ValueError, RuntimeError):  # PyTorch's norms refuse to train on one value, convolutions results without any
         return None
     y = _result(module, x, [])
     is_small = 0 < y.numel() <= max(GREATEST, x.numel()) and y.dim() <= 6

@@ -304,7 +304,7 @@ class TestOpenVINO:
         path = export(model, x, tmp_path / "m.onnx", target="openvino").path  # right in ONNX Runtime
         report = verify(path, model, x, runtime="openvino")
         assert "gives all channels of a reduction the scale of one" in report.known_faults[0]
-        assert not report  # of 2026.4; where it is right, the fault is no longer known
+        assert not report, "this OpenVINO computes it correctly: remove the fault from openvino_faults.py"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("dtype", ["fp16", "fp32"])

@@ -14,6 +14,11 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import ExportError, reported_as
 
+_UNTYPED: Any = torch  # torch describes its private names to no type checker
+SQUARE_ROOT_OF_LENGTH = (
+    _UNTYPED._sym_sqrt
+)  # what a program has for math.sqrt(x.shape[0]); torch has no public name for it
+
 _PURE = (torch.ops.aten.detach_.default,)  # changes no number; torch.export writes it behind each new constant
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from nnorm_export.exporting.passes.program import SQUARE_ROOT_OF_LENGTH
 from nnorm_export.models.program_guards import without_guards
 
 # torch's functions of symbolic lengths -> those that TorchScript knows.
@@ -20,7 +21,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_max: max,
     torch.sym_min: min,
     torch.sym_not: operator.not_,
-    torch._sym_sqrt: math.sqrt,  # type: ignore[attr-defined]
+    SQUARE_ROOT_OF_LENGTH: math.sqrt,
 }
 
 

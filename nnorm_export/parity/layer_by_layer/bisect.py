@@ -194,7 +194,7 @@ class _Subject:
         parts = sorted([*self.parts, *others], key=lambda part: max(part.nodes))
         try:
             return replace(self, parts=parts).compare(example).noted(notes)
-        except Exception as error:  # a layer that nobody named may not run alone, in PyTorch or in the runtime
+        except Exception as error:  # bisect chose the layer itself: if it cannot run alone, a note says why
             return compared.noted(
                 [f"{', '.join(part.path for part in others)} could not be run alone: {first_line(error)}"]
             )
