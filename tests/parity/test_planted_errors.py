@@ -88,6 +88,29 @@ def test_probabilities_near_0_pass(activation: nn.Module, tmp_path: Path) -> Non
     assert not verify(path, model, (x,))
 
 
+class WithIntegers(nn.Module):
+    """Integers of the whole range of int32 reach the norm when the file is compared on changed inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = BatchNormalNorm2d(3, affine=False)
+        nn.init.uniform_(self.norm.running_lmbda, -0.4, 2.6)
+        nn.init.uniform_(self.norm.running_var, 0.5, 1.5)
+
+    def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(x + b.view(len(b), 3, 1, 1))
+        return y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 4])
+def test_powers_of_great_numbers_pass(seed: int, tmp_path: Path) -> None:
+    """exp(η·log1p|h|) moves by η·log1p|h| roundings of its own: 50 at |h| = 10⁹."""
+    torch.manual_seed(seed)
+    model, x = WithIntegers().eval(), torch.randn(5, 3, 7, 9)
+    assert export(model, (x, torch.randint(0, 300, (5, 3), dtype=torch.int32)), tmp_path / "m.onnx").parity
+
+
 @pytest.mark.slow
 def test_a_small_output_beside_a_great_one(tmp_path: Path) -> None:
     torch.manual_seed(0)

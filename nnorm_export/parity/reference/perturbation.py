@@ -75,7 +75,7 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 class AbsoluteSigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Inside the block, float32 sigmoids, and what runtimes compute with them or with exp(x) - 1, are off by 2⁻²⁴.
+    """Inside the block, float32 log1p, sigmoids, and what runtimes compute with them or exp(x) - 1, are off by 2⁻²⁴.
 
     The sign of the error is random. ONNX Runtime's sigmoid is at most three times as far off, and 0 below -18. Its tanh
     is up to 5·2⁻²⁴ of the result off, where PyTorch's is 2⁻²⁴ at most; and GELU has 1 + erf(x).
@@ -130,6 +130,9 @@ _SCALES: dict[Any, Callable[..., Tensor | float]] = {
     **dict.fromkeys((_ATEN.elu, _ATEN.elu_), lambda *_, **__: 1.0),
     **dict.fromkeys((_ATEN.silu, _ATEN.silu_), lambda x: x.abs()),
     **dict.fromkeys((_ATEN.expm1, _ATEN.expm1_), lambda x: 2 * x.expm1().abs()),
+    **dict.fromkeys(
+        (_ATEN.log1p, _ATEN.log1p_), lambda x: x.log1p().abs()
+    ),  # exp(η·log1p(h)) moves by η·log1p(h) of it
     **dict.fromkeys((_ATEN.tanh, _ATEN.tanh_), lambda x: x.tanh().abs()),
     _ATEN.gelu: lambda x, **_: x.abs() / 2,
     _ATEN.glu: lambda x, dim=-1: x.chunk(2, dim)[0].abs(),
