@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 import torch
 from half_heads import HEADS, Head
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
+from nnorm_export import freeze
+from nnorm_export.layers import WeightStandardization
 from nnorm_export.parity.reference.pytorch_model import HALVES, PyTorchModel, bound
 from nnorm_export.parity.verdict.case import Case
 
@@ -53,3 +58,25 @@ def test_numbers_of_a_dtype_replace_float64(dtype: torch.dtype) -> None:
     assert (case.float64[0][:, masked] == torch.finfo(dtype).min).all()
     np.testing.assert_array_equal(case.float64[0][:, ~masked], case.float64_unchanged[0][:, ~masked])
     assert defect == ""
+
+
+def standardized(layer: nn.Module) -> nn.Module:
+    return register_parametrization(layer, "weight", WeightStandardization())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("parametrized", [weight_norm, spectral_norm, standardized])
+def test_weights_that_freezing_computes_are_rounded_as_pytorch_rounds_them(
+    parametrized: Callable[[nn.Module], nn.Module], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(parametrized(nn.Linear(64, 32)), nn.GELU()).to(dtype)
+    assert _case(model, torch.randn(8, 64), dtype)[1] == ""
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_weights_that_freezing_changes_are_told(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[freeze.__module__]
+    monkeypatch.setattr(module, "_computed_weights", lambda layer: {"weight": layer.weight.detach() * 1.01})
+    model = nn.Sequential(standardized(nn.Linear(64, 32)), nn.GELU()).to(dtype)
+    assert "the frozen model does not compute" in _case(model, torch.randn(8, 64), dtype)[1]
