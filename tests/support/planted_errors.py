@@ -238,7 +238,7 @@ Written by `PYTHONPATH=tests python tests/support/planted_errors.py` with torch 
 OpenVINO {openvino},
 {machine}. The numbers are shares of the error budget: above 1 the file fails. Errors in the result are {roundings}
 roundings of the scale of their channel, or of their row and channel, in float32.
-One element of a map of 128² is found from 104 roundings on: the greatest of 80,000 rounding errors is greater.
+One element of a map of 128² is just found: the greatest of 80,000 rounding errors is almost as great.
 """
 
 UNALTERED = """
