@@ -12,6 +12,21 @@ from torch import Tensor
 from nnorm_export.layers._normalization import Normalization, require_flag, require_number
 
 
+def in_recomputation() -> bool:
+    """Whether this forward pass repeats an earlier one, as activation checkpointing does: its batch is counted already.
+
+    A forward pass within a backward pass is a repetition. All ways of checkpointing have this in common: the two of
+    torch.utils.checkpoint, nested or stopped early, those of other libraries, and the adjoint method of differential
+    equations. The grad mode tells less: a reentrant checkpoint within another one repeats its forward pass without
+    gradients first. The hooks of saved tensors tell less: a reentrant checkpoint has none. A forward pass in a user's
+    own backward hook passes for a repetition too.
+
+    A graph of torch.compile has no such question: a checkpoint within it repeats the operators that backward needs, and
+    the changes of buffers are not among them.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 class RunningStatistics(Normalization):
     """new = m·batch + (1 − m)·old, m the momentum; None for the cumulative average, m = 1/``num_batches_tracked``."""
 
@@ -43,10 +58,12 @@ class RunningStatistics(Normalization):
         """Set the statistics to their values before the first batch."""
 
     def _count_batch(self) -> None:
-        if self.training and self.track_running_stats:
+        if self.training and self.track_running_stats and not in_recomputation():
             self.num_batches_tracked.add_(1)
 
     def _move(self, name: str, batch_value: Tensor) -> None:
+        if in_recomputation():
+            return
         buffer: Tensor = getattr(self, name)
         batch_value = batch_value.reshape(buffer.shape)
         # A tensor, because reading the count as a Python number would break the graph of torch.compile.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.layers._normalization import Normalization
+from nnorm_export.layers._running import in_recomputation
 from nnorm_export.layers.frozen_module import FrozenModule
 from nnorm_export.layers.related._standard import ChannelNorm, Freezable, channels_of, settings_of
 from nnorm_export.layers.related.mixed import sample_axes
@@ -44,12 +45,16 @@ class _Regularized(nn.Module):
     def regularizer(self) -> Tensor | None:
         """The loss term of the last call in training, with its gradient; None before the first call and in eval mode.
 
-        If a layer is called more than once in a forward pass, the last call counts.
+        If a layer is called more than once in a forward pass, the last call counts. Activation checkpointing with
+        ``use_reentrant=True`` runs the forward pass without gradients, so the term has none.
         """
         return self._regularizer
 
     def _regularize(self, z: Tensor) -> Tensor:
-        self._regularizer = pairwise_regularizer(z) if self.training else None
+        regularizer = pairwise_regularizer(z) if self.training else None
+        # A repetition computes it, because backward needs its operators, and does not keep it: the loss has been added.
+        if not in_recomputation():
+            self._regularizer = regularizer
         return z
 
     def train(self, mode: bool = True) -> _Regularized:
