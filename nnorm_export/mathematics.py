@@ -147,15 +147,29 @@ def newton_step(
         magnitude, t, signed_t: |h|, t = log1p|h| and s·t.
         dim, delta, order, alpha: see :func:`estimate_lmbda`.
     """
+    return newton_step_of_means(newton_means(h, magnitude, t, signed_t, dim, order), delta, alpha)
+
+
+def newton_means(h: Tensor, magnitude: Tensor, t: Tensor, signed_t: Tensor, dim: list[int], order: int) -> list[Tensor]:
+    """The means of :func:`newton_step`: of h·d, s·t and, for order 2, d and |h|·(a·t − 2d) + d²."""
     a = (magnitude + 1.0).mul_(t)
     d = a - magnitude
-    mean_hd = (h * d).mean(dim, keepdim=True)
-    slope = mean_hd - signed_t.mean(dim, keepdim=True)
+    means = [(h * d).mean(dim, keepdim=True), signed_t.mean(dim, keepdim=True)]
     if order == 1:
-        return 1.0 - alpha * slope
+        return means
     mean_d = d.mean(dim, keepdim=True)
     terms = a.mul_(t).sub_(d).sub_(d).mul_(magnitude).add_(d * d)
-    curvature = terms.mean(dim, keepdim=True) - mean_d * mean_d - 2.0 * mean_hd * mean_hd
+    return [means[0], means[1], mean_d, terms.mean(dim, keepdim=True)]
+
+
+def newton_step_of_means(means: list[Tensor], delta: float, alpha: float) -> Tensor:
+    """λ̂ from the means of :func:`newton_means`."""
+    mean_hd = means[0]
+    slope = mean_hd - means[1]
+    if len(means) == 2:  # of order 1
+        return 1.0 - alpha * slope
+    mean_d = means[2]
+    curvature = means[3] - mean_d * mean_d - 2.0 * mean_hd * mean_hd
     damped = curvature + delta
     # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
     return 1.0 - alpha * slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
@@ -205,6 +219,20 @@ def _logarithm(h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 # ψ(h; λ̂) and λ̂ with gradients.
 gaussianize = gaussianization(_logarithm, _power_transform)
+
+
+def gaussianize_part(
+    h: Tensor,
+    dim: list[int],
+    delta: float,
+    order: int,
+    alpha: float,
+    means_of_all: Callable[[list[Tensor]], list[Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """ψ(h; λ̂) and λ̂, where ``h`` is a part of a sample set: ``means_of_all`` turns its means into those of the set."""
+    sign, log, magnitude, t, signed_t = _logarithm(h)
+    lmbda = newton_step_of_means(means_of_all(newton_means(h, magnitude, t, signed_t, dim, order)), delta, alpha)
+    return _power_transform(sign, log, *resolve_exponents(lmbda, delta)), lmbda
 
 
 def _sign_and_magnitude(h: Tensor) -> tuple[Tensor, Tensor]:

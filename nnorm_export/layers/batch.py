@@ -6,12 +6,14 @@ import math
 import warnings
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nnorm_export.layers._base import NormalNorm, Variant, mean_absolute_deviation
 from nnorm_export.layers._normalization import require_flag
 from nnorm_export.layers._running import RunningStatistics
-from nnorm_export.mathematics import expand_trailing, gaussianize, standardize
+from nnorm_export.layers._synchronized import PartOfBatch, SharedGroup
+from nnorm_export.mathematics import expand_trailing, gaussianize, gaussianize_part, standardize
 
 
 class _BatchNormalNorm(RunningStatistics, NormalNorm):
@@ -31,6 +33,9 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         track_running_stats: False does not update the running statistics; evaluation uses the running statistics too.
         momentum: m; None for the cumulative average, m = 1/``num_batches_tracked``.
         noise_train, eps, variant: see :class:`~nnorm_export.layers.NormalNorm`.
+        sync: whether the statistics and λ̂ of a training batch are over the batches of all processes, as in
+            torch.nn.SyncBatchNorm. Without an initialized process group, or with one process, it has no effect.
+        process_group: the processes, with ``sync``; None for all of them.
 
     State: ``running_mean``, ``running_var`` (unbiased), ``running_lmbda``, ``running_norm`` (mean absolute deviation
     of ψ's output), ``num_batches_tracked``. The last may be missing from a state dict: the authors' have none.
@@ -46,6 +51,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
     running_mean: Tensor
     running_var: Tensor
     running_norm: Tensor
+    _shared_group: SharedGroup | None
 
     def __init__(
         self,
@@ -62,6 +68,8 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         variant: Variant = "reference",
+        sync: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(eps, noise_train, variant)
         if order not in (1, 2):
@@ -70,6 +78,9 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
                 "torch.nn.BatchNorm"
             )
         require_flag("standardize", standardize)
+        require_flag("sync", sync)
+        if process_group is not None and not sync:
+            raise ValueError("process_group has no effect without sync=True; pass sync=True")
         if iterations != 1:
             warnings.warn(
                 f"iterations={iterations} has no effect: like the reference implementation, "
@@ -83,10 +94,32 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         self.iterations = iterations
         self.standardize = standardize
         self.affine = affine
+        self.sync = sync
+        self.process_group = process_group
         names = ("running_lmbda", "running_mean", "running_var", "running_norm")
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (num_features,))
         self._init_running_stats(shapes, momentum, track_running_stats, device, dtype)
         self._init_affine((num_features,), affine, device, dtype)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The processes that compute the statistics of a training batch together, with ``sync``; None for all."""
+        return None if self._shared_group is None else self._shared_group.group
+
+    @process_group.setter
+    def process_group(self, group: dist.ProcessGroup | None) -> None:
+        self._shared_group = None if group is None else SharedGroup(group)
+
+    @property
+    def _has_part_of_batch(self) -> bool:
+        """Whether other processes have the rest of this training batch."""
+        return (
+            self.sync
+            and self.training
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_world_size(self.process_group) > 1
+        )
 
     def reset_running_stats(self) -> None:
         """Set λ = 1, mean 0, variance 1, and √(2/π), the mean absolute deviation of a standard normal variable."""
@@ -107,7 +140,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
                 f"{type(self).__name__}: running_mean should contain {x.shape[1]} elements not {self.num_features} "
                 f"(expected {self.num_features} channels, got input of size {list(x.shape)})"
             )
-        if self.training and math.prod(x.shape) == self.num_features:
+        if self.training and math.prod(x.shape) == self.num_features and not self._has_part_of_batch:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {x.shape}; "
                 "use a larger batch, or call eval()"
@@ -117,7 +150,9 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         trailing = x.dim() - 2
         self._count_batch()
         # An empty batch has no statistics: the running statistics do not change, and the output is empty.
-        if self.training and x.numel() > 0:
+        if self._has_part_of_batch:
+            x = self._transform_with_synchronized_statistics(x)
+        elif self.training and x.numel() > 0:
             x = self._transform_with_batch_statistics(x)
         else:
             h = self._standardize(x, self._running("mean", x), self._running("var", x))
@@ -135,6 +170,20 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
             self._update_running_stats(mean, variance, lmbda, norm, count)
         return self._add_noise(x, norm) if self._adds_noise else x
 
+    def _transform_with_synchronized_statistics(self, x: Tensor) -> Tensor:
+        """The same for a batch of which other processes have parts: two sums over them with gradients, two without."""
+        batch = PartOfBatch(x, self.process_group)
+        h = self._standardize(x, batch.mean, batch.variance)
+        dim = [0, *range(2, x.dim())]
+        x, lmbda = gaussianize_part(h, dim, self.delta, self.order, self.alpha, batch.means_of_all)
+        if not (self.track_running_stats or self._adds_noise):
+            return x  # s̄ takes two more sums over the processes
+        norm = batch.mean_absolute_deviation(x)
+        if self.track_running_stats and not batch.is_empty:
+            # A batch of one value has no variance and no deviation, so that its divisor n − 1 does not matter.
+            self._update_running_stats(batch.mean, batch.variance, lmbda, norm, batch.count.clamp(min=2.0))
+        return self._add_noise(x, norm) if self._adds_noise else x
+
     def _standardize(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return standardize(x, mean, variance, self.eps) if self.standardize else x
 
@@ -143,7 +192,9 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         return expand_trailing(buffer, x.dim() - 2).to(x.dtype)
 
     @torch.no_grad()
-    def _update_running_stats(self, mean: Tensor, variance: Tensor, lmbda: Tensor, norm: Tensor, count: int) -> None:
+    def _update_running_stats(
+        self, mean: Tensor, variance: Tensor, lmbda: Tensor, norm: Tensor, count: int | Tensor
+    ) -> None:
         unbiased = count / (count - 1)
         self._move("running_lmbda", lmbda)
         self._move("running_norm", norm * unbiased)
@@ -156,6 +207,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
             f"track_running_stats={self.track_running_stats}, order={self.order}, alpha={self.alpha}, "
             f"standardize={self.standardize}, noise_train={self.noise_train}, variant={self.variant!r}"
+            f"{', sync=True' if self.sync else ''}"
         )
 
 

@@ -41,8 +41,8 @@ _INSTANCE: tuple[Callable[..., NormalNorm], ...] = (
     InstanceNormalNorm1d, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d,
 )  # fmt: skip
 _NOTE_FOR_SYNC = (
-    "SyncBatchNorm computes the statistics of a training batch over all processes, and BatchNormalNorm over its own "
-    "process's part; give each process enough samples"
+    "SyncBatchNorm computes the statistics of a training batch over all processes, and its counterpart without running "
+    "statistics over its own process's part; set track_running_stats=True, or give each process enough samples"
 )
 _NOTE_FOR_FROZEN = (
     "it used its running statistics in training too, and BatchNormalNorm uses the statistics of the batch in training "
@@ -110,11 +110,11 @@ def convert_normal_norm(
     norm in an nn.Sequential. Other normalizations are kept, and one warning names them.
 
     A BatchNorm with ``track_running_stats=False`` uses the statistics of the batch in evaluation too. Its counterpart
-    does the same, and also computes λ from the batch. A warning names layers whose counterpart trains differently: the
-    counterpart of a SyncBatchNorm uses the statistics of its own process's part of the batch, and the counterpart of a
-    norm with frozen statistics uses the statistics of the batch. A lazy norm is kept until it has a shape. A norm is
-    kept if its forward takes a second argument, or if a plain list, dict or function of the model refers to it too and
-    would still call it.
+    does the same, and also computes λ from the batch. The counterpart of a SyncBatchNorm has ``sync=True`` and its
+    process group. A warning names layers whose counterpart trains differently: the counterpart of a norm with frozen
+    statistics uses the statistics of the batch, and that of a SyncBatchNorm with ``track_running_stats=False`` those of
+    its own process's part of the batch. A lazy norm is kept until it has a shape. A norm is kept if its forward takes a
+    second argument, or if a plain list, dict or function of the model refers to it too and would still call it.
 
     Args:
         module: the model, changed in place, or a single normalization.
@@ -259,7 +259,7 @@ def _second_argument(layer: nn.Module) -> str | None:
 
 def _note(recognized: Recognized, layer: nn.Module, norm: nn.Module) -> str:
     """How ``norm`` behaves differently from ``layer``; empty if it does not."""
-    if isinstance(layer, nn.SyncBatchNorm):
+    if isinstance(layer, nn.SyncBatchNorm) and _is_across_batch(recognized, layer):
         return _NOTE_FOR_SYNC
     if recognized.is_frozen:
         return _NOTE_FOR_FROZEN
@@ -294,6 +294,8 @@ def _build(recognized: Recognized, layer: nn.Module, options: dict[str, Any]) ->
     if _is_across_batch(recognized, layer):
         return InstanceNormalNorm1d(channels, affine=affine, **options)
     if recognized.kind == "batch":
+        if isinstance(layer, nn.SyncBatchNorm):
+            options = {**options, "sync": True, "process_group": layer.process_group}
         norm = _BATCH[spatial[0]](
             channels,
             affine=affine,

@@ -143,7 +143,7 @@ _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 
 def recognize(layer: nn.Module) -> Recognized | None:
     """The norm of torch.nn, followed by the layer's submodules, that ``layer`` computes; None if there is none."""
-    if isinstance(layer, nn.SyncBatchNorm) and type(layer).forward is nn.SyncBatchNorm.forward:
+    if isinstance(layer, nn.SyncBatchNorm):
         layer = _of_one_process(layer)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # Some layers convert the input to float32 and fail with parameters in float64.
@@ -191,15 +191,18 @@ def _with_momentum(found: Recognized, layer: nn.Module, dtype: torch.dtype) -> R
 
 
 def _of_one_process(layer: nn.SyncBatchNorm) -> nn.Module:
-    """``layer`` as a batch norm for any rank in one process, because the other processes do not run this code."""
+    """``layer`` without communication, because the other processes do not run this code. A group cannot be copied."""
     alone = copy.copy(layer)
-    alone.__class__ = _BatchNormOfAnyRank  # type: ignore[assignment]
+    alone.process_group = None
+    # A subclass's call of SyncBatchNorm.forward by super() reaches the class after it in the order of bases.
+    cls = type(layer)
+    alone.__class__ = _AloneBatchNorm if cls is nn.SyncBatchNorm else type(cls.__name__, (cls, _AloneBatchNorm), {})
     return alone
 
 
-class _BatchNormOfAnyRank(_BatchNorm):
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
-        """Accept every rank, as SyncBatchNorm does."""
+class _AloneBatchNorm(nn.SyncBatchNorm):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return _BatchNorm.forward(self, input)
 
 
 def _copy_with_random_tensors(layer: nn.Module, dtype: torch.dtype) -> nn.Module:

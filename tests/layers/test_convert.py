@@ -179,14 +179,14 @@ def lmbda_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 4, 3, 2), (6, 4, 3, 2, 2)])
-def test_a_sync_batch_norm_becomes_a_batch_norm_of_its_process_for_any_rank(shape: tuple[int, ...]) -> None:
+def test_a_sync_batch_norm_becomes_a_synchronized_one_for_any_rank(shape: tuple[int, ...]) -> None:
     old = nn.SyncBatchNorm(4, eps=1e-3, momentum=0.3, dtype=torch.float64)
     nn.init.uniform_(old.weight, 0.5, 1.5)
     x = torch.randn(shape, dtype=torch.float64)
     old(x)
-    with pytest.warns(UserWarning, match="1 of them: SyncBatchNorm computes .* over its own process's part"):
-        model, report = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), variant="paper", return_report=True)
+    model, report = convert_normal_norm(nn.Sequential(copy.deepcopy(old)), variant="paper", return_report=True)
     assert isinstance(model[0], layers.BatchNormalNorm2d)
+    assert model[0].sync
     assert (model[0].momentum, report.kept) == (0.3, ())
     torch.testing.assert_close(model.eval()(x), old.eval()(x), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(freeze(model)(x), old(x), rtol=1e-5, atol=1e-5)
