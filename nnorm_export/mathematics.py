@@ -110,7 +110,13 @@ class Gaussianize(Protocol):
     """h, standardized over ``dim`` -> ψ(h; λ̂) and λ̂; see :func:`estimate_lmbda` for the other arguments."""
 
     def __call__(
-        self, h: Tensor, dim: list[int], delta: float, order: int = 2, alpha: float = 1.0
+        self,
+        h: Tensor,
+        dim: list[int],
+        delta: float,
+        order: int = 2,
+        alpha: float = 1.0,
+        lmbda_range: tuple[float, float] | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -118,10 +124,15 @@ def gaussianization(logarithm: Logarithm, power_transform: PowerTransform) -> Ga
     """Return h -> (ψ(h; λ̂), λ̂) with λ̂ estimated from h (NN eq. 3, 5–15), for one way of evaluating log and ψ."""
 
     def gaussianize(
-        h: Tensor, dim: list[int], delta: float, order: int = 2, alpha: float = 1.0
+        h: Tensor,
+        dim: list[int],
+        delta: float,
+        order: int = 2,
+        alpha: float = 1.0,
+        lmbda_range: tuple[float, float] | None = None,
     ) -> tuple[Tensor, Tensor]:
         sign, log, magnitude, t, signed_t = logarithm(h)
-        lmbda = newton_step(h, magnitude, t, signed_t, dim, delta, order, alpha)
+        lmbda = newton_step(h, magnitude, t, signed_t, dim, delta, order, alpha, lmbda_range)
         exponent_pos, exponent_neg = resolve_exponents(lmbda, delta)
         return power_transform(sign, log, exponent_pos, exponent_neg), lmbda
 
@@ -129,7 +140,15 @@ def gaussianization(logarithm: Logarithm, power_transform: PowerTransform) -> Ga
 
 
 def newton_step(
-    h: Tensor, magnitude: Tensor, t: Tensor, signed_t: Tensor, dim: list[int], delta: float, order: int, alpha: float
+    h: Tensor,
+    magnitude: Tensor,
+    t: Tensor,
+    signed_t: Tensor,
+    dim: list[int],
+    delta: float,
+    order: int,
+    alpha: float,
+    lmbda_range: tuple[float, float] | None = None,
 ) -> Tensor:
     r"""λ̂ = 1 − α·L′/(L″ + δ) (order 2), or 1 − α·L′ (order 1): one step of Newton's method from λ = 1 (NN eq. 5–15).
 
@@ -146,8 +165,9 @@ def newton_step(
         h: values standardized over ``dim``.
         magnitude, t, signed_t: |h|, t = log1p|h| and s·t.
         dim, delta, order, alpha: see :func:`estimate_lmbda`.
+        lmbda_range: see :func:`clamped_step`; None for the plain formula, which files compute.
     """
-    return newton_step_of_means(newton_means(h, magnitude, t, signed_t, dim, order), delta, alpha)
+    return newton_step_of_means(newton_means(h, magnitude, t, signed_t, dim, order), delta, alpha, lmbda_range)
 
 
 def newton_means(h: Tensor, magnitude: Tensor, t: Tensor, signed_t: Tensor, dim: list[int], order: int) -> list[Tensor]:
@@ -162,17 +182,40 @@ def newton_means(h: Tensor, magnitude: Tensor, t: Tensor, signed_t: Tensor, dim:
     return [means[0], means[1], mean_d, terms.mean(dim, keepdim=True)]
 
 
-def newton_step_of_means(means: list[Tensor], delta: float, alpha: float) -> Tensor:
+def newton_step_of_means(
+    means: list[Tensor], delta: float, alpha: float, lmbda_range: tuple[float, float] | None = None
+) -> Tensor:
     """λ̂ from the means of :func:`newton_means`."""
     mean_hd = means[0]
     slope = mean_hd - means[1]
     if len(means) == 2:  # of order 1
-        return 1.0 - alpha * slope
+        lmbda = 1.0 - alpha * slope
+        return lmbda if lmbda_range is None else lmbda.clamp(lmbda_range[0], lmbda_range[1])
     mean_d = means[2]
     curvature = means[3] - mean_d * mean_d - 2.0 * mean_hd * mean_hd
     damped = curvature + delta
+    if lmbda_range is not None:
+        return clamped_step(slope, damped, alpha, lmbda_range)
     # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
     return 1.0 - alpha * slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
+
+
+def clamped_step(slope: Tensor, damped: Tensor, alpha: float, lmbda_range: tuple[float, float]) -> Tensor:
+    r"""λ̂ = 1 − α·L′/(L″ + δ) within ``lmbda_range``, with the gradient of torch.clamp: none outside.
+
+    λ̂ = 1, without gradient, where |L″ + δ| ≤ u², u the rounding unit. With δ = 0, these are sets with |h| below about
+    √u: L″ is of the order h⁴ there, 1 + |h| has lost half of the digits of h, and the quotient is rounding noise.
+    """
+    # As numbers, because TorchScript does not support torch.finfo.
+    unit = 2.0**-52 if damped.dtype == torch.float64 else 2.0**-23
+    has_curvature = damped.abs() > unit * unit
+    step = alpha * slope.detach() / torch.where(has_curvature, damped.detach(), torch.ones_like(damped))
+    least, most = lmbda_range
+    lmbda = torch.where(has_curvature, 1.0 - step, torch.ones_like(step))
+    inside = has_curvature & (lmbda >= least) & (lmbda <= most)
+    # Outside the quotient is not differentiated: its derivative overflows, and 0 times that is not a number.
+    differentiated = 1.0 - alpha * slope / torch.where(inside, damped, torch.ones_like(damped))
+    return torch.where(inside, differentiated, lmbda.clamp(least, most))
 
 
 def estimate_lmbda(h: Tensor, dim: list[int], delta: float, *, order: int = 2, alpha: float = 1.0) -> Tensor:
@@ -227,11 +270,13 @@ def gaussianize_part(
     delta: float,
     order: int,
     alpha: float,
+    lmbda_range: tuple[float, float] | None,
     means_of_all: Callable[[list[Tensor]], list[Tensor]],
 ) -> tuple[Tensor, Tensor]:
     """ψ(h; λ̂) and λ̂, where ``h`` is a part of a sample set: ``means_of_all`` turns its means into those of the set."""
     sign, log, magnitude, t, signed_t = _logarithm(h)
-    lmbda = newton_step_of_means(means_of_all(newton_means(h, magnitude, t, signed_t, dim, order)), delta, alpha)
+    means = means_of_all(newton_means(h, magnitude, t, signed_t, dim, order))
+    lmbda = newton_step_of_means(means, delta, alpha, lmbda_range)
     return _power_transform(sign, log, *resolve_exponents(lmbda, delta)), lmbda
 
 

@@ -18,6 +18,11 @@ from nnorm_export.names import NORMALITY
 
 Variant = Literal["reference", "paper"]
 
+# λ̂ of a set of n values of variance 1 is within max(4.5, ½·log(n)) of 1, by a search: one outlier among equal values is
+# the worst. So only 10¹³ values could take a greater step than this. The step is greater where the variance is lost in
+# ε: L′ and L″ (NN eq. 5–15) take the variance of h for 1, and without damping λ̂ − 1 grows as the inverse of it.
+_MOST_STEP = 16.0
+
 
 class NormalNorm(Normalization):
     r"""y = (ψ(h; λ) + z·ξ·s̄)·weight + bias: the base of the normality-normalization layers (NN Algorithm 1).
@@ -27,10 +32,12 @@ class NormalNorm(Normalization):
     Subclasses define the axes in :meth:`_normalize` and the accepted inputs in :meth:`_check_input`.
 
     Args:
-        eps: ε, added to the variance; it also sets the exponent shift δ.
+        eps: ε, added to the variance; it also sets the exponent shift δ. With 0, a set of equal values is 0/0, as in
+            the norms of torch.nn: not a number.
         noise_train: ξ ≥ 0; 0 switches the noise off.
         variant: ``"reference"`` for the authors' implementation (δ = √ε), ``"paper"`` for plain Yeo-Johnson and an
-            undamped Newton step (δ = 0).
+            undamped Newton step (δ = 0). Without damping, λ̂ of a set with σ² far below ε is of the size ε/σ². In
+            training it is kept within 1 ± 16, which it cannot leave otherwise.
 
     Raises:
         ValueError: ``variant`` is unknown, or ``eps`` or ``noise_train`` is negative.
@@ -52,6 +59,10 @@ class NormalNorm(Normalization):
         """δ, the exponent shift and Newton damping: √ε in the reference variant, 0 in the paper's."""
         return math.sqrt(self.eps) if self.variant == "reference" else 0.0
 
+    def _lmbda_bounds(self) -> tuple[float, float] | None:
+        """The range of λ̂ in training; None where the formula has none: in the published code (δ > 0), and in files."""
+        return (1.0 - _MOST_STEP, 1.0 + _MOST_STEP) if self.training and self.delta == 0.0 else None
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         # A layer without a running λ has the keys of a plain norm. The metadata of the state dict tell them apart.
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -63,7 +74,8 @@ class NormalNorm(Normalization):
 
     def _gaussianize_samples(self, x: Tensor, dim: Sequence[int]) -> Tensor:
         """Standardize, transform and add noise, with the statistics of ``x`` over ``dim``."""
-        x, _ = gaussianize(standardize_over(x, list(dim), self.eps), list(dim), self.delta)
+        h = standardize_over(x, list(dim), self.eps)
+        x, _ = gaussianize(h, list(dim), self.delta, lmbda_range=self._lmbda_bounds())
         if self._adds_noise:
             x = self._add_noise(x, mean_absolute_deviation(x, dim))
         return x

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nnorm_export.layers._base import NormalNorm, Variant, mean_absolute_deviation
-from nnorm_export.layers._normalization import require_flag
+from nnorm_export.layers._normalization import require_flag, require_number
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers._synchronized import PartOfBatch, SharedGroup
 from nnorm_export.mathematics import expand_trailing, gaussianize, gaussianize_part, standardize
@@ -36,15 +36,22 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         sync: whether the statistics and λ̂ of a training batch are over the batches of all processes, as in
             torch.nn.SyncBatchNorm. Without an initialized process group, or with one process, it has no effect.
         process_group: the processes, with ``sync``; None for all of them.
+        lmbda_range: (least, greatest) λ̂ of a batch, with least ≤ 1 ≤ greatest: a λ̂ outside becomes the nearer bound,
+            and no gradient flows through it, as in torch.clamp. The running λ is an average of such λ̂ and 1, and stays
+            within. Evaluation and files use the running λ. None, the default, is the authors' code. Only the batch
+            layers have a range: the other layers estimate λ at inference too, where the operators of the files do not
+            clamp it.
 
     State: ``running_mean``, ``running_var`` (unbiased), ``running_lmbda``, ``running_norm`` (mean absolute deviation
     of ψ's output), ``num_batches_tracked``. The last may be missing from a state dict: the authors' have none.
 
     Raises:
-        ValueError: wrong number of axes; one value per channel in training; ``order`` not 1 or 2.
+        ValueError: wrong number of axes; one value per channel in training; ``order`` not 1 or 2; ``lmbda_range``
+            without 1.
         RuntimeError: wrong number of channels.
     """
 
+    lmbda_range: tuple[float, float] | None = None  # of the class too, for layers that were pickled without it
     _input_ndims: tuple[int, ...]  # convert_normal_norm adds ranks to an instance that replaces a layer for several
 
     running_lmbda: Tensor
@@ -70,6 +77,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         variant: Variant = "reference",
         sync: bool = False,
         process_group: dist.ProcessGroup | None = None,
+        lmbda_range: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(eps, noise_train, variant)
         if order not in (1, 2):
@@ -88,6 +96,8 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
                 UserWarning,
                 stacklevel=2,
             )
+        if lmbda_range is not None:
+            self.lmbda_range = _range_around_one(lmbda_range)
         self.num_features = num_features
         self.order = order
         self.alpha = alpha
@@ -164,7 +174,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         variance, mean = torch.var_mean(x, dim, correction=0, keepdim=True)
         h = self._standardize(x, mean, variance)
         count = x.numel() // self.num_features
-        x, lmbda = gaussianize(h, dim, self.delta, self.order, self.alpha)
+        x, lmbda = gaussianize(h, dim, self.delta, self.order, self.alpha, self._lmbda_bounds())
         norm = mean_absolute_deviation(x, dim)
         if self.track_running_stats:
             self._update_running_stats(mean, variance, lmbda, norm, count)
@@ -174,8 +184,8 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         """The same for a batch of which other processes have parts: two sums over them with gradients, two without."""
         batch = PartOfBatch(x, self.process_group)
         h = self._standardize(x, batch.mean, batch.variance)
-        dim = [0, *range(2, x.dim())]
-        x, lmbda = gaussianize_part(h, dim, self.delta, self.order, self.alpha, batch.means_of_all)
+        dim, step = [0, *range(2, x.dim())], (self.delta, self.order, self.alpha, self._lmbda_bounds())
+        x, lmbda = gaussianize_part(h, dim, *step, batch.means_of_all)
         if not (self.track_running_stats or self._adds_noise):
             return x  # s̄ takes two more sums over the processes
         norm = batch.mean_absolute_deviation(x)
@@ -183,6 +193,9 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
             # A batch of one value has no variance and no deviation, so that its divisor n − 1 does not matter.
             self._update_running_stats(batch.mean, batch.variance, lmbda, norm, batch.count.clamp(min=2.0))
         return self._add_noise(x, norm) if self._adds_noise else x
+
+    def _lmbda_bounds(self) -> tuple[float, float] | None:
+        return super()._lmbda_bounds() if self.lmbda_range is None else self.lmbda_range
 
     def _standardize(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return standardize(x, mean, variance, self.eps) if self.standardize else x
@@ -203,12 +216,26 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
             self._move("running_var", variance * unbiased)
 
     def extra_repr(self) -> str:
+        lmbda_range = "" if self.lmbda_range is None else f", lmbda_range={self.lmbda_range}"
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
             f"track_running_stats={self.track_running_stats}, order={self.order}, alpha={self.alpha}, "
             f"standardize={self.standardize}, noise_train={self.noise_train}, variant={self.variant!r}"
-            f"{', sync=True' if self.sync else ''}"
+            f"{', sync=True' if self.sync else ''}{lmbda_range}"
         )
+
+
+def _range_around_one(lmbda_range: tuple[float, float]) -> tuple[float, float]:
+    if not isinstance(lmbda_range, (tuple, list)) or len(lmbda_range) != 2:
+        raise ValueError(f"lmbda_range must be two numbers or None, got {lmbda_range!r}; for example (-1.0, 3.0)")
+    for bound in lmbda_range:
+        require_number("lmbda_range", bound)
+    least, greatest = lmbda_range
+    if not -math.inf < least <= 1.0 <= greatest < math.inf:
+        raise ValueError(
+            f"lmbda_range must be finite and contain 1, at which λ starts, got {lmbda_range!r}; for example (-1.0, 3.0)"
+        )
+    return float(least), float(greatest)
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):

@@ -247,8 +247,8 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
 
     Args:
         num_features, num_groups, running, iterations: see :class:`DecorrelatedBatchNorm2d`.
-        eps, momentum, affine, noise_train, order, alpha, variant: see :class:`BatchNormalNorm2d`; ε is that of both
-            layers.
+        eps, momentum, affine, noise_train, order, alpha, variant, lmbda_range: see :class:`BatchNormalNorm2d`; ε is
+            that of both layers.
     """
 
     replaces: ClassVar[tuple[Kind, ...]] = ("norm",)
@@ -270,6 +270,7 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         variant: Variant = "reference",
+        lmbda_range: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
         where: dict[str, Any] = {"eps": eps, "momentum": momentum, "device": device, "dtype": dtype}
@@ -285,6 +286,7 @@ class _DecorrelatedBatchNormalNorm(nn.Module):
             affine=affine,
             noise_train=noise_train,
             variant=variant,
+            lmbda_range=lmbda_range,
             **where,
         )
 
