@@ -186,18 +186,27 @@ def newton_step_of_means(
     means: list[Tensor], delta: float, alpha: float, lmbda_range: tuple[float, float] | None = None
 ) -> Tensor:
     """λ̂ from the means of :func:`newton_means`."""
-    mean_hd = means[0]
-    slope = mean_hd - means[1]
+    slope = means[0] - means[1]
     if len(means) == 2:  # of order 1
         lmbda = 1.0 - alpha * slope
         return lmbda if lmbda_range is None else lmbda.clamp(lmbda_range[0], lmbda_range[1])
-    mean_d = means[2]
-    curvature = means[3] - mean_d * mean_d - 2.0 * mean_hd * mean_hd
-    damped = curvature + delta
+    damped = _curvature(means) + delta
     if lmbda_range is not None:
         return clamped_step(slope, damped, alpha, lmbda_range)
     # Only a set without spread in the paper's form (δ = 0) has a zero here, together with a zero slope.
     return 1.0 - alpha * slope / torch.where(damped == 0.0, torch.ones_like(damped), damped)
+
+
+def _curvature(means: list[Tensor]) -> Tensor:
+    """L″ (NN eq. 5–15)."""
+    mean_hd, mean_d = means[0], means[2]
+    return means[3] - mean_d * mean_d - 2.0 * mean_hd * mean_hd
+
+
+def curvature_at_one(h: Tensor, dim: list[int]) -> Tensor:
+    """L″ at λ = 1, as :func:`newton_step` has it; positive for sets of variance 1 or less: their L is convex."""
+    _, _, magnitude, t, signed_t = _logarithm(h)
+    return _curvature(newton_means(h, magnitude, t, signed_t, dim, 2))
 
 
 def clamped_step(slope: Tensor, damped: Tensor, alpha: float, lmbda_range: tuple[float, float]) -> Tensor:

@@ -10,8 +10,10 @@ with needed_by(__name__):
 from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers.batch import BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d
 from nnorm_export.layers.convert import convert_normal_norm
+from nnorm_export.layers.diagnose import Diagnosis, LayerDiagnosis, diagnose
 from nnorm_export.layers.group import GroupNormalNorm, InstanceNormalNorm1d, InstanceNormalNorm2d, InstanceNormalNorm3d
 from nnorm_export.layers.layer import LayerNormalNorm
+from nnorm_export.layers.lmbda_recorder import LmbdaRecorder
 from nnorm_export.layers.related.decorrelated import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
@@ -38,13 +40,16 @@ __all__ = [
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
     "DecorrelatedBatchNormalNorm2d",
+    "Diagnosis",
     "EvoNormS0",
     "FilterResponseNorm",
     "GroupNormalNorm",
     "InstanceNormalNorm1d",
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
+    "LayerDiagnosis",
     "LayerNormalNorm",
+    "LmbdaRecorder",
     "NormalNorm",
     "PreLayerNorm",
     "PreRegNorm",
@@ -55,6 +60,7 @@ __all__ = [
     "WeightStandardization",
     "convert_norm",
     "convert_normal_norm",
+    "diagnose",
     "estimate_statistics",
     "regularization_loss",
 ]
