@@ -33,6 +33,15 @@ target_sources(nnorm_kernels PRIVATE ${kernel_sources})
 target_include_directories(nnorm_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include")
 target_link_libraries(nnorm_kernels PUBLIC nnorm_options)
 
+# nnorm_compile_for(avx2 target file) compiles a file for an instruction set that was added.
+function(nnorm_compile_for name target file)
+  add_library(${target} OBJECT "${file}")
+  target_compile_definitions(${target} PRIVATE NNORM_INSTRUCTION_SET=${name})
+  target_compile_options(${target} PRIVATE ${NNORM_KERNEL_FLAGS} ${NNORM_FLAGS_FOR_${name}})
+  target_include_directories(${target} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/include")
+  target_link_libraries(${target} PRIVATE nnorm_options)
+endfunction()
+
 # nnorm_add_instruction_set(avx2 -march=…) adds instruction_set.cpp compiled with these flags, if the compiler knows
 # them.
 function(nnorm_add_instruction_set name)
@@ -46,11 +55,10 @@ function(nnorm_add_instruction_set name)
     endif()
   endif()
   message(STATUS "Kernels: ${name}")
-  add_library(nnorm_kernels_${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cpu/instruction_set.cpp")
-  target_compile_definitions(nnorm_kernels_${name} PRIVATE NNORM_INSTRUCTION_SET=${name})
-  target_compile_options(nnorm_kernels_${name} PRIVATE ${NNORM_KERNEL_FLAGS} ${ARGN})
-  target_include_directories(nnorm_kernels_${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/include")
-  target_link_libraries(nnorm_kernels_${name} PRIVATE nnorm_options)
+  set(NNORM_FLAGS_FOR_${name} ${ARGN} PARENT_SCOPE)
+  set(NNORM_FLAGS_FOR_${name} ${ARGN})
+  set(NNORM_INSTRUCTION_SETS ${NNORM_INSTRUCTION_SETS} ${name} PARENT_SCOPE)
+  nnorm_compile_for(${name} nnorm_kernels_${name} "${CMAKE_CURRENT_SOURCE_DIR}/cpu/instruction_set.cpp")
   target_sources(nnorm_kernels PRIVATE $<TARGET_OBJECTS:nnorm_kernels_${name}>)
   target_compile_definitions(nnorm_kernels PUBLIC NNORM_HAVE_${NAME}) # PUBLIC: the tests run each of them
 endfunction()

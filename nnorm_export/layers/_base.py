@@ -6,6 +6,7 @@ The formulas are in :mod:`nnorm_export.mathematics`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nnorm_export.layers._normalization import Normalization, require_number
+from nnorm_export.layers.fused import operator
 from nnorm_export.mathematics import gaussianize, power_transform, resolve_exponents, standardize_over
 from nnorm_export.names import NORMALITY
 
@@ -68,6 +70,30 @@ class NormalNorm(Normalization):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if metadata := getattr(destination, "_metadata", None):
             metadata[prefix[:-1]][NORMALITY] = type(self).__name__
+
+    def _compute(self, x: Tensor) -> Tensor:
+        if not (self._has_sample_sets(x) and operator.can_run(x)):
+            return super()._compute(x)
+        y, statistics = operator.normal_norm(x, self.weight, self.bias, self._settings(x))
+        self._keep(statistics, x)
+        return y
+
+    def _has_sample_sets(self, x: Tensor) -> bool:
+        """Whether the layer is in training, and learns from ``x`` alone."""
+        return self.training and x.numel() > 0
+
+    @abstractmethod
+    def _settings(self, x: Tensor) -> operator.Settings:
+        """Which elements of ``x`` are a sample set, and how the set is normalized, for the fused operator."""
+
+    def _settings_of_sets(self, length: int, period: int, run: int) -> operator.Settings:
+        """The settings for sets of ``length``; see :class:`.fused.operator.Settings`."""
+        least, greatest = self._lmbda_bounds() or (-math.inf, math.inf)
+        settings = operator.Settings(length, period, run, self.eps, self.delta, least=least, greatest=greatest)
+        return settings._replace(noise=self.noise_train)
+
+    def _keep(self, statistics: Tensor, x: Tensor) -> None:
+        """Take what the fused operator found in ``x``."""
 
     def _transform(self, h: Tensor, lmbda: Tensor) -> Tensor:
         return power_transform(h, *resolve_exponents(lmbda, self.delta))

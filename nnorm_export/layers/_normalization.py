@@ -47,9 +47,11 @@ class Normalization(nn.Module, ABC):
         if not input.is_floating_point():  # torch.nn's norms refuse integers in the same way
             raise NotImplementedError(f"{type(self).__name__} is not implemented for {input.dtype}; pass x.float()")
         self._check_input(input)
-        x = input if input.dtype == torch.float64 else input.float()
-        with without_autocast(input.device):
-            return self._normalize(x).to(input.dtype)
+        return self._compute(input)
+
+    def _compute(self, x: Tensor) -> Tensor:
+        with without_autocast(x.device):
+            return self._normalize(x if x.dtype == torch.float64 else x.float()).to(x.dtype)
 
     def _forward_nested(self, x: Tensor) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not take nested tensors; pass x.to_padded_tensor(0.0)")

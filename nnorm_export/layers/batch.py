@@ -13,6 +13,8 @@ from nnorm_export.layers._base import NormalNorm, Variant, mean_absolute_deviati
 from nnorm_export.layers._normalization import require_flag, require_number
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers._synchronized import PartOfBatch, SharedGroup
+from nnorm_export.layers.fused.library import DEVIATION, EXACT_MEAN, LMBDA, VARIANCE
+from nnorm_export.layers.fused.operator import Settings
 from nnorm_export.mathematics import expand_trailing, gaussianize, gaussianize_part, standardize
 
 
@@ -156,13 +158,30 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
                 "use a larger batch, or call eval()"
             )
 
+    def _compute(self, x: Tensor) -> Tensor:
+        self._count_batch()
+        return super()._compute(x)
+
+    def _has_sample_sets(self, x: Tensor) -> bool:
+        return super()._has_sample_sets(x) and not self._has_part_of_batch
+
+    def _settings(self, x: Tensor) -> Settings:
+        settings = self._settings_of_sets(0, self.num_features, x.numel() // self.num_features)
+        return settings._replace(
+            order=self.order, alpha=self.alpha, standardize=self.standardize, deviation=self.track_running_stats
+        )
+
+    def _keep(self, statistics: Tensor, x: Tensor) -> None:
+        if self.track_running_stats:
+            mean, variance, lmbda, norm = (statistics[row] for row in (EXACT_MEAN, VARIANCE, LMBDA, DEVIATION))
+            self._update_running_stats(mean, variance, lmbda, norm, x.numel() // self.num_features)
+
     def _normalize(self, x: Tensor) -> Tensor:
         trailing = x.dim() - 2
-        self._count_batch()
         # An empty batch has no statistics: the running statistics do not change, and the output is empty.
         if self._has_part_of_batch:
             x = self._transform_with_synchronized_statistics(x)
-        elif self.training and x.numel() > 0:
+        elif self._has_sample_sets(x):
             x = self._transform_with_batch_statistics(x)
         else:
             h = self._standardize(x, self._running("mean", x), self._running("var", x))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.layers._base import NormalNorm, Variant
+from nnorm_export.layers.fused.operator import Settings
 
 
 class GroupNormalNorm(NormalNorm):
@@ -78,6 +79,11 @@ class GroupNormalNorm(NormalNorm):
         grouped = self._gaussianize_samples(grouped, range(2, grouped.dim()))
         return self._apply_affine(grouped.flatten(1, 2), trailing=x.dim() - 2)
 
+    def _settings(self, x: Tensor) -> Settings:
+        extent = math.prod(x.shape[2:])
+        length = self.num_channels // self.num_groups * extent
+        return self._settings_of_sets(length, self.num_groups, extent)
+
     def extra_repr(self) -> str:
         return (
             f"{self.num_channels}, {self.num_groups}, eps={self.eps}, affine={self.affine}, "
@@ -144,6 +150,10 @@ class _InstanceNormalNorm(NormalNorm):
     def _normalize(self, x: Tensor) -> Tensor:
         x = self._gaussianize_samples(x, range(-self._spatial_ndim, 0))
         return self._apply_affine(x, trailing=self._spatial_ndim)
+
+    def _settings(self, x: Tensor) -> Settings:
+        extent = math.prod(x.shape[-self._spatial_ndim :])
+        return self._settings_of_sets(extent, x.shape[-self._spatial_ndim - 1], extent)
 
     def extra_repr(self) -> str:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers._normalization import require_flag
+from nnorm_export.layers.fused.operator import Settings
 
 
 class LayerNormalNorm(NormalNorm):
@@ -65,6 +67,9 @@ class LayerNormalNorm(NormalNorm):
 
     def _normalize(self, x: Tensor) -> Tensor:
         return self._apply_affine(self._gaussianize_samples(x, range(-len(self.normalized_shape), 0)))
+
+    def _settings(self, x: Tensor) -> Settings:
+        return self._settings_of_sets(math.prod(self.normalized_shape), 1, 1)
 
     def extra_repr(self) -> str:
         return (

@@ -1,0 +1,118 @@
+"""The library of training kernels for CPUs, called through ctypes: it depends on no version of PyTorch.
+
+``custom_ops/training/problem.h`` defines the problem. The environment variable ``NNORM_EXPORT_LIBRARY`` chooses the
+folder, as for ONNX Runtime's kernels; ``none`` switches the kernels off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from nnorm_export.library import find_library
+
+FILE_NAME = "libnnorm_training.dylib" if sys.platform == "darwin" else "libnnorm_training.so"
+MOST_PARTS = 16  # of a problem. Gradients of shared weights are summed within each part, then over the parts, in order
+_ELEMENTS_FOR_THREADS = 32768  # of a smaller problem, handing parts to threads costs more than it saves
+
+# The rows of the statistics that the forward pass returns.
+EXACT_MEAN, VARIANCE, LMBDA, DEVIATION = 3, 4, 5, 6
+STATISTICS = 11
+
+
+class Problem(ctypes.Structure):
+    """``nnorm::TrainingProblem``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "statistics")),
+        *((name, ctypes.c_void_p) for name in ("gradient", "gradient_x", "gradient_weight", "gradient_bias")),
+        *((name, ctypes.c_uint64) for name in ("sets", "segments", "segment_length")),
+        *((name, ctypes.c_uint64) for name in ("set_stride", "segment_stride")),
+        *((name, ctypes.c_uint64) for name in ("period", "run", "parts", "seed")),
+        *((name, ctypes.c_double) for name in ("epsilon", "delta", "alpha", "least_lmbda", "greatest_lmbda", "noise")),
+        *((name, ctypes.c_int32) for name in ("order", "standardizes", "has_range", "computes_deviation")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    beside = find_library()
+    path = None if beside is None else Path(beside).with_name(FILE_NAME)
+    if path is None or not path.is_file():
+        return None
+    library = ctypes.CDLL(str(path))
+    library.nnorm_training_instruction_set.restype = ctypes.c_char_p
+    library.nnorm_training_problem_size.restype = ctypes.c_size_t
+    library.nnorm_training_run.argtypes = (
+        *(ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
+        *(ctypes.POINTER(Problem), ctypes.c_uint64),
+    )
+    # A library of another version beside this package reads another problem.
+    return library if library.nnorm_training_problem_size() == ctypes.sizeof(Problem) else None
+
+
+def is_available() -> bool:
+    return _library() is not None
+
+
+def instruction_sets() -> list[str]:
+    """The sets of instructions that the kernels are built for and this machine has, fastest first."""
+    library = _library()
+    if library is None:
+        return []
+    names = (library.nnorm_training_instruction_set(index) for index in itertools.count())
+    return [name.decode() for name in itertools.takewhile(lambda name: name is not None, names)]
+
+
+_chosen = 0  # which of instruction_sets() runs; tests run each
+
+
+class Pass(IntEnum):
+    FORWARD = 0
+    BACKWARD = 1
+    NOISE = 2  # the noise alone, into y
+
+
+def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
+    """Computes ``problem`` with as many threads as PyTorch uses; the result has the same bits for any number."""
+    library = _library()
+    assert library is not None
+    is_double = dtype == torch.float64
+
+    def part(number: int) -> None:
+        if library.nnorm_training_run(_chosen, is_double, which, problem, number) != 0:
+            raise MemoryError("a training kernel of nnorm_export found no memory for its buffers")
+
+    is_small = problem.sets * problem.segments * problem.segment_length < _ELEMENTS_FOR_THREADS
+    threads = 1 if is_small else min(torch.get_num_threads(), problem.parts)
+    if threads == 1:
+        for number in range(problem.parts):
+            part(number)
+        return
+    numbers = iter(range(problem.parts))  # the threads take the parts in turn
+
+    def parts() -> None:
+        for number in numbers:
+            part(number)
+
+    others = [_pool(threads).submit(parts) for _ in range(threads - 1)]
+    parts()
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="nnorm_export")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

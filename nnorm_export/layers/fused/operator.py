@@ -1,0 +1,325 @@
+r"""y = (ψ(h; λ̂) + z·ξ·s̄)·weight + bias of a training layer as one operator, with its gradient (NN eq. 2–15).
+
+    y, statistics, seed = torch.ops.nnorm_export.normal_norm(x, weight, bias, …)
+
+autograd, ``torch.compile``, ``torch.fx`` and AMP see one node. It keeps x, the weight and a few numbers of each sample
+set for the backward pass; the formulas keep ten tensors of x's shape. ``docs/how_it_works.md`` derives the gradient.
+
+The operator runs on CPUs, by the kernels of :mod:`.library`. The kernels draw the noise from a seed, which comes from
+PyTorch's generator, so that ``torch.manual_seed`` reproduces it; the backward pass draws the noise again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nnorm_export.layers.fused import library
+from nnorm_export.mathematics import gaussianize, standardize_over
+
+_HALVES = (torch.float16, torch.bfloat16)
+_GREATEST_SEED = 2**63 - 1
+
+
+class Settings(NamedTuple):
+    """The arguments of the operator after x, weight and bias.
+
+    Attributes:
+        length: the number n of elements of a sample set, which is a row; 0 if the channels of axis 1 are the sets.
+        period, run: rows after which the weights repeat, and neighboring elements that share one weight.
+        eps, delta, order, alpha: see :func:`nnorm_export.mathematics.newton_step`.
+        standardize: False for h = x.
+        least, greatest: the range of λ̂; infinite for none.
+        noise: ξ; 0 for none.
+        deviation: whether s̄ is computed although there is no noise.
+    """
+
+    length: int
+    period: int
+    run: int
+    eps: float
+    delta: float
+    order: int = 2
+    alpha: float = 1.0
+    standardize: bool = True
+    least: float = -math.inf
+    greatest: float = math.inf
+    noise: float = 0.0
+    deviation: bool = False
+
+    @property
+    def lmbda_range(self) -> tuple[float, float] | None:
+        return (self.least, self.greatest) if math.isfinite(self.least) else None
+
+
+def can_run(x: Tensor) -> bool:
+    """Whether the operator takes ``x``: on the CPU, and outside of transforms that need the formulas."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64, *_HALVES) or not _is_available():
+        return False
+    if torch.compiler.is_compiling():  # a program for other runtimes has the formulas' operators
+        return not torch.compiler.is_exporting()
+    return not (torch.jit.is_tracing() or _is_transformed(x))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
+def _is_available() -> bool:
+    return library.is_available()
+
+
+def _is_transformed(x: Tensor) -> bool:
+    """Whether torch.func or forward-mode differentiation follows ``x``."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or torch.autograd.forward_ad._current_level >= 0
+
+
+class _Layout(NamedTuple):
+    """The members of the problem that say where a sample set is."""
+
+    sets: int
+    segments: int
+    segment_length: int
+    set_stride: int
+    segment_stride: int
+    period: int
+    run: int
+    parts: int
+
+    @property
+    def weights(self) -> int:
+        return self.period * (self.segments * self.segment_length // self.run)
+
+
+def _layout(x: Tensor, settings: Settings) -> _Layout:
+    n = settings.length
+    if n:
+        sets = x.numel() // n
+        return _Layout(sets, 1, n, n, 0, settings.period, settings.run, min(sets, library.MOST_PARTS))
+    samples, channels, extent = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    length, parts = samples * extent, min(channels, library.MOST_PARTS)
+    if _has_channels_apart(x):
+        return _Layout(channels, 1, length, length, 0, channels, length, parts)
+    return _Layout(channels, samples, extent, extent, channels * extent, channels, length, parts)
+
+
+def _has_channels_apart(x: Tensor) -> bool:
+    """Whether the elements of a channel lie apart in memory: [N, C], or a map whose channels are last."""
+    return x.movedim(1, -1).is_contiguous()
+
+
+def _for_kernel(x: Tensor, settings: Settings) -> Tensor:
+    """``x`` in the kernels' arithmetic, as they read it: each sample set, or each sample of it, in one piece."""
+    x = x.float() if x.dtype in _HALVES else x
+    if settings.length or not _has_channels_apart(x):
+        return x.contiguous()
+    # As a matrix, because PyTorch transposes only matrices fast.
+    return x.movedim(1, -1).reshape(-1, x.shape[1]).t().contiguous()
+
+
+def _from_kernel(result: Tensor, like: Tensor, settings: Settings) -> Tensor:
+    """What a kernel wrote, in the dtype of ``like``, and with its channels where they were."""
+    if not settings.length and _has_channels_apart(like):
+        result = result.t().contiguous().view(like.movedim(1, -1).shape).movedim(-1, 1)
+    return result.to(like.dtype)
+
+
+def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:
+    fields: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    return library.Problem(
+        **fields,
+        **layout._asdict(),
+        epsilon=settings.eps,
+        delta=settings.delta,
+        alpha=settings.alpha,
+        least_lmbda=settings.least,
+        greatest_lmbda=settings.greatest,
+        noise=settings.noise,
+        seed=int(seed) if settings.noise else 0,
+        order=settings.order,
+        standardizes=settings.standardize,
+        has_range=settings.lmbda_range is not None,
+        computes_deviation=settings.deviation or settings.noise != 0,
+    )
+
+
+def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if value is None else value.to(like.dtype).contiguous()
+
+
+@torch.library.custom_op("nnorm_export::normal_norm", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    length: int,
+    period: int,
+    run: int,
+    eps: float,
+    delta: float,
+    order: int,
+    alpha: float,
+    standardize: bool,
+    least: float,
+    greatest: float,
+    noise: float,
+    deviation: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    settings = Settings(length, period, run, eps, delta, order, alpha, standardize, least, greatest, noise, deviation)
+    layout, of_kernel = _layout(x, settings), _for_kernel(x, settings)
+    y = torch.empty_like(of_kernel)
+    statistics = y.new_empty((library.STATISTICS, layout.sets))
+    seed = torch.randint(_GREATEST_SEED, ()) if noise else torch.tensor(0)
+    tensors = {
+        "x": of_kernel,
+        "weight": _parameter(weight, of_kernel),
+        "bias": _parameter(bias, of_kernel),
+        "y": y,
+        "statistics": statistics,
+    }
+    library.run(_problem(layout, settings, seed, **tensors), y.dtype, library.Pass.FORWARD)
+    return _from_kernel(y, x, settings), statistics, seed
+
+
+@_forward.register_fake
+def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, length: int, *settings: Any) -> tuple[Tensor, ...]:
+    sets = x.numel() // length if length else x.shape[1]
+    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
+    return _like(x, length), x.new_empty((library.STATISTICS, sets), dtype=dtype), torch.empty((), dtype=torch.int64)
+
+
+def _like(x: Tensor, length: int) -> Tensor:
+    """A tensor with the strides of the operator's output."""
+    return torch.empty_like(x if not length and _has_channels_apart(x) else x.contiguous())
+
+
+@torch.library.custom_op("nnorm_export::normal_norm_backward", mutates_args=())
+def _backward(
+    gradient: Tensor, x: Tensor, weight: Tensor | None, statistics: Tensor, seed: Tensor, settings: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    of = _settings(settings)
+    layout, of_kernel = _layout(x, of), _for_kernel(x, of)
+    gradient_x = torch.empty_like(of_kernel)
+    parts = layout.parts if layout.sets > layout.period else 1
+    of_weight, of_bias = of_kernel.new_zeros((2, parts, layout.weights))
+    tensors = {
+        "x": of_kernel,
+        "weight": _parameter(weight, of_kernel),
+        "statistics": statistics,
+        "gradient": _for_kernel(_laid_out_like(x, gradient), of),
+        "gradient_x": gradient_x,
+        "gradient_weight": of_weight,
+        "gradient_bias": of_bias,
+    }
+    library.run(_problem(layout, of, seed, **tensors), gradient_x.dtype, library.Pass.BACKWARD)
+    return _from_kernel(gradient_x, x, of), of_weight.sum(0), of_bias.sum(0)
+
+
+def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
+    return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
+
+
+@_backward.register_fake
+def _(
+    gradient: Tensor, x: Tensor, weight: Tensor | None, statistics: Tensor, seed: Tensor, settings: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    of = _settings(settings)
+    weights = of.period * (of.length // of.run) if of.length else x.shape[1]
+    return _like(x, of.length), statistics.new_empty(weights), statistics.new_empty(weights)
+
+
+def _settings(numbers: Sequence[float]) -> Settings:
+    """The settings from the list of numbers that the operator of the backward pass takes."""
+    types = (type(value) for value in Settings(0, 0, 0, 0.0, 0.0))
+    return Settings._make(of(number) for of, number in zip(types, numbers, strict=True))
+
+
+def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
+    """z, as the kernels add it to ψ(h) of ``x``; None without noise."""
+    if settings.noise == 0:
+        return None
+    z = torch.empty_like(_for_kernel(x, settings))
+    library.run(_problem(_layout(x, settings), settings, seed, y=z), z.dtype, library.Pass.NOISE)
+    return _from_kernel(z, x, settings)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, *settings = inputs
+    _, statistics, seed = output
+    ctx.save_for_backward(x, weight, statistics, seed)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.bias_shape = None if bias is None else bias.shape
+    ctx.settings = [float(value) for value in settings]
+    ctx.mark_non_differentiable(statistics, seed)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, statistics, seed = ctx.saved_tensors
+    of_x, of_weight, of_bias = _backward(gradient, x, weight, statistics, seed, ctx.settings)
+    shaped_weight = None if weight is None else of_weight.reshape(weight.shape).to(weight.dtype)
+    shaped_bias = None if ctx.bias_shape is None else of_bias.reshape(ctx.bias_shape).to(ctx.bias_dtype)
+    return of_x, shaped_weight, shaped_bias, *([None] * len(ctx.settings))
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    gradient, x, weight, _, seed, settings = inputs
+    ctx.save_for_backward(gradient, x, weight, seed)
+    ctx.settings = settings
+
+
+def _differentiate_twice(ctx: Any, *of_gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """By the formulas, because second derivatives are rare."""
+    tensors = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors[:3]]
+    gradient, x, weight = tensors
+    assert gradient is not None
+    assert x is not None
+    of = _settings(ctx.settings)
+    with torch.enable_grad():
+        ones = weight if weight is not None else x.new_ones(_layout(x, of).weights)
+        zeros = torch.zeros_like(ones, requires_grad=True)
+        ones = ones if weight is not None else ones.requires_grad_()
+        y = formula(x, ones, zeros, of, noise_of(x.detach(), of, ctx.saved_tensors[3]))
+        first = torch.autograd.grad(y, (x, ones, zeros), gradient, create_graph=True)
+        first = tuple(each.reshape(of_each.shape) for each, of_each in zip(first, of_gradients, strict=True))
+        wanted = [tensor for tensor in (gradient, x, weight) if tensor is not None]
+        second = iter(torch.autograd.grad(first, wanted, of_gradients, allow_unused=True))
+    results = [None if tensor is None else next(second) for tensor in tensors]
+    return *results, None, None, None
+
+
+_backward.register_autograd(_differentiate_twice, setup_context=_save_backward)
+
+
+def formula(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, z: Tensor | None) -> Tensor:
+    """The operator by :mod:`nnorm_export.mathematics`, for second derivatives, and for tests."""
+    by_set = _by_set(x, settings)
+    wide = by_set.float() if x.dtype in _HALVES else by_set
+    dim = [2, 3]
+    h = standardize_over(wide, dim, settings.eps) if settings.standardize else wide
+    y, _ = gaussianize(h, dim, settings.delta, settings.order, settings.alpha, settings.lmbda_range)
+    if z is not None:
+        with torch.no_grad():
+            deviation = (y - y.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
+        y = y + _by_set(z, settings) * deviation * settings.noise
+    shape = (by_set.shape[1], by_set.shape[2], 1)
+    y = y * weight.reshape(shape) + bias.reshape(shape)
+    if settings.length:
+        return y.reshape(x.shape).to(x.dtype)
+    return y.reshape(x.movedim(1, 0).shape).movedim(0, 1).to(x.dtype)
+
+
+def _by_set(x: Tensor, settings: Settings) -> Tensor:
+    """[rows, period, weights of a set, elements of a weight]."""
+    if settings.length:
+        return x.reshape(-1, settings.period, settings.length // settings.run, settings.run)
+    return x.movedim(1, 0).reshape(1, x.shape[1], 1, -1)
+
+
+def normal_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Returns y and the statistics of the sample sets; :mod:`.library` names the rows of these."""
+    y, statistics, _ = _forward(x, weight, bias, *settings)
+    return y, statistics
