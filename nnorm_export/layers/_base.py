@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,12 @@ from nnorm_export.mathematics import gaussianize, power_transform, resolve_expon
 from nnorm_export.names import NORMALITY
 
 Variant = Literal["reference", "paper"]
+
+# The methods of the layers that compute what the fused operator computes.
+_FORMULAS = frozenset(
+    {"_normalize", "_standardize", "_gaussianize_samples", "_transform", "_transform_with_batch_statistics"}
+    | {"_add_noise", "_apply_affine"}
+)
 
 # λ̂ of a set of n values of variance 1 is within max(4.5, ½·log(n)) of 1, by a search: one outlier among equal values is
 # the worst. So only 10¹³ values could take a greater step than this. The step is greater where the variance is lost in
@@ -44,6 +50,16 @@ class NormalNorm(Normalization):
     Raises:
         ValueError: ``variant`` is unknown, or ``eps`` or ``noise_train`` is negative.
     """
+
+    _is_fused: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The operator would not call a method that a class of the user replaces.
+        if "_settings" in vars(cls):
+            cls._is_fused = True
+        elif not vars(cls).keys().isdisjoint(_FORMULAS):
+            cls._is_fused = False
 
     def __init__(self, eps: float, noise_train: float, variant: Variant) -> None:
         super().__init__(eps)
@@ -72,7 +88,7 @@ class NormalNorm(Normalization):
             metadata[prefix[:-1]][NORMALITY] = type(self).__name__
 
     def _compute(self, x: Tensor) -> Tensor:
-        if not (self._has_sample_sets(x) and operator.can_run(x)):
+        if not (self._is_fused and self._has_sample_sets(x) and operator.can_run(x)):
             return super()._compute(x)
         y, statistics = operator.normal_norm(x, self.weight, self.bias, self._settings(x))
         self._keep(statistics, x)

@@ -288,6 +288,23 @@ def test_compiled_training_has_one_node(name: str) -> None:
     assert "log1p" not in graphs[0]
 
 
+class Doubled(layers.LayerNormalNorm):
+    def _transform(self, h: Tensor, lmbda: Tensor) -> Tensor:
+        return 2 * super()._transform(h, lmbda)
+
+
+class Named(layers.LayerNormalNorm):
+    def extra_repr(self) -> str:
+        return "named"
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), [(Doubled, "AddBackward0"), (Named, "normal_norm"), (layers.LayerNormalNorm, "normal_norm")]
+)
+def test_a_class_that_changes_the_formulas_runs_by_them(cls: type[layers.LayerNormalNorm], name: str) -> None:
+    assert name in type(cls(6)(torch.randn(4, 6)).grad_fn).__name__
+
+
 def test_eval_mode_and_traced_programs_have_the_formulas_operators() -> None:
     layer, x = layers.LayerNormalNorm(6), torch.randn(4, 6)
     program = torch.export.export(layer, (x,))  # in training mode

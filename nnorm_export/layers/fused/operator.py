@@ -119,10 +119,10 @@ def _for_kernel(x: Tensor, settings: Settings) -> Tensor:
 
 
 def _from_kernel(result: Tensor, like: Tensor, settings: Settings) -> Tensor:
-    """What a kernel wrote, in the dtype of ``like``, and with its channels where they were."""
+    """What a kernel wrote, in the dtype and the layout of ``like``."""
     if not settings.length and _has_channels_apart(like):
-        result = result.t().contiguous().view(like.movedim(1, -1).shape).movedim(-1, 1)
-    return result.to(like.dtype)
+        return result.t().contiguous().view(like.movedim(1, -1).shape).movedim(-1, 1).to(like.dtype)
+    return result.to(like.dtype) if like.is_contiguous() else torch.empty_like(like).copy_(result)
 
 
 def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:
@@ -186,12 +186,7 @@ def _forward(
 def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, length: int, *settings: Any) -> tuple[Tensor, ...]:
     sets = x.numel() // length if length else x.shape[1]
     dtype = torch.float32 if x.dtype in _HALVES else x.dtype
-    return _like(x, length), x.new_empty((library.STATISTICS, sets), dtype=dtype), torch.empty((), dtype=torch.int64)
-
-
-def _like(x: Tensor, length: int) -> Tensor:
-    """A tensor with the strides of the operator's output."""
-    return torch.empty_like(x if not length and _has_channels_apart(x) else x.contiguous())
+    return torch.empty_like(x), x.new_empty((library.STATISTICS, sets), dtype=dtype), torch.empty((), dtype=torch.int64)
 
 
 @torch.library.custom_op("nnorm_export::normal_norm_backward", mutates_args=())
@@ -226,7 +221,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     of = _settings(settings)
     weights = of.period * (of.length // of.run) if of.length else x.shape[1]
-    return _like(x, of.length), statistics.new_empty(weights), statistics.new_empty(weights)
+    return torch.empty_like(x), statistics.new_empty(weights), statistics.new_empty(weights)
 
 
 def _settings(numbers: Sequence[float]) -> Settings:
