@@ -69,6 +69,7 @@ PAGES = {
     "results/fuzz.md": "fuzzing.md",
     "results/benchmarks.md": "benchmarks.md",
     "results/benchmarks_gpu.md": "benchmarks_gpu.md",
+    "results/training.md": "training.md",
     "results/zoo.md": "zoo.md",
     "results/serving.md": "serving_cost.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -101,17 +101,21 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 
 # make zoo     140 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
 #              build/zoo already is not measured again
+# make bench-training   training steps beside plain norms; writes results/training.md
 # make bench-serving    what Triton and Ray Serve add to a session; writes results/serving.md
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make notebooks    runs the notebooks of docs/ and writes their outputs into them
 # make docs-links    whether the links to other sites lead somewhere; needs a network
 # make pictures    draws the pictures of the README and the site from results/benchmarks.md and the formulas
-.PHONY: zoo bench-serving coverage-cpp notebooks docs-links pictures
+.PHONY: zoo bench-training bench-serving coverage-cpp notebooks docs-links pictures
 zoo: $(VENV)/installed .venv-zoo/installed
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
 		.venv-zoo/bin/python -m benchmarks.zoo --write
 	NNORM_ALL_OF_TIMM=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" \
 		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py -k family
+
+bench-training: $(VENV)/installed
+	$(BIN)/python -m benchmarks.training --write
 
 # Ray listens to every interface, therefore it gets a network of its own.
 bench-serving: $(VENV)/installed .venv-triton/installed .venv-ray/installed

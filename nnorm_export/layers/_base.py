@@ -6,7 +6,6 @@ The formulas are in :mod:`nnorm_export.mathematics`.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, get_args
 
@@ -98,9 +97,12 @@ class NormalNorm(Normalization):
         """Whether the layer is in training, and learns from ``x`` alone."""
         return self.training and x.numel() > 0
 
-    @abstractmethod
     def _settings(self, x: Tensor) -> operator.Settings:
-        """Which elements of ``x`` are a sample set, and how the set is normalized, for the fused operator."""
+        """Which elements of ``x`` are a sample set, and how the set is normalized.
+
+        A class that defines it trains by the fused operator; another one by its :meth:`_normalize`.
+        """
+        raise NotImplementedError
 
     def _settings_of_sets(self, length: int, period: int, run: int) -> operator.Settings:
         """The settings for sets of ``length``; see :class:`.fused.operator.Settings`."""
