@@ -158,10 +158,6 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
                 "use a larger batch, or call eval()"
             )
 
-    def _compute(self, x: Tensor) -> Tensor:
-        self._count_batch()
-        return super()._compute(x)
-
     def _has_sample_sets(self, x: Tensor) -> bool:
         return super()._has_sample_sets(x) and not self._has_part_of_batch
 

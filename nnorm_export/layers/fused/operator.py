@@ -62,7 +62,7 @@ def can_run(x: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling():  # a program for other runtimes has the formulas' operators
         return not torch.compiler.is_exporting()
-    return not (torch.jit.is_tracing() or _is_transformed(x))
+    return not (torch.jit.is_tracing() or _is_transforming())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
@@ -70,9 +70,9 @@ def _is_available() -> bool:
     return library.is_available()
 
 
-def _is_transformed(x: Tensor) -> bool:
-    """Whether torch.func or forward-mode differentiation follows ``x``."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x) or torch.autograd.forward_ad._current_level >= 0
+def _is_transforming() -> bool:
+    """Whether torch.func or forward-mode differentiation follows tensors: the input, or the weights alone."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 class _Layout(NamedTuple):

@@ -137,7 +137,6 @@ class _DecorrelatedBatchNorm(RunningStatistics, ChannelNorm):
         super()._check_input(x)
 
     def _normalize(self, x: Tensor) -> Tensor:
-        self._count_batch()
         groups = x.transpose(0, 1).reshape(self.num_groups, self.num_features // self.num_groups, -1)
         if self.training and x.numel():
             mean = groups.mean(2, keepdim=True)

@@ -53,7 +53,6 @@ class _MixedNorm(RunningStatistics, ChannelNorm):
 
     def _of_batch(self, x: Tensor) -> Tensor:
         """The statistic of the batch in training, else the running statistic, with axes of length 1."""
-        self._count_batch()
         if not (self.training and x.numel()):
             return expand_trailing(getattr(self, self._statistic), x.dim() - 2).to(x.dtype)
         variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0, keepdim=True)

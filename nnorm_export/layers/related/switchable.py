@@ -85,7 +85,6 @@ class SwitchableNorm(RunningStatistics, ChannelNorm):
         self.num_batches_tracked.zero_()
 
     def _normalize(self, x: Tensor) -> Tensor:
-        self._count_batch()
         if self.training and x.numel():
             variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0, keepdim=True)
             if self.track_running_stats:
