@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class RunningStatistics(Normalization):
 
     The statistics keep the dtype that the layer was made with or converted to (``half()``, ``to()``). FSDP's
     ``MixedPrecision(buffer_dtype=…)`` casts buffers by ``buffer.data = …`` instead, and an average in bfloat16 stands
-    still where a step is below 1/256 of it. The layer takes such a cast back.
+    still where a step is below about 1/256 of it. The layer takes such a cast back.
     """
 
     num_batches_tracked: Tensor
@@ -88,7 +88,8 @@ class RunningStatistics(Normalization):
         )
 
     def _take_back_cast(self) -> None:
-        if any(getattr(self, name).dtype != dtype for name, dtype in self._held.dtypes.items()):
+        buffers = cast("dict[str, Tensor]", self._buffers)  # getattr is slow
+        if any(buffers[name].dtype != dtype for name, dtype in self._held.dtypes.items()):
             self._restore_statistics()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not annotate it
