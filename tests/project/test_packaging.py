@@ -24,11 +24,13 @@ from nnorm_export import export, layers
 pytestmark = pytest.mark.slow
 
 FOLDER = "nnorm_export/lib/"
-LIBRARY = f"{FOLDER}libnnorm_ort.{'dylib' if sys.platform == 'darwin' else 'so'}"
-# What each library shows to others. Those below the first are built where there are nvcc and a GPU, or if the
+SUFFIX = "dylib" if sys.platform == "darwin" else "so"
+LIBRARY, TRAINING_LIBRARY = f"{FOLDER}libnnorm_ort.{SUFFIX}", f"{FOLDER}libnnorm_training.{SUFFIX}"
+# What each library shows to others. Those below the first two are built where there are nvcc and a GPU, or if the
 # environment asks for them (docs/install.md), the last one with TensorRT's headers.
 EXPORTS = {
     LIBRARY: {"RegisterCustomOps"},
+    TRAINING_LIBRARY: {"nnorm_training_problem_size", "nnorm_training_instruction_set", "nnorm_training_run"},
     f"{FOLDER}libnnorm_ort_cuda.so": {"nnorm_add_cuda_operators_1"},
     f"{FOLDER}libnnorm_trt.so": {"getCreators", "setLoggerFinder"},
 }
@@ -77,7 +79,7 @@ def test_the_wheel_has_the_library_and_nothing_else_of_the_build(wheel: Path) ->
     with ZipFile(wheel) as files:
         names = [name for name in files.namelist() if ".dist-info/" not in name]
     libraries = {name for name in names if name.startswith(FOLDER)}
-    assert LIBRARY in libraries
+    assert {LIBRARY, TRAINING_LIBRARY} <= libraries
     assert {name for name in libraries if "libnnorm_trt_register_" not in name} <= EXPORTS.keys()
     assert {Path(name).suffix for name in set(names) - libraries} == {".py", ".pyi", ".typed", ".j2"}
     assert "nnorm_export/parity/report/report.html.j2" in names
@@ -103,11 +105,11 @@ def test_every_function_of_an_instruction_set_bears_its_name(wheel: Path) -> Non
     # The linker keeps one copy of a function that several objects define. If AVX-512's copy of one from the standard
     # library were kept, it would run on machines without.
     elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools, which reads objects, is not installed")
-    folders = sorted((BUILD / "CMakeFiles").glob("nnorm_kernels_*.dir"))
-    assert folders
-    for folder in folders:
-        instruction_set = folder.name.removesuffix(".dir").removeprefix("nnorm_kernels_")
-        with (folder / "cpu" / "instruction_set.cpp.o").open("rb") as file:
+    objects = sorted((BUILD / "CMakeFiles").glob("nnorm_*.dir/*/instruction_set.cpp.o"))
+    assert {path.parent.name for path in objects} == {"cpu", "training"}
+    for path in objects:
+        instruction_set = path.parents[1].name.removesuffix(".dir").rpartition("_")[2]
+        with path.open("rb") as file:
             symbols = list(elffile.ELFFile(file).get_section_by_name(".symtab").iter_symbols())
         shared = [
             symbol.name
