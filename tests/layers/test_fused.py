@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +205,29 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     for result in results[1:]:
         for one, same in zip(result, results[0], strict=True):
             assert torch.equal(one, same)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_pass_ends_its_threads_first(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, began, ended = threading.get_ident(), threading.Event(), []
+
+    def part(*_: Any) -> int:
+        if threading.get_ident() == caller:
+            began.wait(10)
+            raise error
+        began.set()
+        time.sleep(0.05)
+        ended.append(True)
+        return 0
+
+    monkeypatch.setattr(library, "_library", lambda: SimpleNamespace(nnorm_training_run=part))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    problem = library.Problem(sets=64, segments=1, segment_length=1024, parts=16)
+    with pytest.raises(error):
+        library.run(problem, torch.float32, library.Pass.FORWARD)
+    assert ended == [True]  # the part that it had begun, and no other
 
 
 def test_noise_is_standard_normal_and_the_same_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ import ctypes
 import itertools
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nnorm_export.library import find_library
 
@@ -30,6 +31,8 @@ STATISTICS = 11
 
 class Problem(ctypes.Structure):
     """``nnorm::TrainingProblem``."""
+
+    tensors: tuple[Tensor, ...]  # what the pointers point to: a thread may still write when the call was interrupted
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "statistics")),
@@ -104,7 +107,12 @@ def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
             part(number)
 
     others = [_pool(threads).submit(parts) for _ in range(threads - 1)]
-    parts()
+    try:
+        parts()
+    finally:  # after an interrupt too, the threads end before their tensors are freed
+        for _ in numbers:
+            pass
+        wait(others)
     for other in others:
         other.result()
 

@@ -127,7 +127,7 @@ def _from_kernel(result: Tensor, like: Tensor, settings: Settings) -> Tensor:
 
 def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:
     fields: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-    return library.Problem(
+    problem = library.Problem(
         **fields,
         **layout._asdict(),
         epsilon=settings.eps,
@@ -142,6 +142,8 @@ def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tenso
         has_range=settings.lmbda_range is not None,
         computes_deviation=settings.deviation or settings.noise != 0,
     )
+    problem.tensors = tuple(tensor for tensor in tensors.values() if tensor is not None)
+    return problem
 
 
 def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
