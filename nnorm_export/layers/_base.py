@@ -54,11 +54,9 @@ class NormalNorm(Normalization):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # The operator would not call a method that a class of the user replaces.
-        if "_settings" in vars(cls):
-            cls._is_fused = True
-        elif not vars(cls).keys().isdisjoint(_FORMULAS):
-            cls._is_fused = False
+        # The operator would not call a method that a class of the user, or a mixin of it, replaces.
+        last = next((base for base in cls.__mro__ if not vars(base).keys().isdisjoint({"_settings", *_FORMULAS})), cls)
+        cls._is_fused = "_settings" in vars(last)
 
     def __init__(self, eps: float, noise_train: float, variant: Variant) -> None:
         super().__init__(eps)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 
 from nnorm_export import layers
 from nnorm_export.layers.fused import library, operator
@@ -294,6 +295,43 @@ def test_transforms_of_functions_take_the_formulas(transform: str) -> None:
         torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(x), expected)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_transforms_of_functions_of_the_parameters_take_the_formulas(
+    transform: Callable[..., Any], compiled: bool
+) -> None:
+    layer, x = layers.LayerNormalNorm(6, noise_train=0.0, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    state = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(state: dict[str, Tensor]) -> Tensor:
+        y: Tensor = torch.func.functional_call(layer, state, (x,))
+        return y.pow(3).sum()
+
+    run = transform(loss)
+    found = (torch.compile(run, backend="eager") if compiled else run)(state)["weight"]
+    y = layer(x).detach()  # weight 1, bias 0
+    by_hand = 3 * y.pow(3).sum(0)
+    if transform is torch.func.hessian:
+        found, by_hand = found["weight"], torch.diag(2 * by_hand)
+    torch.testing.assert_close(found, by_hand)
+
+
+class Distributed(Tensor):
+    """A tensor that knows the operators of PyTorch alone."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.namespace == "aten", func
+        with no_dispatch():
+            return func(*args, **(kwargs or {}))
+
+
+def test_other_classes_of_tensors_take_the_formulas() -> None:
+    layer, x = layers.LayerNormalNorm(6, noise_train=0.0), torch.randn(4, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x.as_subclass(Distributed)), layer(x))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch2d", "layer"])
 def test_compiled_training_has_one_node(name: str) -> None:
@@ -319,13 +357,31 @@ class Doubled(layers.LayerNormalNorm):
         return 2 * super()._transform(h, lmbda)
 
 
+class Doubling:
+    _transform = Doubled._transform
+
+
+class WithMixin(Doubling, layers.LayerNormalNorm):
+    pass
+
+
+class OfBoth(layers.LayerNormalNorm, Doubling):  # the layer's own method is first
+    pass
+
+
+class OfDoubled(Doubled):
+    pass
+
+
 class Named(layers.LayerNormalNorm):
     def extra_repr(self) -> str:
         return "named"
 
 
 @pytest.mark.parametrize(
-    ("cls", "name"), [(Doubled, "AddBackward0"), (Named, "normal_norm"), (layers.LayerNormalNorm, "normal_norm")]
+    ("cls", "name"),
+    [(Doubled, "AddBackward0"), (WithMixin, "AddBackward0"), (OfDoubled, "AddBackward0")]
+    + [(OfBoth, "normal_norm"), (Named, "normal_norm"), (layers.LayerNormalNorm, "normal_norm")],
 )
 def test_a_class_that_changes_the_formulas_runs_by_them(cls: type[layers.LayerNormalNorm], name: str) -> None:
     assert name in type(cls(6)(torch.randn(4, 6)).grad_fn).__name__

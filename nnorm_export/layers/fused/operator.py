@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from nnorm_export.layers.fused import library
 from nnorm_export.mathematics import gaussianize, standardize_over
 
 _HALVES = (torch.float16, torch.bfloat16)
 _GREATEST_SEED = 2**63 - 1
+_TENSORS = (Tensor, nn.Parameter, FakeTensor)
 
 
 class Settings(NamedTuple):
@@ -60,19 +62,18 @@ def can_run(x: Tensor) -> bool:
     """Whether the operator takes ``x``: on the CPU, and outside of transforms that need the formulas."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64, *_HALVES) or not _is_available():
         return False
+    # Other classes of tensors, as DTensor, know the operators of PyTorch alone. The parameters may be transformed
+    # although x is not.
+    if type(x) not in _TENSORS or torch._C._are_functorch_transforms_active():
+        return False
     if torch.compiler.is_compiling():  # a program for other runtimes has the formulas' operators
         return not torch.compiler.is_exporting()
-    return not (torch.jit.is_tracing() or _is_transforming())
+    return not (torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
 def _is_available() -> bool:
     return library.is_available()
-
-
-def _is_transforming() -> bool:
-    """Whether torch.func or forward-mode differentiation follows tensors: the input, or the weights alone."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 class _Layout(NamedTuple):
