@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -380,8 +382,10 @@ class Named(layers.LayerNormalNorm):
 
 @pytest.mark.parametrize(
     ("cls", "name"),
-    [(Doubled, "AddBackward0"), (WithMixin, "AddBackward0"), (OfDoubled, "AddBackward0")]
-    + [(OfBoth, "normal_norm"), (Named, "normal_norm"), (layers.LayerNormalNorm, "normal_norm")],
+    [
+        *((cls, "AddBackward0") for cls in (Doubled, WithMixin, OfDoubled)),
+        *((cls, "normal_norm") for cls in (OfBoth, Named, layers.LayerNormalNorm)),
+    ],
 )
 def test_a_class_that_changes_the_formulas_runs_by_them(cls: type[layers.LayerNormalNorm], name: str) -> None:
     assert name in type(cls(6)(torch.randn(4, 6)).grad_fn).__name__
@@ -393,3 +397,25 @@ def test_eval_mode_and_traced_programs_have_the_formulas_operators() -> None:
     assert not any("nnorm_export" in str(node.target) for node in program.graph.nodes)
     y = layer.eval()(x.requires_grad_())
     assert "nnorm_export" not in type(y.grad_fn).__name__
+
+
+OLDEST = """
+import torch
+custom_op = torch.library.custom_op
+def of_2_6(name, fn=None, /, *, mutates_args, device_types=None, schema=None):
+    return custom_op(name, fn, mutates_args=mutates_args, device_types=device_types, schema=schema)
+torch.library.custom_op = of_2_6
+is_exporting = torch.compiler.is_exporting
+del torch.compiler.is_exporting
+from nnorm_export import layers
+torch.compiler.is_exporting = is_exporting  # for the compiler of this version
+layer, x = layers.LayerNormalNorm(6, noise_train=0.0), torch.randn(4, 6)
+y = layer(x)
+assert "normal_norm" in y.grad_fn.name()
+torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), y)
+"""
+
+
+@pytest.mark.slow
+def test_pytorch_2_6_has_fewer_arguments() -> None:
+    subprocess.run([sys.executable, "-c", OLDEST], check=True)

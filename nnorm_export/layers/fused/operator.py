@@ -11,6 +11,7 @@ PyTorch's generator, so that ``torch.manual_seed`` reproduces it; the backward p
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ from nnorm_export.mathematics import gaussianize, standardize_over
 _HALVES = (torch.float16, torch.bfloat16)
 _GREATEST_SEED = 2**63 - 1
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)
+# PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+_HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
+_SEEDED: dict[str, Any] = {"tags": (torch.Tag.nondeterministic_seeded,)} if _HAS_TAGS else {}
 
 
 class Settings(NamedTuple):
@@ -67,7 +72,7 @@ def can_run(x: Tensor) -> bool:
     if type(x) not in _TENSORS or torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling():  # a program for other runtimes has the formulas' operators
-        return not torch.compiler.is_exporting()
+        return not _is_exporting()
     return not (torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0)
 
 
@@ -151,7 +156,7 @@ def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
     return None if value is None else value.to(like.dtype).contiguous()
 
 
-@torch.library.custom_op("nnorm_export::normal_norm", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+@torch.library.custom_op("nnorm_export::normal_norm", mutates_args=(), **_SEEDED)
 def _forward(
     x: Tensor,
     weight: Tensor | None,
