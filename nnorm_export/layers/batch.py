@@ -162,7 +162,7 @@ class _BatchNormalNorm(RunningStatistics, NormalNorm):
         return super()._has_sample_sets(x) and not self._has_part_of_batch
 
     def _settings(self, x: Tensor) -> Settings:
-        settings = self._settings_of_sets(0, self.num_features, x.numel() // self.num_features)
+        settings = self._settings_of_sets(0, self.num_features, 0)
         return settings._replace(
             order=self.order, alpha=self.alpha, standardize=self.standardize, deviation=self.track_running_stats
         )

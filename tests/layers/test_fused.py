@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
@@ -110,6 +111,21 @@ def test_second_derivatives(case: str) -> None:
         return operator.normal_norm(*tensors, settings)[0]
 
     assert torch.autograd.gradgradcheck(run, _inputs(shape, settings), fast_mode=True)
+
+
+@pytest.mark.parametrize("case", ["channels of [N, C]", "rows", "groups"])
+def test_third_derivatives(case: str) -> None:
+    shape, settings = CASES[case]
+    settings = settings._replace(noise=0.0)
+    inputs = _inputs(shape, settings)
+
+    def third(y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(each.pow(2).sum() for each in first), inputs, create_graph=True)
+        return torch.autograd.grad(sum(each.pow(2).sum() for each in second), inputs)
+
+    found = third(operator.normal_norm(*inputs, settings)[0])
+    _assert_close(found, third(operator.formula(*inputs, settings, None)), 1e-12)
 
 
 NETWORK: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
@@ -316,6 +332,23 @@ def test_transforms_of_functions_of_the_parameters_take_the_formulas(
     if transform is torch.func.hessian:
         found, by_hand = found["weight"], torch.diag(2 * by_hand)
     torch.testing.assert_close(found, by_hand)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "axes"), [("batch2d", (0,)), ("batch2d", (0, 2, 3)), ("group", (0, 2, 3)), ("instance", (0, 2, 3))]
+)
+def test_compiled_training_keeps_sizes_dynamic(name: str, axes: tuple[int, ...]) -> None:
+    layer = NETWORK[name][0](noise_train=0.0)
+    other, counter = copy.deepcopy(layer), torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    for samples, height, width in ((7, 4, 5), (9, 8, 7), (3, 11, 12)):
+        x = torch.randn(samples, 6, *((height, width) if 2 in axes else (4, 5)), requires_grad=True)
+        for axis in axes:
+            torch._dynamo.mark_dynamic(x, axis)
+        found, expected = (torch.autograd.grad(each(x).pow(3).sum(), x)[0] for each in (compiled, other))
+        torch.testing.assert_close(found, expected)
+    assert counter.frame_count == 1
 
 
 class Distributed(Tensor):

@@ -25,6 +25,7 @@ from nnorm_export.mathematics import gaussianize, standardize_over
 
 _HALVES = (torch.float16, torch.bfloat16)
 _GREATEST_SEED = 2**63 - 1
+_SIZES = 3  # the settings that are sizes
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)
 # PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
@@ -37,7 +38,8 @@ class Settings(NamedTuple):
 
     Attributes:
         length: the number n of elements of a sample set, which is a row; 0 if the channels of axis 1 are the sets.
-        period, run: rows after which the weights repeat, and neighboring elements that share one weight.
+        period, run: rows after which the weights repeat, and neighboring elements that share one weight; unused if
+            the channels are the sets.
         eps, delta, order, alpha: see :func:`nnorm_export.mathematics.newton_step`.
         standardize: False for h = x.
         least, greatest: the range of λ̂; infinite for none.
@@ -199,9 +201,15 @@ def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, length: int, *setti
 
 @torch.library.custom_op("nnorm_export::normal_norm_backward", mutates_args=())
 def _backward(
-    gradient: Tensor, x: Tensor, weight: Tensor | None, statistics: Tensor, seed: Tensor, settings: Sequence[float]
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    statistics: Tensor,
+    seed: Tensor,
+    sizes: Sequence[int],
+    settings: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of = _settings(settings)
+    of = _settings(sizes, settings)
     layout, of_kernel = _layout(x, of), _for_kernel(x, of)
     gradient_x = torch.empty_like(of_kernel)
     parts = layout.parts if layout.sets > layout.period else 1
@@ -225,17 +233,23 @@ def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
 
 @_backward.register_fake
 def _(
-    gradient: Tensor, x: Tensor, weight: Tensor | None, statistics: Tensor, seed: Tensor, settings: Sequence[float]
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    statistics: Tensor,
+    seed: Tensor,
+    sizes: Sequence[int],
+    settings: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of = _settings(settings)
-    weights = of.period * (of.length // of.run) if of.length else x.shape[1]
+    length, period, run = sizes
+    weights = period * (length // run) if length else x.shape[1]
     return torch.empty_like(x), statistics.new_empty(weights), statistics.new_empty(weights)
 
 
-def _settings(numbers: Sequence[float]) -> Settings:
-    """The settings from the list of numbers that the operator of the backward pass takes."""
-    types = (type(value) for value in Settings(0, 0, 0, 0.0, 0.0))
-    return Settings._make(of(number) for of, number in zip(types, numbers, strict=True))
+def _settings(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
+    """The settings from the lists that the operator of the backward pass takes."""
+    types = (type(value) for value in Settings(0, 0, 0, 0.0, 0.0)[_SIZES:])
+    return Settings(*sizes, *(of(number) for of, number in zip(types, numbers, strict=True)))
 
 
 def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
@@ -253,34 +267,37 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(x, weight, statistics, seed)
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.bias_shape = None if bias is None else bias.shape
-    ctx.settings = [float(value) for value in settings]
+    ctx.sizes = settings[:_SIZES]  # may be symbols of torch.compile
+    ctx.settings = [float(value) for value in settings[_SIZES:]]
     ctx.mark_non_differentiable(statistics, seed)
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, statistics, seed = ctx.saved_tensors
-    of_x, of_weight, of_bias = _backward(gradient, x, weight, statistics, seed, ctx.settings)
+    of_x, of_weight, of_bias = _backward(gradient, x, weight, statistics, seed, ctx.sizes, ctx.settings)
     shaped_weight = None if weight is None else of_weight.reshape(weight.shape).to(weight.dtype)
     shaped_bias = None if ctx.bias_shape is None else of_bias.reshape(ctx.bias_shape).to(ctx.bias_dtype)
-    return of_x, shaped_weight, shaped_bias, *([None] * len(ctx.settings))
+    return of_x, shaped_weight, shaped_bias, *([None] * len(Settings._fields))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    gradient, x, weight, _, seed, settings = inputs
+    gradient, x, weight, _, seed, ctx.sizes, ctx.settings = inputs
     ctx.save_for_backward(gradient, x, weight, seed)
-    ctx.settings = settings
 
 
 def _differentiate_twice(ctx: Any, *of_gradients: Tensor) -> tuple[Tensor | None, ...]:
     """By the formulas, because second derivatives are rare."""
-    tensors = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors[:3]]
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases, because the gradient of y may depend on x. They lead third derivatives on to the tensors.
+        tensors = [None if tensor is None else _alias(tensor) for tensor in ctx.saved_tensors[:3]]
     gradient, x, weight = tensors
     assert gradient is not None
     assert x is not None
-    of = _settings(ctx.settings)
+    of = _settings(ctx.sizes, ctx.settings)
     with torch.enable_grad():
         ones = weight if weight is not None else x.new_ones(_layout(x, of).weights)
         zeros = torch.zeros_like(ones, requires_grad=True)
@@ -289,9 +306,13 @@ def _differentiate_twice(ctx: Any, *of_gradients: Tensor) -> tuple[Tensor | None
         first = torch.autograd.grad(y, (x, ones, zeros), gradient, create_graph=True)
         first = tuple(each.reshape(of_each.shape) for each, of_each in zip(first, of_gradients, strict=True))
         wanted = [tensor for tensor in (gradient, x, weight) if tensor is not None]
-        second = iter(torch.autograd.grad(first, wanted, of_gradients, allow_unused=True))
+        second = iter(torch.autograd.grad(first, wanted, of_gradients, allow_unused=True, create_graph=create_graph))
     results = [None if tensor is None else next(second) for tensor in tensors]
-    return *results, None, None, None
+    return *results, None, None, None, None
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 _backward.register_autograd(_differentiate_twice, setup_context=_save_backward)
