@@ -42,9 +42,9 @@ class Statistics {
     const Real curvature = fused(Real(-2) * h_d, h_d, fused(-d, d, sums[3] * inverse_length));
     const Real slope = h_d - signed_log, alpha = Real(problem.alpha), damped = curvature + Real(problem.delta);
     const bool is_newton = problem.order == 2, has_range = problem.has_range;
-    // With a range, L″ of sets that have lost their digits counts as 0 (mathematics.py: clamped_step).
-    const Real unit = has_range ? unit_of<Real> : Real(0);
-    const bool has_curvature = is_newton && !(std::fabs(damped) <= unit * unit);
+    // With a range, L″ of sets that have lost their digits or are not numbers counts as 0 (mathematics.py: clamped_step).
+    const bool is_flat = has_range ? !(std::fabs(damped) > unit_of<Real> * unit_of<Real>) : damped == 0;
+    const bool has_curvature = is_newton && !is_flat;
     const Real divisor = has_curvature ? damped : Real(1), step = alpha / divisor;
     const Real found = Real(1) - alpha * slope / divisor;
     const Real least = Real(problem.least_lmbda), greatest = Real(problem.greatest_lmbda);

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nnorm/mathematics.h"
+
 namespace nnorm {
 
 // What the forward pass keeps of each set for the backward pass, one array of [sets] each, in this order.
@@ -57,9 +59,9 @@ struct TrainingProblem {
   int32_t has_range;
   int32_t computes_deviation;
 
-  uint64_t length() const { return segments * segment_length; }
-  uint64_t weights() const { return period * (length() / run); }
-  bool shares_weights() const { return sets > period; }
+  NNORM_INLINE uint64_t length() const { return segments * segment_length; }
+  NNORM_INLINE uint64_t weights() const { return period * (length() / run); }
+  NNORM_INLINE bool shares_weights() const { return sets > period; }
 };
 
 }  // namespace nnorm
