@@ -351,6 +351,30 @@ def test_compiled_training_keeps_sizes_dynamic(name: str, axes: tuple[int, ...])
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["channels of maps", "rows"])
+def test_pytorch_accepts_the_operators(case: str) -> None:
+    shape, settings = CASES[case]
+    inputs = _inputs(shape, settings, torch.float32)
+    y, statistics, seed = operator._forward(*inputs, *settings)
+    torch.library.opcheck(operator._forward, (*inputs, *settings))
+    backward = (torch.randn_like(y, requires_grad=True), *inputs[:2], statistics, seed)
+    numbers = [float(value) for value in settings[operator._SIZES :]]
+    torch.library.opcheck(operator._backward, (*backward, settings[: operator._SIZES], numbers))
+    torch.library.opcheck(operator._noise, (y.detach(), seed, settings[: operator._SIZES]))
+
+
+@pytest.mark.parametrize("name", ["batch2d", "layer", "group", "instance"])
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_parameters_of_another_size_or_device_are_refused(name: str, which: str) -> None:
+    build, shape = NETWORK[name]
+    for wrong in (torch.ones(3), torch.ones(getattr(build(), which).shape, device="meta")):
+        layer = build()
+        setattr(layer, which, nn.Parameter(wrong))
+        with pytest.raises(RuntimeError, match=r"must have [0-9]+ elements on the device of the input, cpu, got"):
+            layer(torch.randn(shape))
+
+
 class Distributed(Tensor):
     """A tensor that knows the operators of PyTorch alone."""
 
@@ -422,6 +446,16 @@ class Named(layers.LayerNormalNorm):
 )
 def test_a_class_that_changes_the_formulas_runs_by_them(cls: type[layers.LayerNormalNorm], name: str) -> None:
     assert name in type(cls(6)(torch.randn(4, 6)).grad_fn).__name__
+
+
+def test_a_range_keeps_the_running_lmbda_from_sets_that_are_not_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = layers.BatchNormalNorm1d(2, eps=0.0, noise_train=0.0)  # eps 0: the paper's form, which has a range
+    other, x = copy.deepcopy(layer), torch.stack([torch.full((5,), 3.0), torch.arange(5.0)], 1)
+    found = layer(x)
+    monkeypatch.setattr(operator, "can_run", lambda _: False)
+    torch.testing.assert_close(found, other(x), equal_nan=True)
+    torch.testing.assert_close(layer.running_lmbda, other.running_lmbda)
+    assert layer.running_lmbda.isfinite().all()
 
 
 def test_eval_mode_and_traced_programs_have_the_formulas_operators() -> None:

@@ -158,6 +158,15 @@ def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
     return None if value is None else value.to(like.dtype).contiguous()
 
 
+def _require_parameters(x: Tensor, parameters: Sequence[Tensor | None], number: int) -> None:
+    for parameter in parameters:  # of which the kernels read `number` elements
+        if parameter is not None and (parameter.device != x.device or parameter.numel() != number):
+            raise RuntimeError(
+                f"weight and bias must have {number} elements on the device of the input, {x.device}, "
+                f"got {parameter.numel()} on {parameter.device}"
+            )
+
+
 @torch.library.custom_op("nnorm_export::normal_norm", mutates_args=(), **_SEEDED)
 def _forward(
     x: Tensor,
@@ -178,6 +187,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(length, period, run, eps, delta, order, alpha, standardize, least, greatest, noise, deviation)
     layout, of_kernel = _layout(x, settings), _for_kernel(x, settings)
+    _require_parameters(x, (weight, bias), layout.weights)
     y = torch.empty_like(of_kernel)
     statistics = y.new_empty((library.STATISTICS, layout.sets))
     seed = torch.randint(_GREATEST_SEED, ()) if noise else torch.tensor(0)
@@ -193,7 +203,10 @@ def _forward(
 
 
 @_forward.register_fake
-def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, length: int, *settings: Any) -> tuple[Tensor, ...]:
+def _(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, length: int, period: int, run: int, *settings: Any
+) -> tuple[Tensor, ...]:
+    _require_parameters(x, (weight, bias), period * (length // run) if length else x.shape[1])
     sets = x.numel() // length if length else x.shape[1]
     dtype = torch.float32 if x.dtype in _HALVES else x.dtype
     return torch.empty_like(x), x.new_empty((library.STATISTICS, sets), dtype=dtype), torch.empty((), dtype=torch.int64)
@@ -211,6 +224,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     of = _settings(sizes, settings)
     layout, of_kernel = _layout(x, of), _for_kernel(x, of)
+    _require_parameters(x, (weight,), layout.weights)
     gradient_x = torch.empty_like(of_kernel)
     parts = layout.parts if layout.sets > layout.period else 1
     of_weight, of_bias = of_kernel.new_zeros((2, parts, layout.weights))
@@ -249,16 +263,29 @@ def _(
 def _settings(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
     """The settings from the lists that the operator of the backward pass takes."""
     types = (type(value) for value in Settings(0, 0, 0, 0.0, 0.0)[_SIZES:])
-    return Settings(*sizes, *(of(number) for of, number in zip(types, numbers, strict=True)))
+    return Settings._make([*sizes, *(of(number) for of, number in zip(types, numbers, strict=True))])
 
 
 def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
     """z, as the kernels add it to ψ(h) of ``x``; None without noise."""
     if settings.noise == 0:
         return None
+    return _noise(x, seed, settings[:_SIZES])
+
+
+@torch.library.custom_op("nnorm_export::normal_norm_noise", mutates_args=())
+def _noise(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
+    """An operator, because second derivatives are traced too."""
+    length, period, run = sizes
+    settings = Settings(length, period, run, 0.0, 0.0, noise=1.0)
     z = torch.empty_like(_for_kernel(x, settings))
     library.run(_problem(_layout(x, settings), settings, seed, y=z), z.dtype, library.Pass.NOISE)
     return _from_kernel(z, x, settings)
+
+
+@_noise.register_fake
+def _(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
+    return torch.empty_like(x)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
