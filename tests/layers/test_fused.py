@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
+from fused_cases import CASES, DELTA, NETWORK, inputs_of
 from torch import Tensor, nn
-from torch.utils._mode_utils import no_dispatch
 
 from nnorm_export import layers
 from nnorm_export.layers.fused import library, operator
@@ -25,38 +19,10 @@ pytestmark = pytest.mark.skipif(
     not library.is_available(), reason="the library of training kernels is not installed: NNORM_EXPORT_BUILD_LIBRARY=0"
 )
 
-DELTA = 1e-5**0.5
-# name -> shape of x, settings. Awkward sizes: sets of one tile, of several, of more than is kept, of runs across tiles.
-CASES: dict[str, tuple[tuple[int, ...], Settings]] = {
-    "channels of maps": ((3, 5, 6, 9), Settings(0, 5, 162, 1e-5, DELTA, noise=0.4)),
-    "channels of [N, C]": ((33, 19), Settings(0, 19, 33, 1e-5, DELTA, noise=0.4)),
-    "channels of long maps": ((2, 2, 91, 97), Settings(0, 2, 17654, 1e-5, DELTA, noise=0.4)),
-    "one channel of two values": ((2, 1), Settings(0, 1, 2, 1e-5, DELTA)),
-    "gradient step": ((3, 5, 6), Settings(0, 5, 18, 1e-5, DELTA, order=1, alpha=0.7, noise=0.4)),
-    "half a Newton step": ((3, 5, 6), Settings(0, 5, 18, 1e-5, DELTA, alpha=0.5)),
-    "not standardized": ((4, 3, 5), Settings(0, 3, 20, 1e-5, DELTA, standardize=False, noise=0.4)),
-    "the paper's form": ((5, 3, 4), Settings(0, 3, 20, 1e-5, 0.0, least=-15.0, greatest=17.0, noise=0.4)),
-    "a narrow range": ((5, 3, 4), Settings(0, 3, 20, 1e-5, DELTA, least=0.95, greatest=1.02)),
-    "rows": ((30, 19), Settings(19, 1, 1, 1e-5, DELTA, noise=1.0)),
-    "rows of one": ((3, 1), Settings(1, 1, 1, 1e-5, DELTA)),
-    "rows of several tiles": ((2, 3, 1500), Settings(1500, 1, 1, 1e-5, DELTA, noise=1.0)),
-    "rows that are not kept": ((2, 17001), Settings(17001, 1, 1, 1e-5, 0.0)),
-    "groups": ((3, 8, 5, 5), Settings(100, 2, 25, 1e-5, DELTA, noise=0.4)),
-    "instances": ((3, 8, 45), Settings(45, 8, 45, 1e-5, DELTA, noise=0.4)),
-}
-
 
 @pytest.fixture(params=range(len(library.instruction_sets()) or 1), ids=library.instruction_sets() or ["none"])
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_chosen", request.param)
-
-
-def _inputs(shape: tuple[int, ...], settings: Settings, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    torch.manual_seed(0)
-    x = torch.randn(shape, dtype=dtype) * 1.7 + 0.3
-    weights = settings.period * (settings.length // settings.run) if settings.length else shape[1]
-    parameters = torch.rand(weights, dtype=dtype) + 0.5, torch.randn(weights, dtype=dtype)
-    return tuple(tensor.requires_grad_() for tensor in (x, *parameters))
 
 
 def _both(inputs: tuple[Tensor, ...], settings: Settings) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -77,14 +43,14 @@ def _assert_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], toler
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_are_those_of_the_formulas(case: str) -> None:
     shape, settings = CASES[case]
-    _assert_close(*_both(_inputs(shape, settings), settings), 2e-14)
+    _assert_close(*_both(inputs_of(shape, settings), settings), 2e-14)
 
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("case", CASES)
 def test_float32_is_as_near_as_the_formulas(case: str) -> None:
     shape, settings = CASES[case]
-    inputs = _inputs(shape, settings)
+    inputs = inputs_of(shape, settings)
     y, *expected = _both(inputs, settings)[1]
     narrow = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
     found = _both(narrow, settings)[0]
@@ -99,7 +65,7 @@ def test_finite_differences(case: str) -> None:
     def run(*tensors: Tensor) -> Tensor:
         return operator.normal_norm(*tensors, settings)[0]
 
-    assert torch.autograd.gradcheck(run, _inputs(shape, settings), fast_mode=True)
+    assert torch.autograd.gradcheck(run, inputs_of(shape, settings), fast_mode=True)
 
 
 @pytest.mark.parametrize("case", ["channels of [N, C]", "gradient step", "rows", "groups"])
@@ -110,14 +76,14 @@ def test_second_derivatives(case: str) -> None:
     def run(*tensors: Tensor) -> Tensor:
         return operator.normal_norm(*tensors, settings)[0]
 
-    assert torch.autograd.gradgradcheck(run, _inputs(shape, settings), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, inputs_of(shape, settings), fast_mode=True)
 
 
 @pytest.mark.parametrize("case", ["channels of [N, C]", "rows", "groups"])
 def test_third_derivatives(case: str) -> None:
     shape, settings = CASES[case]
     settings = settings._replace(noise=0.0)
-    inputs = _inputs(shape, settings)
+    inputs = inputs_of(shape, settings)
 
     def third(y: Tensor) -> tuple[Tensor, ...]:
         first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
@@ -126,18 +92,6 @@ def test_third_derivatives(case: str) -> None:
 
     found = third(operator.normal_norm(*inputs, settings)[0])
     _assert_close(found, third(operator.formula(*inputs, settings, None)), 1e-12)
-
-
-NETWORK: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
-    "batch1d": (lambda **options: layers.BatchNormalNorm1d(6, **options), (7, 6)),
-    "batch1d of sequences": (lambda **options: layers.BatchNormalNorm1d(6, **options), (7, 6, 5)),
-    "batch2d": (lambda **options: layers.BatchNormalNorm2d(6, **options), (7, 6, 4, 5)),
-    "batch3d": (lambda **options: layers.BatchNormalNorm3d(6, **options), (2, 6, 2, 3, 4)),
-    "layer": (lambda **options: layers.LayerNormalNorm((4, 5), **options), (7, 6, 4, 5)),
-    "group": (lambda **options: layers.GroupNormalNorm(6, 3, **options), (7, 6, 4, 5)),
-    "instance": (lambda **options: layers.InstanceNormalNorm2d(6, **options), (7, 6, 4, 5)),
-    "instance without a batch": (lambda **options: layers.InstanceNormalNorm2d(6, **options), (6, 4, 5)),
-}
 
 
 def _step(layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -211,7 +165,7 @@ def test_inputs_that_are_not_dense(make: Callable[[Tensor], Tensor]) -> None:
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     settings = Settings(0, 9, 4900, 1e-5, DELTA, noise=0.4)
-    inputs = _inputs((4, 9, 35, 35), settings, torch.float32)
+    inputs = inputs_of((4, 9, 35, 35), settings, torch.float32)
     threads, results = torch.get_num_threads(), []
     try:
         for number in (1, 2, 5):
@@ -224,29 +178,6 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     for result in results[1:]:
         for one, same in zip(result, results[0], strict=True):
             assert torch.equal(one, same)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_pass_ends_its_threads_first(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caller, began, ended = threading.get_ident(), threading.Event(), []
-
-    def part(*_: Any) -> int:
-        if threading.get_ident() == caller:
-            began.wait(10)
-            raise error
-        began.set()
-        time.sleep(0.05)
-        ended.append(True)
-        return 0
-
-    monkeypatch.setattr(library, "_library", lambda: SimpleNamespace(nnorm_training_run=part))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    problem = library.Problem(sets=64, segments=1, segment_length=1024, parts=16)
-    with pytest.raises(error):
-        library.run(problem, torch.float32, library.Pass.FORWARD)
-    assert ended == [True]  # the part that it had begun, and no other
 
 
 def test_noise_is_standard_normal_and_the_same_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,104 +222,6 @@ def test_what_is_kept_for_the_backward_pass() -> None:
         layers.BatchNormalNorm2d(3)(x)
     assert sum(tensor.numel() >= x.numel() for tensor in kept) == 1
     assert sum(tensor.numel() for tensor in kept) < x.numel() + 100
-
-
-@pytest.mark.parametrize("transform", ["jvp", "vmap", "grad"])
-def test_transforms_of_functions_take_the_formulas(transform: str) -> None:
-    layer = layers.LayerNormalNorm(6, noise_train=0.0, dtype=torch.float64)
-    x = torch.randn(4, 6, dtype=torch.float64)
-    state = dict(layer.named_parameters())
-
-    def loss(x: Tensor) -> Tensor:
-        y: Tensor = torch.func.functional_call(layer, state, (x,))
-        return y.pow(3).sum()
-
-    expected = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
-    if transform == "jvp":
-        _, slope = torch.func.jvp(loss, (x,), (torch.ones_like(x),))
-        torch.testing.assert_close(slope, expected.sum())
-    elif transform == "grad":
-        torch.testing.assert_close(torch.func.grad(loss)(x), expected)
-    else:
-        torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(x), expected)
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_transforms_of_functions_of_the_parameters_take_the_formulas(
-    transform: Callable[..., Any], compiled: bool
-) -> None:
-    layer, x = layers.LayerNormalNorm(6, noise_train=0.0, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
-    state = {name: parameter.detach() for name, parameter in layer.named_parameters()}
-
-    def loss(state: dict[str, Tensor]) -> Tensor:
-        y: Tensor = torch.func.functional_call(layer, state, (x,))
-        return y.pow(3).sum()
-
-    run = transform(loss)
-    found = (torch.compile(run, backend="eager") if compiled else run)(state)["weight"]
-    y = layer(x).detach()  # weight 1, bias 0
-    by_hand = 3 * y.pow(3).sum(0)
-    if transform is torch.func.hessian:
-        found, by_hand = found["weight"], torch.diag(2 * by_hand)
-    torch.testing.assert_close(found, by_hand)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "axes"), [("batch2d", (0,)), ("batch2d", (0, 2, 3)), ("group", (0, 2, 3)), ("instance", (0, 2, 3))]
-)
-def test_compiled_training_keeps_sizes_dynamic(name: str, axes: tuple[int, ...]) -> None:
-    layer = NETWORK[name][0](noise_train=0.0)
-    other, counter = copy.deepcopy(layer), torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter, fullgraph=True)
-    for samples, height, width in ((7, 4, 5), (9, 8, 7), (3, 11, 12)):
-        x = torch.randn(samples, 6, *((height, width) if 2 in axes else (4, 5)), requires_grad=True)
-        for axis in axes:
-            torch._dynamo.mark_dynamic(x, axis)
-        found, expected = (torch.autograd.grad(each(x).pow(3).sum(), x)[0] for each in (compiled, other))
-        torch.testing.assert_close(found, expected)
-    assert counter.frame_count == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["channels of maps", "rows"])
-def test_pytorch_accepts_the_operators(case: str) -> None:
-    shape, settings = CASES[case]
-    inputs = _inputs(shape, settings, torch.float32)
-    y, statistics, seed = operator._forward(*inputs, *settings)
-    torch.library.opcheck(operator._forward, (*inputs, *settings))
-    backward = (torch.randn_like(y, requires_grad=True), *inputs[:2], statistics, seed)
-    numbers = [float(value) for value in settings[operator._SIZES :]]
-    torch.library.opcheck(operator._backward, (*backward, settings[: operator._SIZES], numbers))
-    torch.library.opcheck(operator._noise, (y.detach(), seed, settings[: operator._SIZES]))
-
-
-@pytest.mark.parametrize("name", ["batch2d", "layer", "group", "instance"])
-@pytest.mark.parametrize("which", ["weight", "bias"])
-def test_parameters_of_another_size_or_device_are_refused(name: str, which: str) -> None:
-    build, shape = NETWORK[name]
-    for wrong in (torch.ones(3), torch.ones(getattr(build(), which).shape, device="meta")):
-        layer = build()
-        setattr(layer, which, nn.Parameter(wrong))
-        with pytest.raises(RuntimeError, match=r"must have [0-9]+ elements on the device of the input, cpu, got"):
-            layer(torch.randn(shape))
-
-
-class Distributed(Tensor):
-    """A tensor that knows the operators of PyTorch alone."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.namespace == "aten", func
-        with no_dispatch():
-            return func(*args, **(kwargs or {}))
-
-
-def test_other_classes_of_tensors_take_the_formulas() -> None:
-    layer, x = layers.LayerNormalNorm(6, noise_train=0.0), torch.randn(4, 6)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x.as_subclass(Distributed)), layer(x))
 
 
 @pytest.mark.slow
@@ -464,25 +297,3 @@ def test_eval_mode_and_traced_programs_have_the_formulas_operators() -> None:
     assert not any("nnorm_export" in str(node.target) for node in program.graph.nodes)
     y = layer.eval()(x.requires_grad_())
     assert "nnorm_export" not in type(y.grad_fn).__name__
-
-
-OLDEST = """
-import torch
-custom_op = torch.library.custom_op
-def of_2_6(name, fn=None, /, *, mutates_args, device_types=None, schema=None):
-    return custom_op(name, fn, mutates_args=mutates_args, device_types=device_types, schema=schema)
-torch.library.custom_op = of_2_6
-is_exporting = torch.compiler.is_exporting
-del torch.compiler.is_exporting
-from nnorm_export import layers
-torch.compiler.is_exporting = is_exporting  # for the compiler of this version
-layer, x = layers.LayerNormalNorm(6, noise_train=0.0), torch.randn(4, 6)
-y = layer(x)
-assert "normal_norm" in y.grad_fn.name()
-torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), y)
-"""
-
-
-@pytest.mark.slow
-def test_pytorch_2_6_has_fewer_arguments() -> None:
-    subprocess.run([sys.executable, "-c", OLDEST], check=True)

@@ -270,7 +270,8 @@ def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
     """z, as the kernels add it to ψ(h) of ``x``; None without noise."""
     if settings.noise == 0:
         return None
-    return _noise(x, seed, settings[:_SIZES])
+    z: Tensor = _noise(x, seed, settings[:_SIZES])
+    return z
 
 
 @torch.library.custom_op("nnorm_export::normal_norm_noise", mutates_args=())
