@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ _FORMULAS = frozenset(
     {"_normalize", "_standardize", "_gaussianize_samples", "_transform", "_transform_with_batch_statistics"}
     | {"_add_noise", "_apply_affine"}
 )
+# The classes that train by them. Not an attribute of the class: `freeze` would take it for a method that was replaced.
+_BY_FORMULAS: set[type] = set()
 
 # λ̂ of a set of n values of variance 1 is within max(4.5, ½·log(n)) of 1, by a search: one outlier among equal values is
 # the worst. So only 10¹³ values could take a greater step than this. The step is greater where the variance is lost in
@@ -50,13 +52,12 @@ class NormalNorm(Normalization):
         ValueError: ``variant`` is unknown, or ``eps`` or ``noise_train`` is negative.
     """
 
-    _is_fused: ClassVar[bool] = False
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # The operator would not call a method that a class of the user, or a mixin of it, replaces.
         last = next((base for base in cls.__mro__ if not vars(base).keys().isdisjoint({"_settings", *_FORMULAS})), cls)
-        cls._is_fused = "_settings" in vars(last)
+        if "_settings" not in vars(last):
+            _BY_FORMULAS.add(cls)
 
     def __init__(self, eps: float, noise_train: float, variant: Variant) -> None:
         super().__init__(eps)
@@ -85,7 +86,7 @@ class NormalNorm(Normalization):
             metadata[prefix[:-1]][NORMALITY] = type(self).__name__
 
     def _compute(self, x: Tensor) -> Tensor:
-        if not (self._is_fused and self._has_sample_sets(x) and operator.can_run(x)):
+        if type(self) in _BY_FORMULAS or not (self._has_sample_sets(x) and operator.can_run(x)):
             return super()._compute(x)
         y, statistics = operator.normal_norm(x, self.weight, self.bias, self._settings(x))
         self._keep(statistics, x)
