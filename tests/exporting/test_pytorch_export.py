@@ -167,7 +167,7 @@ class Edges(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", compiled(["fp32", "fp64", "bf16"], ["fp32", "bf16"]))
+@pytest.mark.parametrize("dtype", compiled(["fp32", "fp64", "bf16"], ["fp32"]))
 def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path) -> None:
     """Inductor's own expm1 would be exp(x) − 1, and ψ near λ = 0 and λ = 2 nothing but its error."""
     model = Edges()

@@ -50,14 +50,7 @@ def _joined(case: LayerCase) -> list[tuple[LayerCase, np.ndarray, np.ndarray]]:
 
 
 # Each kind of layer, and what is hard in it.
-COMPILED = [
-    "bnn2d_lambda_edges",
-    "bnn2d_no_standardize",
-    "bnn2d_one_pixel",
-    "gnn_g4",
-    "inn2d_two_pixels",
-    "lnn_hard_rows",
-]
+COMPILED = ["bnn2d_lambda_edges", "bnn2d_one_pixel", "gnn_g4", "lnn_hard_rows"]
 
 
 class Layers(nn.Module):
