@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -19,9 +20,12 @@ _SECONDS = 300
 def run_in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """function(rank, *arguments) in ``count`` processes of one group; the results by rank.
 
-    The processes are forks, which have imported everything. One with CUDA cannot be forked.
+    The processes are forks of one that has imported everything and done nothing: a process cannot be forked that has
+    CUDA, or the threads that a backward pass leaves in some builds of PyTorch.
     """
-    start = "spawn" if torch.cuda.is_available() or not hasattr(os, "fork") else "fork"
+    start = "forkserver" if hasattr(os, "fork") else "spawn"
+    if start == "forkserver":
+        multiprocessing.set_forkserver_preload(["torch.distributed", "nnorm_export.layers"])
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
             _run, (count, Path(folder), function, arguments), nprocs=count, start_method=start
