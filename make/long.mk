@@ -50,7 +50,7 @@ every-float: same-bits-neon-long
 build/cpp/test_same_bits: $(VENV)/installed $(NVCC) always
 	$(call build_cpp,build/cpp,$(OPTIONS_OF_TESTS))
 build/emulated/test_same_bits: $(VENV)/installed .venv-neon/installed always
-	$(call build_with_zig,build/emulated,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm)
+	$(call build_with_zig,build/emulated,aarch64-linux-musl,test_same_bits test_quantized_batch_normal_norm test_training)
 .PHONY: always
 # $(call build_with_zig,FOLDER,TARGET,PROGRAMS). Zig keeps the libraries that it compiled in $(ZIG_GLOBAL_CACHE_DIR).
 ZIG = "$$(realpath .venv-neon/lib/python*/site-packages/ziglang/zig)"

@@ -101,6 +101,7 @@ COMPARE := .venv-neon/bin/python custom_ops/tests/emulated/compare.py
 same-bits-neon: N ?= 200000
 same-bits-neon: test-cpp build/emulated/test_same_bits
 	$(EMULATED) build/emulated/test_quantized_batch_normal_norm
+	$(EMULATED) build/emulated/test_training
 	build/cpp/test_same_bits $(N) > build/emulated/native.txt
 	build/cpp/test_same_bits digests $(N) >> build/emulated/native.txt
 	$(EMULATED) build/emulated/test_same_bits $(N) > build/emulated/emulated.txt

@@ -12,7 +12,7 @@ lists all evaluations of ψ, those of the bodies and of the kernels too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -48,6 +48,13 @@ def centered_over(x: Tensor, dim: list[int]) -> Tensor:
 def _root_mean_square(x: Tensor, dim: list[int], epsilon: float) -> Tensor:
     # Products, here and below, because torch.square becomes pow(x, 2), which other runtimes may evaluate by logarithms.
     return torch.sqrt((x * x).mean(dim, keepdim=True) + epsilon)
+
+
+@torch.no_grad()
+def mean_absolute_deviation(x: Tensor, dim: Sequence[int]) -> Tensor:
+    """s̄ = mean|x − mean x| over ``dim``, kept as axes of length 1; no gradient flows through it."""
+    dim = list(dim)
+    return (x - x.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
 
 
 def affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -34,12 +34,15 @@ foreach(name avx512 avx2 neon baseline)
 endforeach()
 
 # These run the CPU kernels alone. `make same-bits-neon` compiles them for AArch64 and runs them in an emulator.
-set(NNORM_TESTS_OF_KERNELS test_same_bits test_quantized_batch_normal_norm)
+set(NNORM_TESTS_OF_KERNELS test_same_bits test_quantized_batch_normal_norm test_training)
 foreach(name IN LISTS NNORM_TESTS_OF_KERNELS)
   add_executable(${name} tests/${name}.cpp)
   target_link_libraries(${name} PRIVATE nnorm_kernels)
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
+target_sources(test_training PRIVATE training/library.cpp)
+target_include_directories(test_training PRIVATE training)
+target_link_libraries(test_training PRIVATE nnorm_training_kernels)
 
 # Loads the libraries of wheels for other processors (tests/project/test_wheels.py).
 add_executable(load_library tests/emulated/load_library.cpp)
@@ -58,7 +61,8 @@ if(NOT NNORM_INSTRUMENTED)
 endif()
 
 file(GLOB test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/test_*.cpp")
-list(FILTER test_sources EXCLUDE REGEX "/(test_same_bits|test_quantized_batch_normal_norm)\\.cpp$")
+list(JOIN NNORM_TESTS_OF_KERNELS "|" tests_of_kernels)
+list(FILTER test_sources EXCLUDE REGEX "/(${tests_of_kernels})\\.cpp$")
 foreach(source IN LISTS test_sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")

@@ -1,10 +1,6 @@
 # nnorm_training: the kernels of PyTorch's training layers on CPUs. Python loads the library through ctypes, so it depends
 # on no version of PyTorch or Python.
 
-if(NNORM_BUILD_TESTS) # tests/layers/test_fused.py tests the library: C++ tests do not need it
-  return()
-endif()
-
 add_library(nnorm_training_kernels STATIC)
 target_link_libraries(nnorm_training_kernels PUBLIC nnorm_kernels)
 set_target_properties(nnorm_training_kernels PROPERTIES LINKER_LANGUAGE CXX)

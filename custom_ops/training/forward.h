@@ -130,7 +130,8 @@ void forward_of_set(const SampleSet<Real>& set, TrainingBuffers<Real>& buffers) 
     if (!set.is_kept) logarithms(x, n, standardize, integer, fraction);
     Real* y = set.target(problem.y, at, n, buffers.y);
     powers<true>(x, y, n, standardize, integer, fraction, psi.pos, psi.neg, &one, &zero);
-    sum(static_cast<const Real*>(y), n, sums);
+    sums[0] = 0;
+    if (problem.computes_deviation) sum(static_cast<const Real*>(y), n, sums);
     set.write(problem.y, at, n, buffers.y);
   });
   Real deviation[1] = {};

@@ -8,24 +8,32 @@
 namespace nnorm {
 namespace {
 
+struct Built {
+  const char* name;
+  const TrainingKernels* (*kernels)();
+};
+
+constexpr Built built[] = {
+#if defined(NNORM_HAVE_AVX512)
+    {"avx512", training_for_avx512},
+#endif
+#if defined(NNORM_HAVE_AVX2)
+    {"avx2", training_for_avx2},
+#endif
+#if defined(NNORM_HAVE_NEON)
+    {"neon", training_for_neon},
+#endif
+#if defined(NNORM_HAVE_BASELINE)
+    {"baseline", training_for_baseline},
+#endif
+};
+
 // The kernels of number `index` of the instruction sets that this machine has, fastest first; null past the last.
 const TrainingKernels* training_kernels(size_t index) {
   const InstructionSet* const* sets = instruction_sets();
-  for (size_t i = 0; sets[i] != nullptr; ++i) {
-    if (i != index) continue;
-#if defined(NNORM_HAVE_AVX512)
-    if (std::strcmp(sets[i]->name, "avx512") == 0) return training_for_avx512();
-#endif
-#if defined(NNORM_HAVE_AVX2)
-    if (std::strcmp(sets[i]->name, "avx2") == 0) return training_for_avx2();
-#endif
-#if defined(NNORM_HAVE_NEON)
-    if (std::strcmp(sets[i]->name, "neon") == 0) return training_for_neon();
-#endif
-#if defined(NNORM_HAVE_BASELINE)
-    if (std::strcmp(sets[i]->name, "baseline") == 0) return training_for_baseline();
-#endif
-  }
+  for (size_t i = 0; sets[i] != nullptr; ++i)
+    for (const Built& each : built)
+      if (i == index && std::strcmp(sets[i]->name, each.name) == 0) return each.kernels();
   return nullptr;
 }
 
@@ -41,16 +49,18 @@ __attribute__((visibility("default"))) const char* nnorm_training_instruction_se
   return kernels != nullptr ? kernels->name : nullptr;
 }
 
-// Computes one part of a problem: the forward pass (0), the backward pass (1) or the noise alone (2). Returns 0, or 1 if
-// there is not enough memory.
+// Computes the parts first, …, end − 1 of a problem: the forward pass (0), the backward pass (1) or the noise alone (2).
+// Returns 0, or 1 if there is not enough memory.
 __attribute__((visibility("default"))) int nnorm_training_run(size_t instruction_set, int is_double, int what,
-                                                              const nnorm::TrainingProblem* problem, uint64_t part) {
+                                                              const nnorm::TrainingProblem* problem, uint64_t first,
+                                                              uint64_t end) {
   const nnorm::TrainingKernels& kernels = nnorm::training_kernels(instruction_set)[is_double];
+  const auto compute = what == 0 ? kernels.forward : what == 1 ? kernels.backward : kernels.noise;
   void* buffer = nullptr;
   if (posix_memalign(&buffer, 64, kernels.buffer_size) != 0) return 1;
-  (what == 0 ? kernels.forward : what == 1 ? kernels.backward : kernels.noise)(*problem, part, buffer);
+  for (uint64_t part = first; part < end; ++part) compute(*problem, part, buffer);
   std::free(buffer);
   return 0;
 }
 
-}
+}  // extern "C"

@@ -4,7 +4,7 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) gives four words for each counter,
 // and Box and Muller's transform ("A note on the generation of random normal deviates", 1958) two numbers for two words:
 //
-//   z₁ = √(−2·log u)·cos(2πv), z₂ = √(−2·log u)·sin(2πv),   u in (0, 1], v in [0, 1)
+//   z₁ = √(−2·log u)·cos(2πv), z₂ = √(−2·log u)·sin(2πv),   u in (0, 1], v in [−½, ½)
 //
 // The numbers are of float, of at most 5.9 in magnitude; float64 layers have the same.
 #pragma once

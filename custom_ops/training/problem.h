@@ -53,9 +53,9 @@ struct TrainingProblem {
 
   double epsilon, delta, alpha;
   double least_lmbda, greatest_lmbda;  // the range of λ̂, if there is one
-  double noise;  // ξ; 0 for none
-  int32_t order;              // 1 or 2
-  int32_t standardizes;       // 0: h = x
+  double noise;                        // ξ; 0 for none
+  int32_t order;                       // 1 or 2
+  int32_t standardizes;                // 0: h = x
   int32_t has_range;
   int32_t computes_deviation;
 

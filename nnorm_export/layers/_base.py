@@ -14,7 +14,13 @@ from torch import Tensor
 
 from nnorm_export.layers._normalization import Normalization, require_number
 from nnorm_export.layers.fused import operator
-from nnorm_export.mathematics import gaussianize, power_transform, resolve_exponents, standardize_over
+from nnorm_export.mathematics import (
+    gaussianize,
+    mean_absolute_deviation,
+    power_transform,
+    resolve_exponents,
+    standardize_over,
+)
 from nnorm_export.names import NORMALITY
 
 Variant = Literal["reference", "paper"]
@@ -88,7 +94,10 @@ class NormalNorm(Normalization):
     def _compute(self, x: Tensor) -> Tensor:
         if type(self) in _BY_FORMULAS or not (self._has_sample_sets(x) and operator.can_run(x)):
             return super()._compute(x)
-        y, statistics = operator.normal_norm(x, self.weight, self.bias, self._settings(x))
+        settings = self._settings(x)
+        if settings is None:
+            return super()._compute(x)
+        y, statistics = operator.normal_norm(x, self.weight, self.bias, settings)
         self._keep(statistics, x)
         return y
 
@@ -96,12 +105,9 @@ class NormalNorm(Normalization):
         """Whether the layer is in training, and learns from ``x`` alone."""
         return self.training and x.numel() > 0
 
-    def _settings(self, x: Tensor) -> operator.Settings:
-        """Which elements of ``x`` are a sample set, and how the set is normalized.
-
-        A class that defines it trains by the fused operator; another one by its :meth:`_normalize`.
-        """
-        raise NotImplementedError
+    def _settings(self, x: Tensor) -> operator.Settings | None:
+        """Which elements of ``x`` are a sample set, and how the set is normalized; None to train by the formulas."""
+        return None
 
     def _settings_of_sets(self, length: int, period: int, run: int) -> operator.Settings:
         """The settings for sets of ``length``; see :class:`.fused.operator.Settings`."""
@@ -129,10 +135,3 @@ class NormalNorm(Normalization):
 
     def _add_noise(self, x: Tensor, scale: Tensor) -> Tensor:
         return x + torch.randn_like(x) * scale * self.noise_train
-
-
-@torch.no_grad()
-def mean_absolute_deviation(x: Tensor, dim: Sequence[int]) -> Tensor:
-    """s̄ = mean|x − mean x| over ``dim``, kept as axes of length 1; no gradient flows through it."""
-    dim = list(dim)
-    return (x - x.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)

@@ -107,7 +107,7 @@ class RunningStatistics(Normalization):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch does not annotate it
         self._hold_statistics()
 
     def reset_parameters(self) -> None:

@@ -9,13 +9,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nnorm_export.layers._base import NormalNorm, Variant, mean_absolute_deviation
+from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers._normalization import require_flag, require_number
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers._synchronized import PartOfBatch, SharedGroup
 from nnorm_export.layers.fused.library import DEVIATION, EXACT_MEAN, LMBDA, VARIANCE
 from nnorm_export.layers.fused.operator import Settings
-from nnorm_export.mathematics import expand_trailing, gaussianize, gaussianize_part, standardize
+from nnorm_export.mathematics import (
+    expand_trailing,
+    gaussianize,
+    gaussianize_part,
+    mean_absolute_deviation,
+    standardize,
+)
 
 
 class _BatchNormalNorm(RunningStatistics, NormalNorm):

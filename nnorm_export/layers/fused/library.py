@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL | None:
     library.nnorm_training_problem_size.restype = ctypes.c_size_t
     library.nnorm_training_run.argtypes = (
         *(ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
-        *(ctypes.POINTER(Problem), ctypes.c_uint64),
+        *(ctypes.POINTER(Problem), ctypes.c_uint64, ctypes.c_uint64),
     )
     # A library of another version beside this package reads another problem.
     return library if library.nnorm_training_problem_size() == ctypes.sizeof(Problem) else None
@@ -90,21 +90,20 @@ def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
     assert library is not None
     is_double = dtype == torch.float64
 
-    def part(number: int) -> None:
-        if library.nnorm_training_run(_chosen, is_double, which, problem, number) != 0:
+    def compute(first: int, end: int) -> None:
+        if library.nnorm_training_run(_chosen, is_double, which, problem, first, end) != 0:
             raise MemoryError("a training kernel of nnorm_export found no memory for its buffers")
 
     is_small = problem.sets * problem.segments * problem.segment_length < _ELEMENTS_FOR_THREADS
     threads = 1 if is_small else min(torch.get_num_threads(), problem.parts)
     if threads == 1:
-        for number in range(problem.parts):
-            part(number)
+        compute(0, problem.parts)
         return
     numbers = iter(range(problem.parts))  # the threads take the parts in turn
 
     def parts() -> None:
         for number in numbers:
-            part(number)
+            compute(number, number + 1)
 
     others = [_pool(threads).submit(parts) for _ in range(threads - 1)]
     try:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from nnorm_export.layers.fused import library
-from nnorm_export.mathematics import gaussianize, standardize_over
+from nnorm_export.mathematics import gaussianize, mean_absolute_deviation, standardize_over
 
 _HALVES = (torch.float16, torch.bfloat16)
 _GREATEST_SEED = 2**63 - 1
@@ -246,16 +246,8 @@ def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 @_backward.register_fake
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    statistics: Tensor,
-    seed: Tensor,
-    sizes: Sequence[int],
-    settings: Sequence[float],
-) -> tuple[Tensor, Tensor, Tensor]:
-    length, period, run = sizes
+def _(gradient: Tensor, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, statistics, _, (length, period, run), _ = others
     weights = period * (length // run) if length else x.shape[1]
     return torch.empty_like(x), statistics.new_empty(weights), statistics.new_empty(weights)
 
@@ -354,9 +346,7 @@ def formula(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, z: Tens
     h = standardize_over(wide, dim, settings.eps) if settings.standardize else wide
     y, _ = gaussianize(h, dim, settings.delta, settings.order, settings.alpha, settings.lmbda_range)
     if z is not None:
-        with torch.no_grad():
-            deviation = (y - y.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
-        y = y + _by_set(z, settings) * deviation * settings.noise
+        y = y + _by_set(z, settings) * mean_absolute_deviation(y, dim) * settings.noise
     shape = (by_set.shape[1], by_set.shape[2], 1)
     y = y * weight.reshape(shape) + bias.reshape(shape)
     if settings.length:

@@ -130,9 +130,8 @@ _SCALES: dict[Any, Callable[..., Tensor | float]] = {
     **dict.fromkeys((_ATEN.elu, _ATEN.elu_), lambda *_, **__: 1.0),
     **dict.fromkeys((_ATEN.silu, _ATEN.silu_), lambda x: x.abs()),
     **dict.fromkeys((_ATEN.expm1, _ATEN.expm1_), lambda x: 2 * x.expm1().abs()),
-    **dict.fromkeys(
-        (_ATEN.log1p, _ATEN.log1p_), lambda x: x.log1p().abs()
-    ),  # exp(η·log1p(h)) moves by η·log1p(h) of it
+    # exp(η·log1p(h)) moves by η·log1p(h) times the relative error of the logarithm.
+    **dict.fromkeys((_ATEN.log1p, _ATEN.log1p_), lambda x: x.log1p().abs()),
     **dict.fromkeys((_ATEN.tanh, _ATEN.tanh_), lambda x: x.tanh().abs()),
     _ATEN.gelu: lambda x, **_: x.abs() / 2,
     _ATEN.glu: lambda x, dim=-1: x.chunk(2, dim)[0].abs(),

@@ -1,0 +1,159 @@
+// The training kernels: every instruction set gives the same y and noise in bits and the same gradients up to their sums'
+// order, for any division into parts. Tensors are exactly as long as the kernels may read and write (`make test-sanitizers`).
+// tests/layers/test_fused.py compares the results with PyTorch's.
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "problem.h"
+
+extern "C" const char* nnorm_training_instruction_set(size_t index);
+extern "C" int nnorm_training_run(size_t instruction_set, int is_double, int what, const nnorm::TrainingProblem* problem,
+                                  uint64_t first, uint64_t end);
+
+namespace {
+
+using nnorm::Statistic;
+
+// Where a problem's sets are, and how they share weights. A run of 0 is the whole set.
+struct Shape {
+  uint64_t sets, segments, segment_length, period, run;
+};
+
+// Sets of 1, of a tile, of more than is kept; segments that a tile cuts; runs across tiles.
+constexpr Shape shapes[] = {{1, 1, 1, 1, 1},    {3, 2, 1, 3, 0},      {5, 3, 49, 5, 0},       {2, 3, 1000, 2, 0},  {2, 2, 8209, 2, 0},
+                            {40, 1, 19, 1, 1},  {3, 1, 1024, 1, 1},   {4, 1, 2500, 1, 1},     {2, 1, 16390, 1, 1}, {12, 1, 100, 2, 25},
+                            {6, 1, 3000, 3, 600}, {9, 1, 45, 3, 0}};
+
+template <class Real>
+std::vector<Real> numbers(uint64_t count, uint32_t seed) {
+  std::vector<Real> values(count);
+  for (Real& value : values) {
+    seed = seed * 1664525u + 1013904223u;
+    value = Real(seed >> 8) / Real(1 << 22) - Real(1.8);
+  }
+  return values;
+}
+
+template <class Real>
+struct Results {
+  std::vector<Real> y, statistics, gradient_x, gradient_weight, gradient_bias, noise;
+};
+
+template <class Real>
+Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::TrainingProblem& settings, uint64_t parts) {
+  const uint64_t length = shape.segments * shape.segment_length, run = shape.run ? shape.run : length;
+  const uint64_t size = shape.sets * length, weights = shape.period * (length / run);
+  const uint64_t rows = shape.sets > shape.period ? parts : 1;
+  const auto x = numbers<Real>(size, 1), gradient = numbers<Real>(size, 2);
+  const auto weight = numbers<Real>(weights, 3), bias = numbers<Real>(weights, 4);
+  Results<Real> results{std::vector<Real>(size),           std::vector<Real>(size_t(Statistic::count) * shape.sets),
+                        std::vector<Real>(size),           std::vector<Real>(rows * weights),
+                        std::vector<Real>(rows * weights), std::vector<Real>(size)};
+  nnorm::TrainingProblem problem = settings;
+  problem.x = x.data();
+  problem.weight = weight.data();
+  problem.bias = bias.data();
+  problem.y = results.y.data();
+  problem.statistics = results.statistics.data();
+  problem.gradient = gradient.data();
+  problem.gradient_x = results.gradient_x.data();
+  problem.gradient_weight = results.gradient_weight.data();
+  problem.gradient_bias = results.gradient_bias.data();
+  problem.sets = shape.sets;
+  problem.segments = shape.segments;
+  problem.segment_length = problem.set_stride = shape.segment_length;
+  problem.segment_stride = shape.sets * shape.segment_length;
+  problem.period = shape.period;
+  problem.run = run;
+  problem.parts = parts;
+  for (int what = 0; what < 2; ++what)
+    for (uint64_t part = parts; part-- > 0;)
+      CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, what, &problem, part, part + 1) == 0, "pass %d", what);
+  problem.y = results.noise.data();
+  CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, 2, &problem, 0, parts) == 0, "noise");
+  return results;
+}
+
+template <class Real>
+double distance(const std::vector<Real>& a, const std::vector<Real>& b) {
+  double greatest = 0, size = 1;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double apart = std::fabs(double(a[i]) - double(b[i]));
+    if (!(apart <= greatest)) greatest = apart;  // NaN too
+    size = std::fmax(size, std::fabs(double(b[i])));
+  }
+  return greatest / size;
+}
+
+template <class Real>
+bool same_bits(const std::vector<Real>& a, const std::vector<Real>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(Real)) == 0;
+}
+
+template <class Real>
+void test_shape(const Shape& shape, const nnorm::TrainingProblem& settings, const char* what) {
+  const uint64_t length = shape.segments * shape.segment_length;
+  const double tolerance = sizeof(Real) == 8 ? 1e-12 : 1e-4;
+  const Results<Real> expected = run<Real>(0, shape, settings, 1);
+  for (size_t i = 0; const char* name = nnorm_training_instruction_set(i); ++i) {
+    const std::string place = std::string(name) + ", " + what + ", sets of " + std::to_string(length);
+    for (uint64_t parts : {uint64_t(1), shape.sets}) {
+      const Results<Real> found = run<Real>(i, shape, settings, parts);
+      CHECK(same_bits(found.y, expected.y), "y, %s", place.c_str());
+      CHECK(same_bits(found.noise, expected.noise), "noise, %s", place.c_str());
+      CHECK(same_bits(found.statistics, expected.statistics), "statistics, %s", place.c_str());
+      const double apart = distance(found.gradient_x, expected.gradient_x);
+      CHECK(apart <= tolerance, "gradient, %s: %g", place.c_str(), apart);
+      if (parts > 1) continue;
+      const double weights = distance(found.gradient_weight, expected.gradient_weight);
+      const double biases = distance(found.gradient_bias, expected.gradient_bias);
+      CHECK(weights <= tolerance && biases <= tolerance, "parameters, %s: %g, %g", place.c_str(), weights, biases);
+    }
+  }
+  if (!settings.standardizes) return;
+  // A constant that is added to a set changes no result: its gradients add to 0.
+  for (uint64_t set = 0; set < shape.sets; ++set) {
+    double sum = 0, size = 1;
+    for (uint64_t e = 0; e < length; ++e) {
+      const uint64_t segment = e / shape.segment_length;
+      const double slope = double(expected.gradient_x[(segment * shape.sets + set) * shape.segment_length + e % shape.segment_length]);
+      sum += slope;
+      size += std::fabs(slope);
+    }
+    CHECK(std::fabs(sum) <= tolerance * size, "%s, set %lu of %lu: the gradients add to %g", what, (unsigned long)set,
+          (unsigned long)length, sum);
+  }
+}
+
+}  // namespace
+
+int main() {
+  nnorm::TrainingProblem reference{};
+  reference.seed = 0x0123456789abcdef;
+  reference.epsilon = 1e-5;
+  reference.delta = std::sqrt(1e-5);
+  reference.alpha = 1;
+  reference.noise = 0.4;
+  reference.order = 2;
+  reference.standardizes = 1;
+  reference.computes_deviation = 1;
+  nnorm::TrainingProblem paper = reference, gradient_step = reference;
+  paper.delta = 0;
+  paper.least_lmbda = -15;
+  paper.greatest_lmbda = 17;
+  paper.has_range = 1;
+  gradient_step.order = 1;
+  gradient_step.alpha = 0.5;
+  gradient_step.standardizes = gradient_step.computes_deviation = 0;
+  gradient_step.noise = 0;
+  for (const Shape& shape : shapes) {
+    test_shape<float>(shape, reference, "float, reference");
+    test_shape<double>(shape, reference, "double, reference");
+    test_shape<float>(shape, paper, "float, paper");
+    test_shape<double>(shape, gradient_step, "double, gradient step");
+  }
+  return nnorm_test::finish();
+}
