@@ -3,7 +3,8 @@
 :func:`find_library` looks in the environment variable ``NNORM_EXPORT_LIBRARY``, in the imported package, and in the
 installed distribution, in this order. The variable names a build of custom_ops/ that is not installed, or ``none`` to
 run without kernels. If Python runs inside a clone, the imported package is the clone's nnorm_export/, which has no
-kernels, and the distribution is another folder. The libraries for GPUs are beside the library for processors.
+kernels, and the distribution is another folder. The libraries for GPUs and for training are beside the library for
+processors.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SAME_BITS = "NNORM_EXPORT_SAME_BITS"
 
 # The files that custom_ops/cmake/ installs in one folder.
 FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"
+TRAINING_FILE_NAME = "libnnorm_training.dylib" if sys.platform == "darwin" else "libnnorm_training.so"
 CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
 PLUGIN_FILE_NAME = "libnnorm_trt.so"
 REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_[0-9]*.so"  # the number is the major version of TensorRT
@@ -124,6 +126,11 @@ def _installed_library() -> tuple[str, str] | None:
 def find_cuda_library() -> str | None:
     """Return the library of kernels for ONNX Runtime's CUDA provider; the library for processors loads it."""
     return _beside(CUDA_FILE_NAME)
+
+
+def find_training_library() -> str | None:
+    """Return the library of kernels for PyTorch's training layers on processors."""
+    return _beside(TRAINING_FILE_NAME)
 
 
 def get_plugin_path(*, registering: bool = False, rtx: bool = False) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export._version import __version__
-from nnorm_export.errors import ModelFileError, NnormExportError
+from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.inspection import describe
-from nnorm_export.library import SAME_BITS
+from nnorm_export.library import SAME_BITS, find_training_library
 from nnorm_export.reading import size_of
 from nnorm_export.reports import Report
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
@@ -107,6 +107,15 @@ def _self_tested() -> Component:
         return Component("bits of the kernels", "not tried", str(error))
 
 
+def _training_kernels() -> Component:
+    try:
+        found = find_training_library()
+    except RuntimeMissingError:  # NNORM_EXPORT_LIBRARY is wrong, which ONNX Runtime's component reports
+        found = None
+    remedy = "install nnorm_export with its kernels; without them, layers train by PyTorch's operators, slowly"
+    return Component.optional("training kernels", found, remedy)
+
+
 def _same_bits(value: str) -> Component:
     meanings = {
         "0": "GPUs compute float16 and bfloat16 with the hardware's logarithm and power",
@@ -158,6 +167,7 @@ def _components() -> Iterator[Component]:
             if component.name not in listed:
                 listed.add(component.name)
                 yield component
+    yield _training_kernels()
     if os.environ.get(SAME_BITS):
         yield _same_bits(os.environ[SAME_BITS])
     for package, remedy in _OTHER_PACKAGES.items():

@@ -68,6 +68,7 @@ def train_once(layer: layers.NormalNorm, x: Tensor) -> dict[str, Tensor]:
     return {"output": y, "gradient of input": x.grad, **gradients, **dict(layer.named_buffers())}
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", LAYERS)
@@ -81,6 +82,7 @@ def test_training_stays_finite(kind: str, name: str, variant: str, dtype: torch.
     assert [key for key, value in results.items() if not value.isfinite().all()] == []
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("options", [{"order": 1}, {"standardize": False}, {"alpha": 0.5}, {"momentum": None}], ids=str)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_training_of_a_batch_layer_with_a_range_stays_finite(kind: str, options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from fused_cases import CASES, DELTA, NETWORK, inputs_of
 from torch import Tensor, nn
 
 from nnorm_export import layers
+from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.layers.fused import library, operator
 from nnorm_export.layers.fused.operator import Settings
+from nnorm_export.library import TRAINING_FILE_NAME
 
 pytestmark = pytest.mark.skipif(
     not library.is_available(), reason="the library of training kernels is not installed: NNORM_EXPORT_BUILD_LIBRARY=0"
@@ -297,3 +300,15 @@ def test_eval_mode_and_traced_programs_have_the_formulas_operators() -> None:
     assert not any("nnorm_export" in str(node.target) for node in program.graph.nodes)
     y = layer.eval()(x.requires_grad_())
     assert "nnorm_export" not in type(y.grad_fn).__name__
+
+
+def test_a_library_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("libnnorm_ort.so", TRAINING_FILE_NAME):
+        (tmp_path / name).write_bytes(b"not a library")
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", str(tmp_path / "libnnorm_ort.so"))
+    with pytest.raises(
+        RuntimeMissingError, match=r"cannot be loaded: .*NNORM_EXPORT_LIBRARY=none"
+    ):
+        library._library.__wrapped__()
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    assert library._library.__wrapped__() is None

@@ -52,6 +52,7 @@ def test_golden_eval(name: str) -> None:
         assert_close_to_golden(layer(x), expected, extra)
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("name", TRAINED)
 def test_golden_training_steps(name: str) -> None:
     case = layer_case(name)
@@ -87,6 +88,7 @@ def constants(layer: layers.NormalNorm) -> dict[str, Any]:
     return {"eps": layer.eps, "delta": layer.delta, "weight": weight, "bias": bias}
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("standardize", [True, False])
@@ -101,6 +103,7 @@ def test_batch_against_oracle(name: str, standardize: bool, order: int, variant:
     assert_equals_oracle(layer.train()(x), expected)
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("name", BATCH)
 def test_running_statistics(name: str, momentum: float | None) -> None:
@@ -124,6 +127,7 @@ def test_running_statistics(name: str, momentum: float | None) -> None:
     assert layer.num_batches_tracked == 4
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", PER_SAMPLE)
@@ -194,6 +198,7 @@ def assert_gradients(layer: layers.NormalNorm, x: Tensor) -> None:
     assert torch.autograd.gradcheck(call, (x.requires_grad_(), *layer.parameters()))
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -202,6 +207,7 @@ def test_gradients(name: str, variant: str, mode: str) -> None:
     assert_gradients(layer.train(mode == "train"), x)
 
 
+@pytest.mark.usefixtures("trained_by")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_of_a_gradient_step(variant: str) -> None:
     layer, x = make("batch2d", order=1, alpha=0.5, variant=variant, noise_train=0.0, dtype=torch.float64)

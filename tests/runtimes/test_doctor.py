@@ -46,6 +46,7 @@ def test_with_the_library(model_file: Path) -> None:
     assert list(by(diagnosis, "onnxruntime").implementations.values()) == ["kernel"] * NODES
     assert list(by(diagnosis, "reference").implementations.values()) == ["body"] * NODES
     assert part(diagnosis, "kernels").found == library.get_library_path()
+    assert part(diagnosis, "training kernels").found == library.find_training_library()
     assert part(diagnosis, "kernels' dtypes").found == "float32, float16, bfloat16, float64"
     assert part(diagnosis, "kernels' quantized dtypes").found == "uint8, int8"
     assert "API " in part(diagnosis, "ONNX Runtime").found

@@ -9,18 +9,16 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nnorm_export.library import find_library
+from nnorm_export.errors import RuntimeMissingError
+from nnorm_export.library import OVERRIDE, WITHOUT, find_training_library
 
-FILE_NAME = "libnnorm_training.dylib" if sys.platform == "darwin" else "libnnorm_training.so"
 MOST_PARTS = 16  # of a problem. Gradients of shared weights are summed within each part, then over the parts, in order
 _ELEMENTS_FOR_THREADS = 32768  # of a smaller problem, handing parts to threads costs more than it saves
 
@@ -47,11 +45,16 @@ class Problem(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    beside = find_library()
-    path = None if beside is None else Path(beside).with_name(FILE_NAME)
-    if path is None or not path.is_file():
+    path = find_training_library()
+    if path is None:
         return None
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise RuntimeMissingError(
+            f"the training kernels in {path} cannot be loaded: {error}. Install nnorm_export again on this machine, or "
+            f"train without kernels: {OVERRIDE}={WITHOUT}"
+        ) from error
     library.nnorm_training_instruction_set.restype = ctypes.c_char_p
     library.nnorm_training_problem_size.restype = ctypes.c_size_t
     library.nnorm_training_run.argtypes = (
