@@ -306,9 +306,7 @@ def test_a_library_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatc
     for name in ("libnnorm_ort.so", TRAINING_FILE_NAME):
         (tmp_path / name).write_bytes(b"not a library")
     monkeypatch.setenv("NNORM_EXPORT_LIBRARY", str(tmp_path / "libnnorm_ort.so"))
-    with pytest.raises(
-        RuntimeMissingError, match=r"cannot be loaded: .*NNORM_EXPORT_LIBRARY=none"
-    ):
+    with pytest.raises(RuntimeMissingError, match=r"cannot be loaded: .*NNORM_EXPORT_LIBRARY=none"):
         library._library.__wrapped__()
     monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
     assert library._library.__wrapped__() is None
