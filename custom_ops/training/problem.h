@@ -3,9 +3,10 @@
 //
 // A sample set is what has one mean, variance and λ̂: a channel over the batch, or a row. Element e of set s is at
 //
-//   s·set_stride + (e / segment_length)·segment_stride + e mod segment_length
+//   s·set_stride + (e / segment_length)·segment_stride + (e mod segment_length)·element_stride
 //
-// and has the weight (s mod period)·(length / run) + e / run, where length = segments·segment_length.
+// and has the weight (s mod period)·(length / run) + e / run, where length = segments·segment_length. An element_stride other
+// than 1 means sets that lie side by side: set_stride and segments are 1.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +46,7 @@ struct TrainingProblem {
   void* gradient_bias;    // the same
 
   uint64_t sets, segments, segment_length;
-  uint64_t set_stride, segment_stride;
+  uint64_t set_stride, segment_stride, element_stride;
   uint64_t period, run;
   uint64_t parts;  // the sets are divided into parts, which threads may compute at the same time
 

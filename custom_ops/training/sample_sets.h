@@ -15,12 +15,12 @@ struct alignas(64) TrainingBuffers {
   Real first[kept_elements], second[kept_elements], third[kept_elements];
 };
 
-// Set number `number` of a problem.
+// Set number `number` of a problem, at place number `row` of the tensors.
 template <class Real>
 class SampleSet {
  public:
-  SampleSet(const TrainingProblem& problem, uint64_t number)
-      : problem(problem), number(number), length(size_t(problem.length())), is_kept(length <= kept_elements) {}
+  SampleSet(const TrainingProblem& problem, uint64_t number, uint64_t row)
+      : problem(problem), number(number), row(row), length(size_t(problem.length())), is_kept(length <= kept_elements) {}
 
   // Calls visit(position, n) for each tile.
   template <class Visit>
@@ -72,7 +72,7 @@ class SampleSet {
   }
   size_t offset(size_t position) const {
     const size_t segment = size_t(problem.segment_length);
-    return size_t(number * problem.set_stride) + position / segment * size_t(problem.segment_stride) + position % segment;
+    return size_t(row * problem.set_stride) + position / segment * size_t(problem.segment_stride) + position % segment;
   }
 
   // Calls visit(offset in the tensor, index in the tile, size) for each run of a tile that lies in one segment.
@@ -88,7 +88,7 @@ class SampleSet {
 
  public:
   const TrainingProblem& problem;
-  const uint64_t number;
+  const uint64_t number, row;
   const size_t length;
   const bool is_kept;
 };

@@ -36,7 +36,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "statistics")),
         *((name, ctypes.c_void_p) for name in ("gradient", "gradient_x", "gradient_weight", "gradient_bias")),
         *((name, ctypes.c_uint64) for name in ("sets", "segments", "segment_length")),
-        *((name, ctypes.c_uint64) for name in ("set_stride", "segment_stride")),
+        *((name, ctypes.c_uint64) for name in ("set_stride", "segment_stride", "element_stride")),
         *((name, ctypes.c_uint64) for name in ("period", "run", "parts", "seed")),
         *((name, ctypes.c_double) for name in ("epsilon", "delta", "alpha", "least_lmbda", "greatest_lmbda", "noise")),
         *((name, ctypes.c_int32) for name in ("order", "standardizes", "has_range", "computes_deviation")),

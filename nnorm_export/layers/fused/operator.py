@@ -25,6 +25,7 @@ from nnorm_export.mathematics import gaussianize, mean_absolute_deviation, stand
 
 _HALVES = (torch.float16, torch.bfloat16)
 _GREATEST_SEED = 2**63 - 1
+_CACHE_LINE = 64  # in bytes
 _SIZES = 3  # the settings that are sizes
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)
 # PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
@@ -91,6 +92,7 @@ class _Layout(NamedTuple):
     segment_length: int
     set_stride: int
     segment_stride: int
+    element_stride: int
     period: int
     run: int
     parts: int
@@ -104,33 +106,33 @@ def _layout(x: Tensor, settings: Settings) -> _Layout:
     n = settings.length
     if n:
         sets = x.numel() // n
-        return _Layout(sets, 1, n, n, 0, settings.period, settings.run, min(sets, library.MOST_PARTS))
+        return _Layout(sets, 1, n, n, 0, 1, settings.period, settings.run, min(sets, library.MOST_PARTS))
     samples, channels, extent = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    length, parts = samples * extent, min(channels, library.MOST_PARTS)
-    if _has_channels_apart(x):
-        return _Layout(channels, 1, length, length, 0, channels, length, parts)
-    return _Layout(channels, samples, extent, extent, channels * extent, channels, length, parts)
+    length = samples * extent
+    if _has_channels_last(x):
+        # The kernels read a cache line of channels at a time, so that more parts than lines or threads only cost time.
+        parts = max(-(-channels * x.element_size() // _CACHE_LINE), min(channels, torch.get_num_threads()))
+        return _Layout(channels, 1, length, 1, 0, channels, channels, length, min(parts, library.MOST_PARTS))
+    parts = min(channels, library.MOST_PARTS)
+    return _Layout(channels, samples, extent, extent, channels * extent, 1, channels, length, parts)
 
 
-def _has_channels_apart(x: Tensor) -> bool:
-    """Whether the elements of a channel lie apart in memory: [N, C], or a map whose channels are last."""
+def _has_channels_last(x: Tensor) -> bool:
+    """Whether the channels of an element lie side by side: [N, C], or a map whose channels are last."""
     return x.movedim(1, -1).is_contiguous()
 
 
 def _for_kernel(x: Tensor, settings: Settings) -> Tensor:
-    """``x`` in the kernels' arithmetic, as they read it: each sample set, or each sample of it, in one piece."""
+    """``x`` in the kernels' arithmetic and in a layout that they read."""
     x = x.float() if x.dtype in _HALVES else x
-    if settings.length or not _has_channels_apart(x):
-        return x.contiguous()
-    # As a matrix, because PyTorch transposes only matrices fast.
-    return x.movedim(1, -1).reshape(-1, x.shape[1]).t().contiguous()
+    return x if not settings.length and _has_channels_last(x) else x.contiguous()
 
 
-def _from_kernel(result: Tensor, like: Tensor, settings: Settings) -> Tensor:
-    """What a kernel wrote, in the dtype and the layout of ``like``."""
-    if not settings.length and _has_channels_apart(like):
-        return result.t().contiguous().view(like.movedim(1, -1).shape).movedim(-1, 1).to(like.dtype)
-    return result.to(like.dtype) if like.is_contiguous() else torch.empty_like(like).copy_(result)
+def _laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """``tensor`` in the dtype and the layout that ``torch.empty_like(like)`` has."""
+    result = torch.empty_like(like)
+    is_same = tensor.dtype == result.dtype and tensor.stride() == result.stride()
+    return tensor if is_same else result.copy_(tensor)
 
 
 def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:
@@ -186,7 +188,8 @@ def _forward(
     deviation: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(length, period, run, eps, delta, order, alpha, standardize, least, greatest, noise, deviation)
-    layout, of_kernel = _layout(x, settings), _for_kernel(x, settings)
+    of_kernel = _for_kernel(x, settings)
+    layout = _layout(of_kernel, settings)
     _require_parameters(x, (weight, bias), layout.weights)
     y = torch.empty_like(of_kernel)
     statistics = y.new_empty((library.STATISTICS, layout.sets))
@@ -199,7 +202,7 @@ def _forward(
         "statistics": statistics,
     }
     library.run(_problem(layout, settings, seed, **tensors), y.dtype, library.Pass.FORWARD)
-    return _from_kernel(y, x, settings), statistics, seed
+    return _laid_out_like(x, y), statistics, seed
 
 
 @_forward.register_fake
@@ -223,7 +226,8 @@ def _backward(
     settings: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     of = _settings(sizes, settings)
-    layout, of_kernel = _layout(x, of), _for_kernel(x, of)
+    of_kernel = _for_kernel(x, of)
+    layout = _layout(of_kernel, of)
     _require_parameters(x, (weight,), layout.weights)
     gradient_x = torch.empty_like(of_kernel)
     parts = layout.parts if layout.sets > layout.period else 1
@@ -232,17 +236,13 @@ def _backward(
         "x": of_kernel,
         "weight": _parameter(weight, of_kernel),
         "statistics": statistics,
-        "gradient": _for_kernel(_laid_out_like(x, gradient), of),
+        "gradient": _laid_out_like(of_kernel, gradient),
         "gradient_x": gradient_x,
         "gradient_weight": of_weight,
         "gradient_bias": of_bias,
     }
     library.run(_problem(layout, of, seed, **tensors), gradient_x.dtype, library.Pass.BACKWARD)
-    return _from_kernel(gradient_x, x, of), of_weight.sum(0), of_bias.sum(0)
-
-
-def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
-    return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
+    return _laid_out_like(x, gradient_x), of_weight.sum(0), of_bias.sum(0)
 
 
 @_backward.register_fake
@@ -272,8 +272,8 @@ def _noise(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
     length, period, run = sizes
     settings = Settings(length, period, run, 0.0, 0.0, noise=1.0)
     z = torch.empty_like(_for_kernel(x, settings))
-    library.run(_problem(_layout(x, settings), settings, seed, y=z), z.dtype, library.Pass.NOISE)
-    return _from_kernel(z, x, settings)
+    library.run(_problem(_layout(z, settings), settings, seed, y=z), z.dtype, library.Pass.NOISE)
+    return _laid_out_like(x, z)
 
 
 @_noise.register_fake
