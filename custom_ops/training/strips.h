@@ -4,12 +4,13 @@
 #pragma once
 
 #include "sample_sets.h"
+#include "transpose.h"
 
 namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
-constexpr size_t sets_of_strip = 64 / sizeof(Real);
+constexpr size_t sets_of_strip = cache_line / sizeof(Real);
 
 // From the array of a set to that of the next: an odd number of cache lines, so that the arrays share no set of the cache.
 template <class Real>
@@ -24,22 +25,6 @@ size_t strip_size(const TrainingProblem& problem) {
   return size_t(std::min(problem.sets, uint64_t(sets_of_strip<Real>))) * strip_stride<Real>(problem);
 }
 
-// Calls copy(offset in the tensor, index in the arrays) for each element of the sets first, …, first + count − 1, in blocks
-// that the first level of the cache holds.
-template <class Real, class Copy>
-NNORM_INLINE void for_each_element(const TrainingProblem& problem, size_t first, size_t count, const Copy& copy) {
-  constexpr size_t block = sets_of_strip<Real>;
-  const size_t length = size_t(problem.length()), stride = strip_stride<Real>(problem);
-  const size_t between = size_t(problem.element_stride);
-  const auto copy_block = [&](size_t at, size_t elements, size_t sets) NNORM_INLINED {
-    for (size_t set = 0; set < sets; ++set)
-      for (size_t i = at; i < at + elements; ++i) copy(first + set + i * between, set * stride + i);
-  };
-  size_t at = 0;
-  for (; at + block <= length && count == block; at += block) copy_block(at, block, block);
-  for (; at < length; at += block) copy_block(at, std::min(block, length - at), count);
-}
-
 // Calls run(set) for each set of a part that lies in strips. `read` are the tensors that run reads, and `written` is what it
 // writes, in place of the first of them.
 template <class Real, class Run>
@@ -49,20 +34,21 @@ void for_each_set_of_strips(const TrainingProblem& problem, uint64_t first, uint
   TrainingProblem of_strip = problem;
   of_strip.segments = 1;
   of_strip.segment_length = problem.length();
-  of_strip.set_stride = strip_stride<Real>(problem);
+  const size_t stride = strip_stride<Real>(problem), length = size_t(problem.length()), between = size_t(problem.element_stride);
+  of_strip.set_stride = stride;
   for (uint64_t number = first; number < end; number += sets_of_strip<Real>) {
     const size_t count = size_t(std::min(end - number, uint64_t(sets_of_strip<Real>)));
     Real* next = arrays;
     for (const auto tensor : read) {
-      const Real* from = static_cast<const Real*>(problem.*tensor);
-      for_each_element<Real>(problem, size_t(number), count, [=](size_t at, size_t i) NNORM_INLINED { next[i] = from[at]; });
+      const Real* const from = static_cast<const Real*>(problem.*tensor) + number;
+      copy_strip<Direction::to_arrays>(from, between, next, stride, length, count);
       of_strip.*tensor = next;
       next += strip_size<Real>(problem);
     }
     of_strip.*written = arrays;
     for (size_t i = 0; i < count; ++i) run(SampleSet<Real>(of_strip, number + i, i));
-    Real* const to = static_cast<Real*>(problem.*written);
-    for_each_element<Real>(problem, size_t(number), count, [=](size_t at, size_t i) NNORM_INLINED { to[at] = arrays[i]; });
+    Real* const to = static_cast<Real*>(problem.*written) + number;
+    copy_strip<Direction::from_arrays>(to, between, arrays, stride, length, count);
   }
 }
 
