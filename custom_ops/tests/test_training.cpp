@@ -1,5 +1,5 @@
 // The training kernels: every instruction set gives the same y and noise in bits and the same gradients up to their sums'
-// order, for any division into parts. Tensors are exactly as long as the kernels may read and write (`make test-sanitizers`).
+// order, for any division into parts. The layout of the tensors changes no bit. Tensors are exactly as long as the kernels may read and write (`make test-sanitizers`).
 // tests/layers/test_fused.py compares the results with PyTorch's.
 #include <cmath>
 #include <cstring>
@@ -12,6 +12,10 @@
 extern "C" const char* nnorm_training_instruction_set(size_t index);
 extern "C" int nnorm_training_run(size_t instruction_set, int is_double, int what, const nnorm::TrainingProblem* problem,
                                   uint64_t first, uint64_t end);
+
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "allocator_may_return_null=1";  // for test_memory()
+}
 
 namespace {
 
@@ -37,17 +41,31 @@ std::vector<Real> numbers(uint64_t count, uint32_t seed) {
   return values;
 }
 
+// [columns][rows] of [rows][columns].
+template <class Real>
+std::vector<Real> transposed(const std::vector<Real>& values, uint64_t rows, uint64_t columns) {
+  std::vector<Real> result(values.size());
+  for (uint64_t row = 0; row < rows; ++row)
+    for (uint64_t column = 0; column < columns; ++column) result[column * rows + row] = values[row * columns + column];
+  return result;
+}
+
 template <class Real>
 struct Results {
   std::vector<Real> y, statistics, gradient_x, gradient_weight, gradient_bias, noise;
 };
 
 template <class Real>
-Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::TrainingProblem& settings, uint64_t parts) {
+Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::TrainingProblem& settings, uint64_t parts,
+                  bool side_by_side = false) {
   const uint64_t length = shape.segments * shape.segment_length, run = shape.run ? shape.run : length;
   const uint64_t size = shape.sets * length, weights = shape.period * (length / run);
   const uint64_t rows = shape.sets > shape.period ? parts : 1;
-  const auto x = numbers<Real>(size, 1), gradient = numbers<Real>(size, 2);
+  auto x = numbers<Real>(size, 1), gradient = numbers<Real>(size, 2);
+  if (side_by_side) {
+    x = transposed(x, shape.sets, length);
+    gradient = transposed(gradient, shape.sets, length);
+  }
   const auto weight = numbers<Real>(weights, 3), bias = numbers<Real>(weights, 4);
   Results<Real> results{std::vector<Real>(size),           std::vector<Real>(size_t(Statistic::count) * shape.sets),
                         std::vector<Real>(size),           std::vector<Real>(rows * weights),
@@ -66,6 +84,11 @@ Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::Train
   problem.segments = shape.segments;
   problem.segment_length = problem.set_stride = shape.segment_length;
   problem.segment_stride = shape.sets * shape.segment_length;
+  problem.element_stride = 1;
+  if (side_by_side) {
+    problem.set_stride = 1;
+    problem.element_stride = shape.sets;
+  }
   problem.period = shape.period;
   problem.run = run;
   problem.parts = parts;
@@ -74,6 +97,8 @@ Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::Train
       CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, what, &problem, part, part + 1) == 0, "pass %d", what);
   problem.y = results.noise.data();
   CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, 2, &problem, 0, parts) == 0, "noise");
+  if (side_by_side)
+    for (auto* tensor : {&results.y, &results.gradient_x, &results.noise}) *tensor = transposed(*tensor, length, shape.sets);
   return results;
 }
 
@@ -128,6 +153,28 @@ void test_shape(const Shape& shape, const nnorm::TrainingProblem& settings, cons
   }
 }
 
+template <class Real>
+void test_side_by_side(uint64_t sets, uint64_t length, const nnorm::TrainingProblem& settings) {
+  const Shape shape = {sets, 1, length, sets, 0};
+  for (size_t i = 0; const char* name = nnorm_training_instruction_set(i); ++i)
+    for (uint64_t parts : {uint64_t(1), (sets + 1) / 2, sets}) {
+      const Results<Real> expected = run<Real>(i, shape, settings, parts), found = run<Real>(i, shape, settings, parts, true);
+      const bool same = same_bits(found.y, expected.y) && same_bits(found.statistics, expected.statistics) &&
+                        same_bits(found.gradient_x, expected.gradient_x) && same_bits(found.noise, expected.noise) &&
+                        same_bits(found.gradient_weight, expected.gradient_weight) &&
+                        same_bits(found.gradient_bias, expected.gradient_bias);
+      CHECK(same, "%s, %lu sets of %lu side by side", name, (unsigned long)sets, (unsigned long)length);
+    }
+}
+
+void test_memory() {
+  nnorm::TrainingProblem problem{};
+  problem.sets = problem.parts = problem.segments = 1;
+  problem.segment_length = problem.run = uint64_t(1) << 60;
+  problem.element_stride = 2;
+  CHECK(nnorm_training_run(0, 0, 0, &problem, 0, 1) == 1, "arrays of %lu elements", (unsigned long)problem.length());
+}
+
 }  // namespace
 
 int main() {
@@ -155,5 +202,12 @@ int main() {
     test_shape<float>(shape, paper, "float, paper");
     test_shape<double>(shape, gradient_step, "double, gradient step");
   }
+  for (uint64_t sets : {1, 3, 17, 33})
+    for (uint64_t length : {1, 7, 1030}) {
+      test_side_by_side<float>(sets, length, reference);
+      test_side_by_side<double>(sets, length, gradient_step);
+    }
+  test_side_by_side<float>(3, 16390, reference);
+  test_memory();
   return nnorm_test::finish();
 }

@@ -1,7 +1,10 @@
-// Sets that lie side by side, as the channels of [N, C] and of maps whose channels are last. The kernels read arrays. So a strip
-// of neighboring sets, as wide as a cache line, is copied to arrays and back: each cache line is read once, and no copy of a
-// whole tensor is made. The arrays of all threads are at most as large as the tensors.
+// Sets that lie side by side, as the channels of [N, C] and of maps whose channels are last. A strip of neighboring sets, as
+// wide as a cache line, is copied to arrays and back, because the kernels read arrays. Each thread has the arrays of one strip
+// of a part: all of them together are as large as the tensors only if there are as many threads as strips.
 #pragma once
+
+#include <algorithm>
+#include <initializer_list>
 
 #include "sample_sets.h"
 #include "transpose.h"
@@ -10,7 +13,7 @@ namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
 template <class Real>
-constexpr size_t sets_of_strip = cache_line / sizeof(Real);
+constexpr size_t sets_of_strip = 64 / sizeof(Real);
 
 // From the array of a set to that of the next: an odd number of cache lines, so that the arrays share no set of the cache.
 template <class Real>
@@ -22,11 +25,12 @@ size_t strip_stride(const TrainingProblem& problem) {
 // The elements of the arrays for one tensor.
 template <class Real>
 size_t strip_size(const TrainingProblem& problem) {
-  return size_t(std::min(problem.sets, uint64_t(sets_of_strip<Real>))) * strip_stride<Real>(problem);
+  const uint64_t sets_of_part = (problem.sets + problem.parts - 1) / problem.parts;
+  return size_t(std::min(sets_of_part, uint64_t(sets_of_strip<Real>))) * strip_stride<Real>(problem);
 }
 
-// Calls run(set) for each set of a part that lies in strips. `read` are the tensors that run reads, and `written` is what it
-// writes, in place of the first of them.
+// Calls run(set) for the sets first, …, end − 1. `read` are the tensors that run reads, and `written` is the one that it writes.
+// Both `written` and the first of `read` have the same arrays: a pass writes an element after it has read it for the last time.
 template <class Real, class Run>
 void for_each_set_of_strips(const TrainingProblem& problem, uint64_t first, uint64_t end, Real* arrays,
                             std::initializer_list<const void* TrainingProblem::*> read, void* TrainingProblem::*written,
@@ -34,8 +38,8 @@ void for_each_set_of_strips(const TrainingProblem& problem, uint64_t first, uint
   TrainingProblem of_strip = problem;
   of_strip.segments = 1;
   of_strip.segment_length = problem.length();
-  const size_t stride = strip_stride<Real>(problem), length = size_t(problem.length()), between = size_t(problem.element_stride);
-  of_strip.set_stride = stride;
+  of_strip.set_stride = strip_stride<Real>(problem);
+  const size_t length = size_t(problem.length()), stride = strip_stride<Real>(problem), between = size_t(problem.element_stride);
   for (uint64_t number = first; number < end; number += sets_of_strip<Real>) {
     const size_t count = size_t(std::min(end - number, uint64_t(sets_of_strip<Real>)));
     Real* next = arrays;

@@ -1,32 +1,28 @@
-// Transposes a matrix whose rows or columns are few, through registers.
+// Copies sets that lie side by side to arrays, and back, through registers.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <type_traits>
 
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
-constexpr size_t cache_line = 64;
-
 #if defined(__clang__)
-#define NNORM_SHUFFLE(Mask, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define NNORM_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define NNORM_SHUFFLE(Mask, a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
+#define NNORM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(a < b){__VA_ARGS__})  // GCC 11 has no other
 #endif
 
 // a[0], b[0], a[1], … of the lower halves or of the upper halves.
 template <bool upper, class Vector>
 NNORM_INLINE Vector interleaved(Vector a, Vector b) {
-  typedef int32_t Four __attribute__((vector_size(16)));
-  typedef int64_t Two __attribute__((vector_size(16)));
   if constexpr (sizeof(a[0]) == 8)
-    return upper ? NNORM_SHUFFLE(Two, a, b, 1, 3) : NNORM_SHUFFLE(Two, a, b, 0, 2);
+    return upper ? NNORM_SHUFFLE(a, b, 1, 3) : NNORM_SHUFFLE(a, b, 0, 2);
   else
-    return upper ? NNORM_SHUFFLE(Four, a, b, 2, 6, 3, 7) : NNORM_SHUFFLE(Four, a, b, 0, 4, 1, 5);
+    return upper ? NNORM_SHUFFLE(a, b, 2, 6, 3, 7) : NNORM_SHUFFLE(a, b, 0, 4, 1, 5);
 }
 
 // A square of vectors of 16 bytes, which every processor has: to[j][i] = from[i][j].
@@ -36,7 +32,7 @@ NNORM_INLINE void transpose_square(const Real* from, size_t from_stride, Real* t
   typedef Real Vector __attribute__((vector_size(16)));
   Vector rows[width];
   NNORM_UNROLL for (size_t i = 0; i < width; ++i) std::memcpy(&rows[i], from + i * from_stride, 16);
-  // The vectors of the upper and of the lower half, interleaved; every time, an element's index loses a bit of its row's.
+  // Each stage interleaves the first half of the vectors with the second.
   for (size_t stage = 1; stage < width; stage *= 2) {
     Vector next[width];
     NNORM_UNROLL for (size_t i = 0; i < width / 2; ++i) {

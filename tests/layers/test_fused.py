@@ -141,18 +141,44 @@ def test_half_inputs_are_computed_in_float32(name: str, dtype: torch.dtype) -> N
     assert all(tensor.dtype == same.dtype for tensor, same in zip(rest, of_float, strict=True))
 
 
-@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format])
-def test_the_layout_of_a_map_changes_neither_result_nor_noise(form: torch.memory_format) -> None:
-    x = torch.randn(3, 6, 4, 5)
-    layer = layers.BatchNormalNorm2d(6)
-    other = copy.deepcopy(layer)
-    torch.manual_seed(3)
-    expected = _step(layer, x)
-    torch.manual_seed(3)
-    found = _step(other, x.contiguous(memory_format=form))
-    assert found[0].is_contiguous(memory_format=form)
-    for one, same in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, same)
+def _channels_last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+# Each makes another layout of a tensor. Those of [N, C, L] with L = 1 are [N, C].
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": torch.clone,
+    "channels last": _channels_last,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "a slice of channels": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "a slice of samples": lambda x: _channels_last(x.repeat_interleave(2, 0))[::2],
+    "a slice of elements, channels last": lambda x: _channels_last(x.repeat_interleave(2, -1))[..., ::2],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 6, 4, 5), (2, 35, 2, 3, 4), (5, 17, 9), (37, 33)])
+@pytest.mark.parametrize("of_gradient", ["contiguous", "channels last"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_changes_no_bit(layout: str, of_gradient: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    settings = Settings(0, shape[1], 1, 1e-5, DELTA, noise=0.4)
+    x, weight, bias = inputs_of(shape, settings, dtype)
+    upstream = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).reshape(shape).to(dtype)
+    # Elements in the same order, one channel after the other in memory.
+    reference = x.detach().movedim(1, 0).reshape(1, shape[1], -1).requires_grad_()
+    other = LAYOUTS[layout](x.detach()).requires_grad_()
+    results = []
+    for of_x, gradient in ((reference, upstream.movedim(1, 0)), (other, LAYOUTS[of_gradient](upstream))):
+        torch.manual_seed(3)
+        y, statistics, seed = operator._forward(of_x, weight, bias, *settings)
+        gradients = torch.autograd.grad(y, (of_x, weight, bias), gradient.reshape(y.shape))
+        results.append((y, gradients[0], operator.noise_of(of_x.detach(), settings, seed), statistics, *gradients[1:]))
+    for expected, found in zip(*results, strict=True):
+        assert expected is not None
+        assert found is not None
+        of_same_shape = expected.reshape(found.movedim(1, 0).shape).movedim(0, 1) if found.shape == shape else expected
+        assert torch.equal(found, of_same_shape)
+    assert all(tensor.stride() == torch.empty_like(other).stride() for tensor in results[1][:3] if tensor is not None)
 
 
 @pytest.mark.parametrize(
