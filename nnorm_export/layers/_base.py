@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nnorm_export.layers._normalization import Normalization, require_number
 from nnorm_export.layers.fused import operator
+from nnorm_export.layers.fused.settings import Settings
 from nnorm_export.mathematics import (
     gaussianize,
     mean_absolute_deviation,
@@ -105,14 +106,14 @@ class NormalNorm(Normalization):
         """Whether the layer is in training, and learns from ``x`` alone."""
         return self.training and x.numel() > 0
 
-    def _settings(self, x: Tensor) -> operator.Settings | None:
+    def _settings(self, x: Tensor) -> Settings | None:
         """Which elements of ``x`` are a sample set, and how the set is normalized; None to train by the formulas."""
         return None
 
-    def _settings_of_sets(self, length: int, period: int, run: int) -> operator.Settings:
-        """The settings for sets of ``length``; see :class:`.fused.operator.Settings`."""
+    def _settings_of_sets(self, length: int, period: int, run: int) -> Settings:
+        """The settings for sets of ``length``; see :class:`.fused.settings.Settings`."""
         least, greatest = self._lmbda_bounds() or (-math.inf, math.inf)
-        settings = operator.Settings(length, period, run, self.eps, self.delta, least=least, greatest=greatest)
+        settings = Settings(length, period, run, self.eps, self.delta, least=least, greatest=greatest)
         return settings._replace(noise=self.noise_train)
 
     def _keep(self, statistics: Tensor, x: Tensor) -> None:

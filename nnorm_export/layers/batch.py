@@ -13,8 +13,7 @@ from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers._normalization import require_flag, require_number
 from nnorm_export.layers._running import RunningStatistics
 from nnorm_export.layers._synchronized import PartOfBatch, SharedGroup
-from nnorm_export.layers.fused.library import DEVIATION, EXACT_MEAN, LMBDA, VARIANCE
-from nnorm_export.layers.fused.operator import Settings
+from nnorm_export.layers.fused.settings import DEVIATION, EXACT_MEAN, LMBDA, VARIANCE, Settings
 from nnorm_export.mathematics import (
     expand_trailing,
     gaussianize,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export.layers._base import NormalNorm, Variant
-from nnorm_export.layers.fused.operator import Settings
+from nnorm_export.layers.fused.settings import Settings
 
 
 class GroupNormalNorm(NormalNorm):

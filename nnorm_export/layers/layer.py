@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nnorm_export.layers._base import NormalNorm, Variant
 from nnorm_export.layers._normalization import require_flag
-from nnorm_export.layers.fused.operator import Settings
+from nnorm_export.layers.fused.settings import Settings
 
 
 class LayerNormalNorm(NormalNorm):

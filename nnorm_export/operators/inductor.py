@@ -7,8 +7,7 @@ follow the kernels (``custom_ops/include/nnorm/mathematics.h``), step by step:
 
     log₂(1 + a) = n + log₂(1 + m), √½ − 1 ≤ m ≤ √2 − 1;   2^z − 1 = 2^n·(2^f − 1) + (2^n − 1), |f| ≤ ½
 
-``custom_ops/scripts/fit_polynomials.py`` computes the coefficients; ``tests/custom_ops/test_polynomials.py`` compares
-them and the least exponents with the kernels'. A greater |h| than 2^126 counts as 2^126, and 2^z saturates at 2^128.
+A greater |h| than 2^126 counts as 2^126, and 2^z saturates at 2^128.
 In float64, whose speed does not matter here, log1p and exp are the library's.
 """
 
@@ -21,25 +20,10 @@ import torch
 from torch import Tensor
 
 from nnorm_export.mathematics import gaussianization
+from nnorm_export.polynomials import EXP2_M1, LEAST_EXPONENT, LOG2_1P
 
 _BITS_OF_ONE, _BITS_OF_SQRT_HALF, _MANTISSA_BITS = 0x3F800000, 0x3F3504F3, 23
 _LN2 = math.log(2.0)
-# An exponent of less magnitude is replaced by this one. It is Format::least_exponent of the kernels.
-LEAST_EXPONENT = {torch.float32: 2.0**-26, torch.float64: 2.0**-60}
-
-# log₂(1 + m) and 2^f − 1 without their constant term, lowest order first.
-LOG2_1P = (
-    1.44269502,
-    -0.721347392,
-    0.48090896,
-    -0.360700577,
-    0.287953496,
-    -0.239014849,
-    0.215480775,
-    -0.206787512,
-    0.125843421,
-)
-EXP2_M1 = (0.693147182, 0.240226492, 0.0555036739, 0.00961831119, 0.00133873872, 0.000153820118)
 _EXPM1_SERIES = tuple(1.0 / math.factorial(k) for k in range(1, 15))  # for |x| ≤ ½, to 1e-17
 
 

@@ -1,4 +1,4 @@
-"""The constants of Inductor's formulas are those of the kernels; fit_polynomials.py fits the polynomials."""
+"""The constants in Python are those of the kernels; fit_polynomials.py fits the polynomials."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from nnorm_export.operators import inductor
+from nnorm_export import polynomials
 
 SCRIPT = Path(__file__).parents[2] / "custom_ops" / "scripts" / "fit_polynomials.py"
-COEFFICIENTS = {"log2_1p_of_mantissa": inductor.LOG2_1P, "exp2_m1_of_fraction": inductor.EXP2_M1}
+COEFFICIENTS = {"log2_1p_of_mantissa": polynomials.LOG2_1P, "exp2_m1_of_fraction": polynomials.EXP2_M1}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,13 @@ def fit_polynomials() -> ModuleType:
 
 
 @pytest.mark.parametrize("function", COEFFICIENTS)
-def test_inductor_has_the_coefficients_of_the_kernels(function: str, fit_polynomials: ModuleType) -> None:
+def test_python_has_the_coefficients_of_the_kernels(function: str, fit_polynomials: ModuleType) -> None:
     np.testing.assert_array_equal(sorted(np.float32(COEFFICIENTS[function])), fit_polynomials.in_header(function))
 
 
-def test_inductor_has_the_least_exponents_of_the_kernels(fit_polynomials: ModuleType) -> None:
+def test_python_has_the_least_exponents_of_the_kernels(fit_polynomials: ModuleType) -> None:
     found = re.findall(r" least_exponent = (0x1p-\d+)", fit_polynomials.HEADER.read_text())
-    assert [float.fromhex(each) for each in found] == list(inductor.LEAST_EXPONENT.values())
+    assert [float.fromhex(each) for each in found] == list(polynomials.LEAST_EXPONENT.values())
 
 
 def test_the_script_fits_every_polynomial(fit_polynomials: ModuleType) -> None:

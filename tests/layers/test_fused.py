@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from fused_cases import CASES, DELTA, NETWORK, inputs_of
-from torch import Tensor, nn
+from fused_cases import CASES, DELTA, NETWORK, assert_close, by_both, inputs_of, step_of
+from torch import Tensor
 
 from nnorm_export import layers
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.layers.fused import library, operator
-from nnorm_export.layers.fused.operator import Settings
+from nnorm_export.layers.fused.settings import Settings
 from nnorm_export.library import TRAINING_FILE_NAME
 
 pytestmark = pytest.mark.skipif(
@@ -28,25 +28,11 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(library, "_chosen", request.param)
 
 
-def _both(inputs: tuple[Tensor, ...], settings: Settings) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """y and the gradients of the inputs, by the operator and by the formulas with the same noise."""
-    torch.manual_seed(1)  # of the noise
-    y, _, seed = operator._forward(*inputs, *settings)
-    expected = operator.formula(*inputs, settings, operator.noise_of(inputs[0].detach(), settings, seed))
-    upstream = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().to(y.dtype).reshape(y.shape)
-    return (y, *torch.autograd.grad(y, inputs, upstream)), (expected, *torch.autograd.grad(expected, inputs, upstream))
-
-
-def _assert_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
-
-
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_are_those_of_the_formulas(case: str) -> None:
     shape, settings = CASES[case]
-    _assert_close(*_both(inputs_of(shape, settings), settings), 2e-14)
+    assert_close(*by_both(inputs_of(shape, settings), settings), 2e-14)
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -54,10 +40,10 @@ def test_results_and_gradients_are_those_of_the_formulas(case: str) -> None:
 def test_float32_is_as_near_as_the_formulas(case: str) -> None:
     shape, settings = CASES[case]
     inputs = inputs_of(shape, settings)
-    y, *expected = _both(inputs, settings)[1]
+    y, *expected = by_both(inputs, settings)[1]
     narrow = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
-    found = _both(narrow, settings)[0]
-    _assert_close(tuple(tensor.double() for tensor in found), (y, *expected), 2e-5)
+    found = by_both(narrow, settings)[0]
+    assert_close(tuple(tensor.double() for tensor in found), (y, *expected), 2e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("rows that are not kept", "a narrow range")])
@@ -94,16 +80,7 @@ def test_third_derivatives(case: str) -> None:
         return torch.autograd.grad(sum(each.pow(2).sum() for each in second), inputs)
 
     found = third(operator.normal_norm(*inputs, settings)[0])
-    _assert_close(found, third(operator.formula(*inputs, settings, None)), 1e-12)
-
-
-def _step(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    """y, the gradients and the buffers after a step."""
-    x = x.detach().requires_grad_()
-    y = layer(x)
-    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape))
-    assert x.grad is not None
-    return [y.detach(), x.grad, *(p.grad for p in layer.parameters() if p.grad is not None), *layer.buffers()]
+    assert_close(found, third(operator.formula(*inputs, settings, None)), 1e-12)
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
@@ -119,10 +96,10 @@ def test_layers_train_as_by_the_formulas(
     calls: list[Settings] = []
     normal_norm = operator.normal_norm
     monkeypatch.setattr(operator, "normal_norm", lambda *args: (calls.append(args[-1]), normal_norm(*args))[1])
-    found = _step(layer, x)
+    found = step_of(layer, x)
     assert len(calls) == 1
     monkeypatch.setattr(operator, "can_run", lambda _: False)
-    for one, expected in zip(found, _step(other, x), strict=True):
+    for one, expected in zip(found, step_of(other, x), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
     assert len(calls) == 1
 
@@ -133,8 +110,8 @@ def test_half_inputs_are_computed_in_float32(name: str, dtype: torch.dtype) -> N
     build, shape = NETWORK[name]
     layer, x = build(noise_train=0.0), torch.randn(shape).to(dtype)
     other = copy.deepcopy(layer)
-    y, gradient, *rest = _step(layer, x)
-    expected, wide, *of_float = _step(other, x.float())
+    y, gradient, *rest = step_of(layer, x)
+    expected, wide, *of_float = step_of(other, x.float())
     assert (y.dtype, gradient.dtype) == (dtype, dtype)
     torch.testing.assert_close(y, expected.to(dtype))
     torch.testing.assert_close(gradient.float(), wide, rtol=1e-2, atol=1e-2)
@@ -188,7 +165,7 @@ def test_inputs_that_are_not_dense(make: Callable[[Tensor], Tensor]) -> None:
     x = make(torch.randn(3, 6, 4, 5))
     layer = layers.BatchNormalNorm2d(6, noise_train=0.0)
     other = copy.deepcopy(layer)
-    for one, same in zip(_step(layer, x), _step(other, x.contiguous()), strict=True):
+    for one, same in zip(step_of(layer, x), step_of(other, x.contiguous()), strict=True):
         torch.testing.assert_close(one, same)
 
 
@@ -236,7 +213,7 @@ def test_a_seed_reproduces_a_step() -> None:
     steps = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        steps.append(_step(copy.deepcopy(layer), x))
+        steps.append(step_of(copy.deepcopy(layer), x))
     assert all(torch.equal(one, other) for one, other in zip(steps[0], steps[1], strict=True))
     assert not torch.equal(steps[0][0], steps[2][0])
 
@@ -266,7 +243,7 @@ def test_compiled_training_has_one_node(name: str) -> None:
         return graph.forward
 
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    for one, same in zip(_step(compiled, x), _step(other, x), strict=True):
+    for one, same in zip(step_of(compiled, x), step_of(other, x), strict=True):
         torch.testing.assert_close(one, same)
     torch.compile(copy.deepcopy(other), backend=backend, fullgraph=True)(x)
     assert graphs[0].count("nnorm_export.normal_norm") == 1

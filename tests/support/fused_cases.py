@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nnorm_export import layers
-from nnorm_export.layers.fused.operator import Settings
+from nnorm_export.layers.fused import operator
+from nnorm_export.layers.fused.settings import Settings
 
 DELTA = 1e-5**0.5
 # name -> shape of x, settings. Awkward sizes: sets of one tile, of several, of more than is kept, of runs across tiles.
@@ -49,3 +50,26 @@ NETWORK: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "instance": (lambda **options: layers.InstanceNormalNorm2d(6, **options), (7, 6, 4, 5)),
     "instance without a batch": (lambda **options: layers.InstanceNormalNorm2d(6, **options), (6, 4, 5)),
 }
+
+
+def by_both(inputs: tuple[Tensor, ...], settings: Settings) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """y and the gradients of the inputs, by the operator and by the formulas with the same noise."""
+    torch.manual_seed(1)  # of the noise
+    y, _, seed = operator._forward(*inputs, *settings)
+    expected = operator.formula(*inputs, settings, operator.noise_of(inputs[0].detach(), settings, seed))
+    upstream = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().to(y).reshape(y.shape)
+    return (y, *torch.autograd.grad(y, inputs, upstream)), (expected, *torch.autograd.grad(expected, inputs, upstream))
+
+
+def assert_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
+
+
+def step_of(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """y, the gradients and the buffers after a step."""
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).to(y.device).reshape(y.shape))
+    assert x.grad is not None
+    return [y.detach(), x.grad, *(p.grad for p in layer.parameters() if p.grad is not None), *layer.buffers()]

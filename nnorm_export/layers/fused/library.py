@@ -22,10 +22,6 @@ from nnorm_export.library import OVERRIDE, WITHOUT, find_training_library
 MOST_PARTS = 16  # of a problem. Gradients of shared weights are summed within each part, then over the parts, in order
 _ELEMENTS_FOR_THREADS = 32768  # of a smaller problem, handing parts to threads costs more than it saves
 
-# The rows of the statistics that the forward pass returns.
-EXACT_MEAN, VARIANCE, LMBDA, DEVIATION = 3, 4, 5, 6
-STATISTICS = 11
-
 
 class Problem(ctypes.Structure):
     """``nnorm::TrainingProblem``."""

@@ -5,27 +5,25 @@ r"""y = (ψ(h; λ̂) + z·ξ·s̄)·weight + bias of a training layer as one ope
 autograd, ``torch.compile``, ``torch.fx`` and AMP see one node. It keeps x, the weight and a few numbers of each sample
 set for the backward pass; the formulas keep ten tensors of x's shape. ``docs/how_it_works.md`` derives the gradient.
 
-The operator runs on CPUs, by the kernels of :mod:`.library`. The kernels draw the noise from a seed, which comes from
-PyTorch's generator, so that ``torch.manual_seed`` reproduces it; the backward pass draws the noise again.
+:mod:`.cpu` and :mod:`.gpu` have the kernels. These draw the noise from a seed, which comes from PyTorch's generator of
+the device, so that ``torch.manual_seed`` reproduces it; the backward pass draws the noise again.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from nnorm_export.layers.fused import library
+from nnorm_export.layers.fused import cpu, gpu
+from nnorm_export.layers.fused.settings import HALVES, STATISTICS, Settings, arithmetic_of, sets_of, weights_of
 from nnorm_export.mathematics import gaussianize, mean_absolute_deviation, standardize_over
 
-_HALVES = (torch.float16, torch.bfloat16)
 _GREATEST_SEED = 2**63 - 1
-_CACHE_LINE = 64  # in bytes
 _SIZES = 3  # the settings that are sizes
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)
 # PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
@@ -34,41 +32,13 @@ _HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
 _SEEDED: dict[str, Any] = {"tags": (torch.Tag.nondeterministic_seeded,)} if _HAS_TAGS else {}
 
 
-class Settings(NamedTuple):
-    """The arguments of the operator after x, weight and bias.
-
-    Attributes:
-        length: the number n of elements of a sample set, which is a row; 0 if the channels of axis 1 are the sets.
-        period, run: rows after which the weights repeat, and neighboring elements that share one weight; unused if
-            the channels are the sets.
-        eps, delta, order, alpha: see :func:`nnorm_export.mathematics.newton_step`.
-        standardize: False for h = x.
-        least, greatest: the range of λ̂; infinite for none.
-        noise: ξ; 0 for none.
-        deviation: whether s̄ is computed although there is no noise.
-    """
-
-    length: int
-    period: int
-    run: int
-    eps: float
-    delta: float
-    order: int = 2
-    alpha: float = 1.0
-    standardize: bool = True
-    least: float = -math.inf
-    greatest: float = math.inf
-    noise: float = 0.0
-    deviation: bool = False
-
-    @property
-    def lmbda_range(self) -> tuple[float, float] | None:
-        return (self.least, self.greatest) if math.isfinite(self.least) else None
+# The modules with the kernels for each type of device; AMD's GPUs are "cuda" too.
+KERNELS = {"cpu": cpu, "cuda": gpu}
 
 
 def can_run(x: Tensor) -> bool:
-    """Whether the operator takes ``x``: on the CPU, and outside of transforms that need the formulas."""
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64, *_HALVES) or not _is_available():
+    """Whether the operator takes ``x``: there are kernels for it, and no transform needs the formulas."""
+    if x.dtype not in (torch.float32, torch.float64, *HALVES) or not _has_kernels(x.device.type):
         return False
     # Other classes of tensors, as DTensor, know the operators of PyTorch alone. The parameters may be transformed
     # although x is not.
@@ -80,84 +50,8 @@ def can_run(x: Tensor) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
-def _is_available() -> bool:
-    return library.is_available()
-
-
-class _Layout(NamedTuple):
-    """The members of the problem that say where a sample set is."""
-
-    sets: int
-    segments: int
-    segment_length: int
-    set_stride: int
-    segment_stride: int
-    element_stride: int
-    period: int
-    run: int
-    parts: int
-
-    @property
-    def weights(self) -> int:
-        return self.period * (self.segments * self.segment_length // self.run)
-
-
-def _layout(x: Tensor, settings: Settings) -> _Layout:
-    n = settings.length
-    if n:
-        sets = x.numel() // n
-        return _Layout(sets, 1, n, n, 0, 1, settings.period, settings.run, min(sets, library.MOST_PARTS))
-    samples, channels, extent = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    length = samples * extent
-    if _has_channels_last(x):
-        # The kernels read a cache line of channels at a time, so that more parts than lines or threads only cost time.
-        parts = max(-(-channels * x.element_size() // _CACHE_LINE), min(channels, torch.get_num_threads()))
-        return _Layout(channels, 1, length, 1, 0, channels, channels, length, min(parts, library.MOST_PARTS))
-    parts = min(channels, library.MOST_PARTS)
-    return _Layout(channels, samples, extent, extent, channels * extent, 1, channels, length, parts)
-
-
-def _has_channels_last(x: Tensor) -> bool:
-    """Whether the channels of an element lie side by side: [N, C], or a map whose channels are last."""
-    return x.movedim(1, -1).is_contiguous()
-
-
-def _for_kernel(x: Tensor, settings: Settings) -> Tensor:
-    """``x`` in the kernels' arithmetic and in a layout that they read."""
-    x = x.float() if x.dtype in _HALVES else x
-    return x if not settings.length and _has_channels_last(x) else x.contiguous()
-
-
-def _laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
-    """``tensor`` in the dtype and the layout that ``torch.empty_like(like)`` has."""
-    result = torch.empty_like(like)
-    is_same = tensor.dtype == result.dtype and tensor.stride() == result.stride()
-    return tensor if is_same else result.copy_(tensor)
-
-
-def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:
-    fields: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-    problem = library.Problem(
-        **fields,
-        **layout._asdict(),
-        epsilon=settings.eps,
-        delta=settings.delta,
-        alpha=settings.alpha,
-        least_lmbda=settings.least,
-        greatest_lmbda=settings.greatest,
-        noise=settings.noise,
-        seed=int(seed) if settings.noise else 0,
-        order=settings.order,
-        standardizes=settings.standardize,
-        has_range=settings.lmbda_range is not None,
-        computes_deviation=settings.deviation or settings.noise != 0,
-    )
-    problem.tensors = tuple(tensor for tensor in tensors.values() if tensor is not None)
-    return problem
-
-
-def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if value is None else value.to(like.dtype).contiguous()
+def _has_kernels(device_type: str) -> bool:
+    return device_type in KERNELS and KERNELS[device_type].is_available()
 
 
 def _require_parameters(x: Tensor, parameters: Sequence[Tensor | None], number: int) -> None:
@@ -188,31 +82,18 @@ def _forward(
     deviation: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(length, period, run, eps, delta, order, alpha, standardize, least, greatest, noise, deviation)
-    of_kernel = _for_kernel(x, settings)
-    layout = _layout(of_kernel, settings)
-    _require_parameters(x, (weight, bias), layout.weights)
-    y = torch.empty_like(of_kernel)
-    statistics = y.new_empty((library.STATISTICS, layout.sets))
-    seed = torch.randint(_GREATEST_SEED, ()) if noise else torch.tensor(0)
-    tensors = {
-        "x": of_kernel,
-        "weight": _parameter(weight, of_kernel),
-        "bias": _parameter(bias, of_kernel),
-        "y": y,
-        "statistics": statistics,
-    }
-    library.run(_problem(layout, settings, seed, **tensors), y.dtype, library.Pass.FORWARD)
-    return _laid_out_like(x, y), statistics, seed
+    _require_parameters(x, (weight, bias), weights_of(x, settings))
+    seed = torch.randint(_GREATEST_SEED, (), device=x.device) if noise else x.new_zeros((), dtype=torch.int64)
+    y, statistics = KERNELS[x.device.type].forward(x, weight, bias, seed, settings)
+    return y, statistics, seed
 
 
 @_forward.register_fake
-def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, length: int, period: int, run: int, *settings: Any
-) -> tuple[Tensor, ...]:
-    _require_parameters(x, (weight, bias), period * (length // run) if length else x.shape[1])
-    sets = x.numel() // length if length else x.shape[1]
-    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
-    return torch.empty_like(x), x.new_empty((library.STATISTICS, sets), dtype=dtype), torch.empty((), dtype=torch.int64)
+def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+    settings = Settings._make(arguments)
+    _require_parameters(x, (weight, bias), weights_of(x, settings))
+    statistics = x.new_empty((STATISTICS, sets_of(x, settings)), dtype=arithmetic_of(x.dtype))
+    return torch.empty_like(x), statistics, x.new_empty((), dtype=torch.int64)
 
 
 @torch.library.custom_op("nnorm_export::normal_norm_backward", mutates_args=())
@@ -226,29 +107,15 @@ def _backward(
     settings: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     of = _settings(sizes, settings)
-    of_kernel = _for_kernel(x, of)
-    layout = _layout(of_kernel, of)
-    _require_parameters(x, (weight,), layout.weights)
-    gradient_x = torch.empty_like(of_kernel)
-    parts = layout.parts if layout.sets > layout.period else 1
-    of_weight, of_bias = of_kernel.new_zeros((2, parts, layout.weights))
-    tensors = {
-        "x": of_kernel,
-        "weight": _parameter(weight, of_kernel),
-        "statistics": statistics,
-        "gradient": _laid_out_like(of_kernel, gradient),
-        "gradient_x": gradient_x,
-        "gradient_weight": of_weight,
-        "gradient_bias": of_bias,
-    }
-    library.run(_problem(layout, of, seed, **tensors), gradient_x.dtype, library.Pass.BACKWARD)
-    return _laid_out_like(x, gradient_x), of_weight.sum(0), of_bias.sum(0)
+    _require_parameters(x, (weight,), weights_of(x, of))
+    of_x, of_weight, of_bias = KERNELS[x.device.type].backward(gradient, x, weight, statistics, seed, of)
+    return of_x, of_weight, of_bias
 
 
 @_backward.register_fake
 def _(gradient: Tensor, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _, statistics, _, (length, period, run), _ = others
-    weights = period * (length // run) if length else x.shape[1]
+    _, statistics, _, sizes, _ = others
+    weights = weights_of(x, _of_sizes(sizes))
     return torch.empty_like(x), statistics.new_empty(weights), statistics.new_empty(weights)
 
 
@@ -256,6 +123,11 @@ def _settings(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
     """The settings from the lists that the operator of the backward pass takes."""
     types = (type(value) for value in Settings(0, 0, 0, 0.0, 0.0)[_SIZES:])
     return Settings._make([*sizes, *(of(number) for of, number in zip(types, numbers, strict=True))])
+
+
+def _of_sizes(sizes: Sequence[int], noise: float = 0.0) -> Settings:
+    length, period, run = sizes
+    return Settings(length, period, run, 0.0, 0.0, noise=noise)
 
 
 def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
@@ -269,11 +141,8 @@ def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
 @torch.library.custom_op("nnorm_export::normal_norm_noise", mutates_args=())
 def _noise(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
     """An operator, because second derivatives are traced too."""
-    length, period, run = sizes
-    settings = Settings(length, period, run, 0.0, 0.0, noise=1.0)
-    z = torch.empty_like(_for_kernel(x, settings))
-    library.run(_problem(_layout(z, settings), settings, seed, y=z), z.dtype, library.Pass.NOISE)
-    return _laid_out_like(x, z)
+    z: Tensor = KERNELS[x.device.type].noise(x, seed, _of_sizes(sizes, noise=1.0))
+    return z
 
 
 @_noise.register_fake
@@ -319,7 +188,7 @@ def _differentiate_twice(ctx: Any, *of_gradients: Tensor) -> tuple[Tensor | None
     assert x is not None
     of = _settings(ctx.sizes, ctx.settings)
     with torch.enable_grad():
-        ones = weight if weight is not None else x.new_ones(_layout(x, of).weights)
+        ones = weight if weight is not None else x.new_ones(weights_of(x, of))
         zeros = torch.zeros_like(ones, requires_grad=True)
         ones = ones if weight is not None else ones.requires_grad_()
         y = formula(x, ones, zeros, of, noise_of(x.detach(), of, ctx.saved_tensors[3]))
@@ -341,7 +210,7 @@ _backward.register_autograd(_differentiate_twice, setup_context=_save_backward)
 def formula(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, z: Tensor | None) -> Tensor:
     """The operator by :mod:`nnorm_export.mathematics`, for second derivatives, and for tests."""
     by_set = _by_set(x, settings)
-    wide = by_set.float() if x.dtype in _HALVES else by_set
+    wide = by_set.to(arithmetic_of(x.dtype))
     dim = [2, 3]
     h = standardize_over(wide, dim, settings.eps) if settings.standardize else wide
     y, _ = gaussianize(h, dim, settings.delta, settings.order, settings.alpha, settings.lmbda_range)
@@ -362,6 +231,6 @@ def _by_set(x: Tensor, settings: Settings) -> Tensor:
 
 
 def normal_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Returns y and the statistics of the sample sets; :mod:`.library` names the rows of these."""
+    """Returns y and the statistics of the sample sets; :mod:`.settings` names the rows of these."""
     y, statistics, _ = _forward(x, weight, bias, *settings)
     return y, statistics

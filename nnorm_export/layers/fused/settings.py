@@ -1,0 +1,83 @@
+"""What the kernels of the fused operator compute, for all devices."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+HALVES = (torch.float16, torch.bfloat16)
+
+# The rows of the statistics that the forward pass returns; custom_ops/training/problem.h lists all.
+EXACT_MEAN, VARIANCE, LMBDA, DEVIATION = 3, 4, 5, 6
+STATISTICS = 11
+
+
+class Settings(NamedTuple):
+    """The arguments of the operator after x, weight and bias.
+
+    Attributes:
+        length: the number n of elements of a sample set, which is a row; 0 if the channels of axis 1 are the sets.
+        period, run: rows after which the weights repeat, and neighboring elements that share one weight; unused if
+            the channels are the sets.
+        eps, delta, order, alpha: see :func:`nnorm_export.mathematics.newton_step`.
+        standardize: False for h = x.
+        least, greatest: the range of λ̂; infinite for none.
+        noise: ξ; 0 for none.
+        deviation: whether s̄ is computed although there is no noise.
+    """
+
+    length: int
+    period: int
+    run: int
+    eps: float
+    delta: float
+    order: int = 2
+    alpha: float = 1.0
+    standardize: bool = True
+    least: float = -math.inf
+    greatest: float = math.inf
+    noise: float = 0.0
+    deviation: bool = False
+
+    @property
+    def lmbda_range(self) -> tuple[float, float] | None:
+        return (self.least, self.greatest) if math.isfinite(self.least) else None
+
+    @property
+    def needs_deviation(self) -> bool:
+        return self.deviation or self.noise != 0
+
+
+def weights_of(x: Tensor, settings: Settings) -> int:
+    """The number of weights."""
+    return settings.period * (settings.length // settings.run) if settings.length else x.shape[1]
+
+
+def sets_of(x: Tensor, settings: Settings) -> int:
+    """The number of sample sets."""
+    return x.numel() // settings.length if settings.length else x.shape[1]
+
+
+def has_channels_last(x: Tensor) -> bool:
+    """Whether the channels of an element lie side by side: [N, C], or a map whose channels are last."""
+    return x.movedim(1, -1).is_contiguous()
+
+
+def dense(x: Tensor, settings: Settings) -> Tensor:
+    """``x`` in a layout that the kernels read: a row in one piece, the channels of axis 1 in two ways."""
+    return x if not settings.length and has_channels_last(x) else x.contiguous()
+
+
+def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
+    """What the kernels compute in."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """``tensor`` in the dtype and the layout that ``torch.empty_like(like)`` has."""
+    result = torch.empty_like(like)
+    is_same = tensor.dtype == result.dtype and tensor.stride() == result.stride()
+    return tensor if is_same else result.copy_(tensor)

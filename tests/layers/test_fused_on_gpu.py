@@ -1,0 +1,203 @@
+"""The training kernels for GPUs, against the formulas and the kernels for processors.
+
+On a GPU, or in Triton's interpreter (`make test-gpu-training`), which computes with NumPy what the kernels say.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from fused_cases import CASES, DELTA, NETWORK, assert_close, by_both, inputs_of, step_of
+from torch import Tensor
+
+from nnorm_export import layers
+from nnorm_export.layers.fused import cpu, gpu, operator
+from nnorm_export.layers.fused.settings import Settings
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter would take half a minute for these two. The others divide a set when `small_parts` says so.
+LONG = ("channels of long maps", "rows that are not kept")
+HERE = [case for case in CASES if case not in LONG or DEVICE == "cuda"]
+PARTS: dict[str, tuple[tuple[int, ...], Settings]] = {
+    "channels of maps": ((2, 2, 31, 50), Settings(0, 2, 3100, 1e-5, DELTA, noise=0.4)),
+    "channels of [N, C]": ((2100, 3), Settings(0, 3, 2100, 1e-5, DELTA, noise=0.4)),
+    "rows": ((2, 1500), Settings(1500, 1, 1, 1e-5, DELTA, noise=0.4)),
+    "groups": ((1, 4, 27, 60), Settings(3240, 2, 1620, 1e-5, 0.0, order=1, least=-15.0, greatest=17.0, noise=0.4)),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The launches of a test, each by the kernel's name and its stage; a test that has none fails."""
+    launches: list[str] = []
+    launch = gpu._launch
+
+    def recorded(kernel: str, *arguments: object, **options: object) -> None:
+        launches.append(f"{kernel} {options.get('stage')}")
+        launch(kernel, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gpu, "_launch", recorded)
+    return launches
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_LONGEST_ROW", 1)
+    monkeypatch.setattr(gpu, "_LEAST_TILES", 1)
+
+
+def on_device(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.detach().to(DEVICE).requires_grad_() for tensor in inputs)
+
+
+@pytest.mark.parametrize("case", HERE)
+def test_results_and_gradients_are_those_of_the_formulas(case: str, kernels: list[str]) -> None:
+    shape, settings = CASES[case]
+    assert_close(*by_both(on_device(inputs_of(shape, settings)), settings), 2e-14)
+    assert {launch.split()[0] for launch in kernels} >= {"forward", "backward"}
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("case", PARTS)
+def test_a_set_in_several_parts(case: str, kernels: list[str]) -> None:
+    shape, settings = PARTS[case]
+    assert_close(*by_both(on_device(inputs_of(shape, settings)), settings), 2e-13)  # of sums of thousands of elements
+    stages = [launch for launch in kernels if not launch.startswith("draw_noise")]
+    assert stages == [*(f"forward {stage}" for stage in range(5)), "backward 0", "backward 1"]
+
+
+@pytest.mark.parametrize("case", ["channels of maps", "channels of [N, C]", "the paper's form", "rows", "groups"])
+def test_float32_is_as_near_as_the_formulas(case: str) -> None:
+    shape, settings = CASES[case]
+    inputs = on_device(inputs_of(shape, settings))
+    _, expected = by_both(inputs, settings)
+    found, _ = by_both(tuple(tensor.detach().float().requires_grad_() for tensor in inputs), settings)
+    assert_close(tuple(tensor.double() for tensor in found), expected, 2e-5)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", ["channels of maps", "channels of [N, C]", "rows", "groups"])
+def test_statistics_and_noise_are_those_of_the_kernels_for_processors(case: str, dtype: torch.dtype) -> None:
+    if not cpu.is_available():
+        pytest.skip("the library of training kernels is not installed: NNORM_EXPORT_BUILD_LIBRARY=0")
+    seed = torch.tensor(2**62 + 12345)
+    for shape, settings in (CASES[case], PARTS[case]) if dtype == torch.float32 else (CASES[case],):
+        x = inputs_of(shape, settings, dtype)[0].detach()
+        y, statistics = gpu.forward(x.to(DEVICE), None, None, seed.to(DEVICE), settings)
+        expected = cpu.forward(x, None, None, seed, settings)
+        assert_close((y.cpu(),), (expected[0],), 5e-7 if settings.noise else 1e-14)
+        # Two rows hold the rest of a rounded mean, which depends on the order of sums; the third one follows from them.
+        rows = [row for row in range(len(statistics)) if row not in (0, 2)]
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+        assert_close(tuple(statistics.cpu()[rows]), tuple(expected[1][rows]), tolerance)
+        z = gpu.noise(x.to(DEVICE), seed.to(DEVICE), settings).cpu()
+        assert_close((z,), (cpu.noise(x, seed, settings),), 1e-6)
+        assert 0.9 < float(z.std()) < 1.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("name", NETWORK)
+def test_layers_train_as_by_the_formulas(
+    name: str, affine: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernels: list[str]
+) -> None:
+    build, shape = NETWORK[name]
+    key = "elementwise_affine" if name == "layer" else "affine"
+    layer = build(noise_train=0.0, **{key: affine}).to(DEVICE)
+    x, other = torch.randn(shape, device=DEVICE).to(dtype), copy.deepcopy(layer)
+    found = step_of(layer, x)
+    assert kernels == ["forward -1", "backward -1"]
+    monkeypatch.setattr(operator, "can_run", lambda _: False)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    for one, expected in zip(found, step_of(other, x), strict=True):
+        torch.testing.assert_close(one, expected, rtol=tolerance, atol=tolerance)
+    assert len(kernels) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.transpose(2, 3),
+        lambda x: x[..., ::2],
+        lambda x: x[:1].expand(3, 6, 4, 5),
+    ],
+    ids=["channels last", "transposed", "sliced", "expanded"],
+)
+def test_the_layout_of_a_map_changes_neither_result_nor_noise(make: Callable[[Tensor], Tensor]) -> None:
+    x = make(torch.randn(3, 6, 4, 5, device=DEVICE))
+    layer = layers.BatchNormalNorm2d(6).to(DEVICE)
+    other = copy.deepcopy(layer)
+    torch.manual_seed(3)
+    found = step_of(layer, x)
+    torch.manual_seed(3)
+    expected = step_of(other, x.contiguous())
+    assert found[0].stride() == torch.empty_like(x).stride()
+    for one, same in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, same)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_row_does_not_depend_on_the_other_rows(rows: int) -> None:
+    settings = Settings(70, 1, 1, 1e-5, DELTA)
+    x, weight, bias = on_device(inputs_of((9, 70), settings, torch.float32))
+    y, statistics, _ = operator._forward(x, weight, bias, *settings)
+    alone, of_alone, _ = operator._forward(x[:rows], weight, bias, *settings)
+    assert torch.equal(alone, y[:rows])
+    assert torch.equal(of_alone, statistics[:, :rows])
+    gradients = (torch.autograd.grad(result.sum(), x)[0][:rows] for result in (y, alone))
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
+def test_unusual_values_are_those_of_the_formulas(value: float) -> None:
+    settings = Settings(0, 3, 6, 1e-5, DELTA)
+    x, weight, bias = inputs_of((6, 3), settings, torch.float32)
+    with torch.no_grad():
+        x[:, 1] = 4.0
+        x[2, 0] = value
+    x, weight, bias = on_device((x, weight, bias))
+    found, expected = by_both((x, weight, bias), settings)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_a_seed_reproduces_a_step_and_nothing_is_drawn_without_noise() -> None:
+    layer, x = layers.BatchNormalNorm1d(6).to(DEVICE), torch.randn(7, 6, device=DEVICE)
+    steps = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        steps.append(step_of(copy.deepcopy(layer), x))
+    assert all(torch.equal(one, other) for one, other in zip(steps[0], steps[1], strict=True))
+    assert not torch.equal(steps[0][0], steps[2][0])
+    torch.manual_seed(0)
+    expected = torch.rand(3, device=DEVICE)
+    torch.manual_seed(0)
+    step_of(layers.BatchNormalNorm1d(6, noise_train=0.0).to(DEVICE), x)
+    assert torch.equal(torch.rand(3, device=DEVICE), expected)
+
+
+@pytest.mark.parametrize("case", ["channels of [N, C]", "rows"])
+def test_second_derivatives(case: str) -> None:
+    shape, settings = CASES[case]
+    settings = settings._replace(noise=0.0)
+    inputs = on_device(inputs_of((4, *shape[1:]), settings))
+
+    def second(y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(each.pow(2).sum() for each in first), inputs)
+
+    found = second(operator.normal_norm(*inputs, settings)[0])
+    assert_close(found, second(operator.formula(*inputs, settings, None)), 1e-12)
+
+
+def test_no_rows() -> None:
+    x, weight, bias = on_device(inputs_of((0, 5), Settings(5, 1, 1, 1e-5, DELTA)))
+    y, statistics, _ = operator._forward(x, weight, bias, *Settings(5, 1, 1, 1e-5, DELTA))
+    assert y.shape == (0, 5)
+    assert statistics.shape == (11, 0)
+    assert all(float(gradient.abs().sum()) == 0.0 for gradient in torch.autograd.grad(y.sum(), (x, weight, bias)))
