@@ -1,5 +1,6 @@
 // The training kernels: every instruction set gives the same y and noise in bits and the same gradients up to their sums'
-// order, for any division into parts. The layout of the tensors changes no bit. Tensors are exactly as long as the kernels may read and write (`make test-sanitizers`).
+// order, for any division into parts. The layout of the tensors changes no bit. Tensors are exactly as long as the kernels may
+// read and write (`make test-sanitizers`).
 // tests/layers/test_fused.py compares the results with PyTorch's.
 #include <cmath>
 #include <cstring>

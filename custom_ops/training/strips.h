@@ -29,8 +29,8 @@ size_t strip_size(const TrainingProblem& problem) {
   return size_t(std::min(sets_of_part, uint64_t(sets_of_strip<Real>))) * strip_stride<Real>(problem);
 }
 
-// Calls run(set) for the sets first, …, end − 1. `read` are the tensors that run reads, and `written` is the one that it writes.
-// Both `written` and the first of `read` have the same arrays: a pass writes an element after it has read it for the last time.
+// Calls run(set) for the sets first, …, end − 1. `read` are the tensors that run reads, and `written` is the one that it
+// writes. `written` has the arrays of the first of `read`: a pass writes an element after it has read it for the last time.
 template <class Real, class Run>
 void for_each_set_of_strips(const TrainingProblem& problem, uint64_t first, uint64_t end, Real* arrays,
                             std::initializer_list<const void* TrainingProblem::*> read, void* TrainingProblem::*written,
@@ -39,7 +39,8 @@ void for_each_set_of_strips(const TrainingProblem& problem, uint64_t first, uint
   of_strip.segments = 1;
   of_strip.segment_length = problem.length();
   of_strip.set_stride = strip_stride<Real>(problem);
-  const size_t length = size_t(problem.length()), stride = strip_stride<Real>(problem), between = size_t(problem.element_stride);
+  const size_t length = size_t(problem.length()), between = size_t(problem.element_stride);
+  const size_t stride = strip_stride<Real>(problem);
   for (uint64_t number = first; number < end; number += sets_of_strip<Real>) {
     const size_t count = size_t(std::min(end - number, uint64_t(sets_of_strip<Real>)));
     Real* next = arrays;

@@ -169,9 +169,12 @@ def test_inputs_that_are_not_dense(make: Callable[[Tensor], Tensor]) -> None:
         torch.testing.assert_close(one, same)
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
-    settings = Settings(0, 9, 4900, 1e-5, DELTA, noise=0.4)
-    inputs = inputs_of((4, 9, 35, 35), settings, torch.float32)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("channels", [9, 35])  # less than a cache line, and more than two
+def test_the_number_of_threads_changes_no_bit(channels: int, layout: str) -> None:
+    settings = Settings(0, channels, 4900, 1e-5, DELTA, noise=0.4)
+    x, *parameters = inputs_of((4, channels, 35, 35), settings, torch.float32)
+    inputs = (LAYOUTS[layout](x.detach()).requires_grad_(), *parameters)
     threads, results = torch.get_num_threads(), []
     try:
         for number in (1, 2, 5):

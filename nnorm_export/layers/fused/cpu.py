@@ -102,7 +102,7 @@ def _layout(x: Tensor, settings: Settings) -> _Layout:
     samples, extent = x.shape[0], math.prod(x.shape[2:])
     length = samples * extent
     if has_channels_last(x):
-        # The kernels read a cache line of channels at a time, so that more parts than lines or threads only cost time.
+        # Parts that share cache lines read them again, but threads without a part would wait.
         parts = max(-(-sets * x.element_size() // _CACHE_LINE), min(sets, torch.get_num_threads()))
         return _Layout(sets, 1, length, 1, 0, sets, sets, length, min(parts, library.MOST_PARTS))
     return _Layout(sets, samples, extent, extent, sets * extent, 1, sets, length, min(sets, library.MOST_PARTS))

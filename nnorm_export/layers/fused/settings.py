@@ -78,6 +78,5 @@ def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
 
 def laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
     """``tensor`` in the dtype and the layout that ``torch.empty_like(like)`` has."""
-    result = torch.empty_like(like)
-    is_same = tensor.dtype == result.dtype and tensor.stride() == result.stride()
-    return tensor if is_same else result.copy_(tensor)
+    is_same = tensor.dtype == like.dtype and tensor.stride() == like.stride()
+    return tensor if is_same else torch.empty_like(like).copy_(tensor)
