@@ -27,6 +27,9 @@ EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
 # nvidia-pytriton has a tritonserver for Linux on x86-64; it takes NumPy 1, which has wheels up to Python 3.12.
 TRITON := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),$(shell $(PYTHON) -c 'import sys; print("triton" * (sys.version_info < (3, 13)))'))
 
+# Triton, the compiler, has wheels for Linux.
+TRITON_COMPILER := $(if $(filter Linux,$(shell uname -s)),triton-compiler)
+
 # The kernels for GPUs are compiled by the machine's nvcc or, where it has none, by the one on PyPI.
 # A make that this one calls finds the CUDACXX below in its environment.
 SYSTEM_NVCC := $(or $(if $(findstring .venv-nvcc/,$(CUDACXX)),,$(CUDACXX)),$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
@@ -40,7 +43,7 @@ export NNORM_DOWNLOAD_CACHE ?= $(CURDIR)/build/downloads
 
 .PHONY: environments lock
 environments: $(VENV)/installed .venv-newest/installed .venv-zoo/installed .venv-neon/installed .venv-ray/installed $(NVCC) \
-	$(TRITON:%=.venv-%/installed) $(IN_TEST:%=.venv-onnxruntime-%/installed) $(RTX:%=.venv-tensorrt-rtx-%/installed) \
+	$(TRITON:%=.venv-%/installed) $(TRITON_COMPILER:%=.venv-%/installed) $(IN_TEST:%=.venv-onnxruntime-%/installed) $(RTX:%=.venv-tensorrt-rtx-%/installed) \
 	$(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed)
 
 # The sources of the library. The installation compiles it.

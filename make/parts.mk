@@ -3,7 +3,7 @@
 # The parts that `make test-rest` runs; NAME:OTHER waits for OTHER, whose files it uses.
 PARTS := test-cpp test-sanitizers suite:test-cpp,test-sanitizers lint docs test-cuda-on-host:test-cpp test-cuda-code:test-cpp \
 	bench-check:test-cpp same-bits-neon:test-cpp test-tensorrt:test-cpp test-tensorrt-registries:test-cpp test-zoo test-ray \
-	$(TRITON:%=test-serving) newest-short
+	$(TRITON:%=test-serving) $(TRITON_COMPILER:%=test-gpu-training) newest-short
 
 # make suite    the tests of tests/ that `make test` leaves out
 .PHONY: suite test-onnxruntime-versions test-tensorrt test-tensorrt-registries test-cpp bench-check test-sanitizers
@@ -64,6 +64,16 @@ test-cuda-on-host: $(VENV)/installed test-cpp
 		-k "not test_golden.py or (portable and not body and not reference) or our_layers_in"
 test-cuda-code: $(VENV)/installed test-cpp
 	NNORM_EXPORT_LIBRARY="$(CURDIR)/build/cpp/libnnorm_ort.so" $(PYTEST) tests/custom_ops/test_cuda_code.py
+
+# make test-gpu-training    the training kernels for GPUs in Triton's interpreter, on the authors' data too; and compiled for GPUs of
+#              NVIDIA and AMD, which needs none
+.PHONY: test-gpu-training
+IN_TRITON = PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" TRITON_CACHE_DIR="$(CURDIR)/build/triton" \
+	.venv-triton-compiler/bin/python -m pytest -p no:cacheprovider
+test-gpu-training: $(VENV)/installed $(TRITON_COMPILER:%=.venv-%/installed)
+	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_fused_on_gpu.py
+	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_layers.py -k "operator and (golden_training_steps or oracle)"
+	$(IN_TRITON) tests/layers/test_fused_gpu_code.py
 
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
 #              RTX_VERSIONS='1.4 1.7' for other versions, NNORM_TENSORRT_ALL=1 for all combinations. One process for each

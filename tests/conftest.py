@@ -16,6 +16,7 @@ from small_network import Network, randomized
 from torch import Tensor, nn
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 # What is tested in an environment of its own, by a target of the Makefile, and whether this is that environment.
 APART = {
     "gpu": torch.cuda.is_available(),
@@ -26,6 +27,8 @@ APART = {
     "project/test_web_samples.py": (Path(__file__).parents[1] / NODE).exists(),
     "project/test_wheels.py": "NNORM_WHEELS" in os.environ,
     "layers/test_zoo.py": find_spec("timm"),
+    "layers/test_fused_on_gpu.py": find_spec("triton") and (torch.cuda.is_available() or IN_INTERPRETER),
+    "layers/test_fused_gpu_code.py": find_spec("triton") and not IN_INTERPRETER,
 }
 collect_ignore = [name for name, is_here in APART.items() if not is_here]
 # Tests that share what a fixture trains, exports or disassembles: a parallel run sends each row to one process.

@@ -65,6 +65,7 @@ def parts(options: argparse.Namespace, progress: Progress) -> Iterator[Callable[
     for name in options.models:
         yield partial(networks.measure, name, options, progress)
     steps = [name for name in options.models if name in training.NETWORKS]
+    steps += () if options.no_layers else training.LAYERS
     eager, compiled = (
         [partial(training.measure, name, mode, options.repeats) for mode in modes for name in steps]
         for modes in (training.MODES[:2], training.MODES[2:])

@@ -79,7 +79,8 @@ TABLES = {
         "copy",
     ),
     "Training": Table(
-        "One step (forward, backward, SGD) of a network and of its twin, with the peak memory of a step "
+        "One step of a network (forward, backward, SGD) or of a layer (without SGD) and of its twin, with the peak "
+        "memory of a step; `formulas` are our layers without the fused operator "
         "(`benchmarks/gpu/training.py`).",
         "ms",
         "twin",

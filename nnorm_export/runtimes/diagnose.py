@@ -168,6 +168,8 @@ def _components() -> Iterator[Component]:
                 listed.add(component.name)
                 yield component
     yield _training_kernels()
+    if triton := installed_version("triton"):
+        yield Component("training kernels for GPUs", f"compiled by Triton {triton} (3.4 or newer)")
     if os.environ.get(SAME_BITS):
         yield _same_bits(os.environ[SAME_BITS])
     for package, remedy in _OTHER_PACKAGES.items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from nnorm_export import layers
 from nnorm_export.errors import RuntimeMissingError
-from nnorm_export.layers.fused import library, operator
+from nnorm_export.layers.fused import cpu, gpu, library, operator, trial
+from nnorm_export.layers.fused.formulas import by_formulas
 from nnorm_export.layers.fused.settings import Settings
 from nnorm_export.library import TRAINING_FILE_NAME
 
@@ -80,7 +83,7 @@ def test_third_derivatives(case: str) -> None:
         return torch.autograd.grad(sum(each.pow(2).sum() for each in second), inputs)
 
     found = third(operator.normal_norm(*inputs, settings)[0])
-    assert_close(found, third(operator.formula(*inputs, settings, None)), 1e-12)
+    assert_close(found, third(by_formulas(*inputs, settings, None)), 1e-12)
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
@@ -316,3 +319,23 @@ def test_a_library_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatc
         library._library.__wrapped__()
     monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
     assert library._library.__wrapped__() is None
+
+
+def test_a_trial_finds_wrong_kernels() -> None:
+    assert trial.passes_trial.__wrapped__(cpu, "cpu")
+    names = ("forward", "backward", "noise")
+    wrong = SimpleNamespace(**{name: getattr(cpu, name) for name in names})
+    wrong.backward = lambda *args: [1.001 * each for each in cpu.backward(*args)]
+    with pytest.warns(RuntimeWarning, match=r"failed their trial: they differ by 0\.001 .*NNORM_EXPORT_LIBRARY=none"):
+        assert not trial.passes_trial.__wrapped__(wrong, "cpu")
+    wrong.forward = lambda *_: torch.ones(2).view(3)
+    with pytest.warns(RuntimeWarning, match="failed their trial: RuntimeError: shape"):
+        assert not trial.passes_trial.__wrapped__(wrong, "cpu")
+
+
+@pytest.mark.parametrize(("version", "enough"), [("3.3.1", False), ("3.4.0", True), ("4.0.0", True), (None, False)])
+def test_the_kernels_for_gpus_need_a_triton(version: str | None, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", version and SimpleNamespace(__version__=version))
+    assert gpu.is_available.__wrapped__() == enough
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
+    assert not gpu.is_available.__wrapped__()

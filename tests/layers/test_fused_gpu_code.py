@@ -5,20 +5,17 @@ Python binds the arguments as for a launch, so that the types of numbers and the
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import triton
 from fused_cases import DELTA
+from triton.backends.compiler import GPUTarget
 
-from nnorm_export.layers.fused import gpu
+from nnorm_export.layers.fused import gpu, gpu_kernels
 from nnorm_export.layers.fused.settings import Settings, weights_of
-
-triton = pytest.importorskip("triton", reason="Triton is not installed: make test-gpu-training")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1 replaces the compiler"
-)
 
 TARGETS = {"sm_75": ("cuda", 75, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 MAPS = Settings(0, 64, 1, 1e-5, DELTA, noise=0.4)
@@ -46,16 +43,12 @@ class _Driver:
         return 0
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget  # noqa: PLC0415
-
         return GPUTarget(*TARGETS[self.target])
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[Any]:
+def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     """The kernels of a test, compiled instead of launched."""
-    from nnorm_export.layers.fused import gpu_kernels  # noqa: PLC0415
-
     found: list[Any] = []
 
     class Kernel:

@@ -6,15 +6,21 @@ On a GPU, or in Triton's interpreter (`make test-gpu-training`), which computes 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from fused_cases import CASES, DELTA, NETWORK, assert_close, by_both, inputs_of, step_of
 from torch import Tensor
 
 from nnorm_export import layers
-from nnorm_export.layers.fused import cpu, gpu, operator
+from nnorm_export.layers.fused import cpu, gpu, operator, trial
+from nnorm_export.layers.fused.formulas import by_formulas
+from nnorm_export.layers.fused.gpu_mathematics import exponents, psi
 from nnorm_export.layers.fused.settings import Settings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,6 +45,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         launches.append(f"{kernel} {options.get('stage')}")
         launch(kernel, *arguments, **options)  # type: ignore[arg-type]
 
+    assert operator._has_kernels(DEVICE)  # the trial, which is not the test's
     monkeypatch.setattr(gpu, "_launch", recorded)
     return launches
 
@@ -51,6 +58,29 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_device(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor.detach().to(DEVICE).requires_grad_() for tensor in inputs)
+
+
+@triton.jit
+def psi_kernel(h, lmbda, y, count: tl.constexpr):
+    place = tl.arange(0, count)
+    eta_pos, eta_neg = exponents(tl.load(lmbda + place), 0.0)
+    tl.store(y + place, psi(tl.load(h + place), eta_pos, eta_neg))
+
+
+# The interpreter rounds twice in a multiplication with addition; a GPU's error is a fifth of it.
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 4e-6), (torch.float64, 2e-14)], ids=str)
+def test_psi_is_within_its_error_bound(dtype: torch.dtype, bound: float) -> None:
+    count = 2**16
+    sizes = 10.0 ** (torch.rand(count, dtype=torch.float64) * 12 - 7)
+    h, lmbda = (sizes * torch.randn(count).sign()).to(dtype), (torch.rand(count, dtype=torch.float64) * 6 - 2).to(dtype)
+    h[:4], lmbda[:4] = torch.tensor([0.5, -0.5, 0.0, 1.0]), torch.tensor([0.0, 2.0, 1.0, 1.0])
+    y = torch.empty_like(h, device=DEVICE)
+    psi_kernel[(1,)](h.to(DEVICE), lmbda.to(DEVICE), y, count)
+    wide, exponent = np.longdouble(h.numpy()), np.longdouble(torch.where(h < 0, 2 - lmbda, lmbda).numpy())
+    exponent[exponent == 0] = 1e-30
+    expected = np.sign(wide) * np.expm1(exponent * np.log1p(abs(wide))) / exponent
+    error = abs(np.longdouble(y.cpu().numpy()) - expected) / np.where(expected == 0, 1, abs(expected))
+    assert error.max() < bound
 
 
 @pytest.mark.parametrize("case", HERE)
@@ -192,7 +222,7 @@ def test_second_derivatives(case: str) -> None:
         return torch.autograd.grad(sum(each.pow(2).sum() for each in first), inputs)
 
     found = second(operator.normal_norm(*inputs, settings)[0])
-    assert_close(found, second(operator.formula(*inputs, settings, None)), 1e-12)
+    assert_close(found, second(by_formulas(*inputs, settings, None)), 1e-12)
 
 
 def test_no_rows() -> None:
@@ -201,3 +231,19 @@ def test_no_rows() -> None:
     assert y.shape == (0, 5)
     assert statistics.shape == (11, 0)
     assert all(float(gradient.abs().sum()) == 0.0 for gradient in torch.autograd.grad(y.sum(), (x, weight, bias)))
+
+
+def test_the_trial_may_begin_while_a_graph_is_traced(kernels: list[str]) -> None:
+    trial.passes_trial.cache_clear()
+    layer, x = layers.LayerNormalNorm(6, noise_train=0.0).to(DEVICE), torch.randn(3, 6, device=DEVICE)
+    expected = step_of(copy.deepcopy(layer), x)
+    trial.passes_trial.cache_clear()
+    kernels.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", category=RuntimeWarning)
+        found = step_of(torch.compile(layer, backend="aot_eager", fullgraph=True), x)
+    for one, same in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, same)
+    parted = ["forward 0", "forward 1", "forward 2", "forward 3", "forward 4", "backward 0", "backward 1"]
+    whole = ["forward -1", "backward -1"]
+    assert kernels == [*parted, "draw_noise None", *whole, "draw_noise None", *whole]

@@ -6,6 +6,7 @@ Triton comes with PyTorch for CUDA and for ROCm. It compiles the kernels at thei
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from nnorm_export.layers.fused.settings import (
     laid_out_like,
     sets_of,
 )
+from nnorm_export.library import OVERRIDE, WITHOUT
 
 _TILE, _QUARTER = 1024, 256  # of the kernels
 _ELEMENTS = 256  # of a quarter of a step, over all sets of a program
@@ -34,6 +36,8 @@ _PARTIAL_SUMS = 9
 @cache
 def is_available() -> bool:
     """Whether Triton is here, and passes numbers of 64 bits to kernels: from 3.4 on, which PyTorch 2.8 has."""
+    if os.environ.get(OVERRIDE) == WITHOUT:
+        return False
     try:
         from triton import __version__  # noqa: PLC0415 - only machines with GPUs have it
     except ImportError:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from nnorm_export.layers.fused import cpu, gpu
+from nnorm_export.layers.fused.formulas import by_formulas
 from nnorm_export.layers.fused.settings import HALVES, STATISTICS, Settings, arithmetic_of, sets_of, weights_of
-from nnorm_export.mathematics import gaussianize, mean_absolute_deviation, standardize_over
+from nnorm_export.layers.fused.trial import passes_trial
 
 _GREATEST_SEED = 2**63 - 1
 _SIZES = 3  # the settings that are sizes
@@ -51,7 +52,10 @@ def can_run(x: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
 def _has_kernels(device_type: str) -> bool:
-    return device_type in KERNELS and KERNELS[device_type].is_available()
+    kernels = KERNELS.get(device_type)
+    if kernels is None or not kernels.is_available():
+        return False
+    return kernels is cpu or passes_trial(kernels, device_type)  # those for CPUs are tested by their instructions
 
 
 def _require_parameters(x: Tensor, parameters: Sequence[Tensor | None], number: int) -> None:
@@ -191,7 +195,7 @@ def _differentiate_twice(ctx: Any, *of_gradients: Tensor) -> tuple[Tensor | None
         ones = weight if weight is not None else x.new_ones(weights_of(x, of))
         zeros = torch.zeros_like(ones, requires_grad=True)
         ones = ones if weight is not None else ones.requires_grad_()
-        y = formula(x, ones, zeros, of, noise_of(x.detach(), of, ctx.saved_tensors[3]))
+        y = by_formulas(x, ones, zeros, of, noise_of(x.detach(), of, ctx.saved_tensors[3]))
         first = torch.autograd.grad(y, (x, ones, zeros), gradient, create_graph=True)
         first = tuple(each.reshape(of_each.shape) for each, of_each in zip(first, of_gradients, strict=True))
         wanted = [tensor for tensor in (gradient, x, weight) if tensor is not None]
@@ -205,29 +209,6 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 _backward.register_autograd(_differentiate_twice, setup_context=_save_backward)
-
-
-def formula(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, z: Tensor | None) -> Tensor:
-    """The operator by :mod:`nnorm_export.mathematics`, for second derivatives, and for tests."""
-    by_set = _by_set(x, settings)
-    wide = by_set.to(arithmetic_of(x.dtype))
-    dim = [2, 3]
-    h = standardize_over(wide, dim, settings.eps) if settings.standardize else wide
-    y, _ = gaussianize(h, dim, settings.delta, settings.order, settings.alpha, settings.lmbda_range)
-    if z is not None:
-        y = y + _by_set(z, settings) * mean_absolute_deviation(y, dim) * settings.noise
-    shape = (by_set.shape[1], by_set.shape[2], 1)
-    y = y * weight.reshape(shape) + bias.reshape(shape)
-    if settings.length:
-        return y.reshape(x.shape).to(x.dtype)
-    return y.reshape(x.movedim(1, 0).shape).movedim(0, 1).to(x.dtype)
-
-
-def _by_set(x: Tensor, settings: Settings) -> Tensor:
-    """[rows, period, weights of a set, elements of a weight]."""
-    if settings.length:
-        return x.reshape(-1, settings.period, settings.length // settings.run, settings.run)
-    return x.movedim(1, 0).reshape(1, x.shape[1], 1, -1)
 
 
 def normal_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings) -> tuple[Tensor, Tensor]:
