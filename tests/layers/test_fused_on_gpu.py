@@ -183,9 +183,10 @@ def test_a_row_does_not_depend_on_the_other_rows(rows: int) -> None:
     assert torch.equal(*gradients)
 
 
+@pytest.mark.parametrize("standardize", [True, False])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
-def test_unusual_values_are_those_of_the_formulas(value: float) -> None:
-    settings = Settings(0, 3, 6, 1e-5, DELTA)
+def test_unusual_values_are_those_of_the_formulas(value: float, standardize: bool) -> None:
+    settings = Settings(0, 3, 6, 1e-5, DELTA, standardize=standardize)
     x, weight, bias = inputs_of((6, 3), settings, torch.float32)
     with torch.no_grad():
         x[:, 1] = 4.0

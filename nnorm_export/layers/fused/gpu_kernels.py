@@ -226,26 +226,17 @@ def _terms_of_lmbda(x, where, strides, tile: tl.constexpr, mean, inverse, correc
 
 
 @triton.jit
-def _sum_of_psi(x, where, strides, tile: tl.constexpr, mean, inverse, correction, eta_pos, eta_neg):
+def _sum_of_psi(x, where, strides, tile: tl.constexpr, mean, inverse, correction, eta_pos, eta_neg, mean_of_psi):
+    """Σψ over this part, or Σ|ψ − mean ψ| if the mean is known."""
     quarters: tl.constexpr = tile[3]
     total = _nothing(tile)
     for step in range(where[2], where[3]):
         for quarter in tl.static_range(quarters):
             _position, place, inside = _elements(step, quarter, where, strides, tile)
-            h = _standardize(_read(x, place, inside, tile), mean, inverse, correction)
-            total += tl.where(inside, psi(h, eta_pos, eta_neg), 0.0)
-    return _sum(total)
-
-
-@triton.jit
-def _sum_of_deviations(x, where, strides, tile: tl.constexpr, mean, inverse, correction, eta_pos, eta_neg, mean_of_psi):
-    quarters: tl.constexpr = tile[3]
-    total = _nothing(tile)
-    for step in range(where[2], where[3]):
-        for quarter in tl.static_range(quarters):
-            _position, place, inside = _elements(step, quarter, where, strides, tile)
-            h = _standardize(_read(x, place, inside, tile), mean, inverse, correction)
-            total += tl.where(inside, tl.abs(psi(h, eta_pos, eta_neg) - mean_of_psi), 0.0)
+            value = psi(_standardize(_read(x, place, inside, tile), mean, inverse, correction), eta_pos, eta_neg)
+            if mean_of_psi is not None:
+                value = tl.abs(value - mean_of_psi)
+            total += tl.where(inside, value, 0.0)
     return _sum(total)
 
 
@@ -284,7 +275,7 @@ def forward(
             mean, first_moment, second_moment, sizes, n, _number(epsilon, real)
         )
         if not standardizes:
-            mean, inverse, correction = mean * 0.0, mean * 0.0 + 1.0, mean * 0.0
+            mean, inverse, correction = tl.zeros_like(mean), tl.full(mean.shape, 1.0, real), tl.zeros_like(mean)
         _store(statistics, _MEAN, where, all_sets, mean)
         _store(statistics, _INVERSE, where, all_sets, inverse)
         _store(statistics, _CORRECTION, where, all_sets, correction)
@@ -323,17 +314,17 @@ def forward(
         lmbda = _load(statistics, _LMBDA, where, all_sets)
     eta_pos, eta_neg = exponents(lmbda, delta)
 
-    deviation = lmbda * 0.0
+    deviation = tl.zeros_like(lmbda)
     if has_deviation:
         if stage == -1 or stage == 2:
-            of_psi = _sum_of_psi(x, where, strides, tile, mean, inverse, correction, eta_pos, eta_neg)
+            of_psi = _sum_of_psi(x, where, strides, tile, mean, inverse, correction, eta_pos, eta_neg, None)
             if stage == 2:
                 _store_partial(partials, _PSI, where, all_sets, of_psi)
                 return
         if stage == -1 or stage == 3:
             if stage == 3:
                 of_psi = _sum(_load_partials(partials, _PSI, where, all_sets, parts))
-            of_deviations = _sum_of_deviations(
+            of_deviations = _sum_of_psi(
                 x, where, strides, tile, mean, inverse, correction, eta_pos, eta_neg, of_psi / n
             )
             if stage == 3:
@@ -454,7 +445,7 @@ def backward(
     share = gamma / n
     mean_of_h, mean_of_h_h = (sum_of_direct + share * sum_of_own) / n, (sum_of_direct_h + share * sum_of_own_h) / n
     if not standardizes:
-        mean_of_h, mean_of_h_h = mean_of_h * 0.0, mean_of_h_h * 0.0
+        mean_of_h, mean_of_h_h = tl.zeros_like(mean_of_h), tl.zeros_like(mean_of_h)
     for step in range(where[2], where[3]):
         for quarter in tl.static_range(quarters):
             position, place, inside = _elements(step, quarter, where, strides, tile)
