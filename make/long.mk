@@ -169,7 +169,7 @@ test-gpu: $(GPU_INSTALLED)
 			compute-sanitizer --tool $$tool --error-exitcode 1 build/gpu/test_cuda_kernels_gpu \
 				$$(test $$tool != racecheck || echo 20000 7) || exit 1; \
 		else echo "compute-sanitizer's $$tool is skipped: there is no compute-sanitizer, or no GPU"; fi; done
-	if test -n "$(GPU)"; then $(RUN_ON_GPU) -m pytest tests/gpu; else echo "tests/gpu is skipped: there is no GPU"; fi
+	if test -n "$(GPU)"; then $(RUN_ON_GPU) -m pytest tests/gpu tests/layers/test_fused_on_gpu.py; else echo "tests/gpu is skipped: there is no GPU"; fi
 
 bench-gpu: SECONDS := 480
 bench-gpu: $(GPU_INSTALLED)

@@ -6,7 +6,7 @@ import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -321,16 +321,22 @@ def test_a_library_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatc
     assert library._library.__wrapped__() is None
 
 
-def test_a_trial_finds_wrong_kernels() -> None:
-    assert trial.passes_trial.__wrapped__(cpu, "cpu")
-    names = ("forward", "backward", "noise")
-    wrong = SimpleNamespace(**{name: getattr(cpu, name) for name in names})
-    wrong.backward = lambda *args: [1.001 * each for each in cpu.backward(*args)]
-    with pytest.warns(RuntimeWarning, match=r"failed their trial: they differ by 0\.001 .*NNORM_EXPORT_LIBRARY=none"):
-        assert not trial.passes_trial.__wrapped__(wrong, "cpu")
-    wrong.forward = lambda *_: torch.ones(2).view(3)
-    with pytest.warns(RuntimeWarning, match="failed their trial: RuntimeError: shape"):
-        assert not trial.passes_trial.__wrapped__(wrong, "cpu")
+def test_a_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    assert trial.passes_trial(cpu, device)
+    for name, wrong, message in (
+        ("backward", lambda *args: [1.001 * each for each in cpu.backward(*args)], "they differ by 0.001 of"),
+        ("noise", lambda x, *_: x * float("nan"), "they differ by inf of"),
+        ("forward", lambda *_: torch.ones(2).view(3), "RuntimeError: shape"),
+    ):
+        kernels = ModuleType("kernels")
+        vars(kernels).update({each: getattr(cpu, each) for each in ("forward", "backward", "noise")} | {name: wrong})
+        with pytest.warns(RuntimeWarning, match=f"failed their trial: {message}.*NNORM_EXPORT_LIBRARY=none"):
+            assert not trial.passes_trial(kernels, device)
+        assert not trial.passes_trial(kernels, device)  # once is enough
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.warns(RuntimeWarning, match="a CUDA graph is captured"):
+        assert not trial.passes_trial(ModuleType("kernels"), torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(("version", "enough"), [("3.3.1", False), ("3.4.0", True), ("4.0.0", True), (None, False)])

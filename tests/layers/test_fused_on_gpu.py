@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from fused_cases import CASES, DELTA, NETWORK, assert_close, by_both, inputs_of, step_of
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from nnorm_export import layers
 from nnorm_export.layers.fused import cpu, gpu, operator, trial
@@ -29,7 +30,7 @@ LONG = ("channels of long maps", "rows that are not kept")
 HERE = [case for case in CASES if case not in LONG or DEVICE == "cuda"]
 PARTS: dict[str, tuple[tuple[int, ...], Settings]] = {
     "channels of maps": ((2, 2, 31, 50), Settings(0, 2, 3100, 1e-5, DELTA, noise=0.4)),
-    "channels of [N, C]": ((2100, 3), Settings(0, 3, 2100, 1e-5, DELTA, noise=0.4)),
+    "channels of [N, C]": ((3100, 3), Settings(0, 3, 3100, 1e-5, DELTA, noise=0.4)),
     "rows": ((2, 1500), Settings(1500, 1, 1, 1e-5, DELTA, noise=0.4)),
     "groups": ((1, 4, 27, 60), Settings(3240, 2, 1620, 1e-5, 0.0, order=1, least=-15.0, greatest=17.0, noise=0.4)),
 }
@@ -37,7 +38,7 @@ PARTS: dict[str, tuple[tuple[int, ...], Settings]] = {
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The launches of a test, each by the kernel's name and its stage; a test that has none fails."""
+    """The launches of a test, each by the kernel's name and its stage."""
     launches: list[str] = []
     launch = gpu._launch
 
@@ -45,7 +46,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         launches.append(f"{kernel} {options.get('stage')}")
         launch(kernel, *arguments, **options)  # type: ignore[arg-type]
 
-    assert operator._has_kernels(DEVICE)  # the trial, which is not the test's
+    assert operator.can_run(torch.ones(1, device=DEVICE))  # the trial, which is not the test's
     monkeypatch.setattr(gpu, "_launch", recorded)
     return launches
 
@@ -86,14 +87,16 @@ def test_psi_is_within_its_error_bound(dtype: torch.dtype, bound: float) -> None
 @pytest.mark.parametrize("case", HERE)
 def test_results_and_gradients_are_those_of_the_formulas(case: str, kernels: list[str]) -> None:
     shape, settings = CASES[case]
-    assert_close(*by_both(on_device(inputs_of(shape, settings)), settings), 2e-14)
+    assert_close(*by_both(on_device(inputs_of(shape, settings)), settings), 2e-13 if case in LONG else 2e-14)
     assert {launch.split()[0] for launch in kernels} >= {"forward", "backward"}
 
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("case", PARTS)
-def test_a_set_in_several_parts(case: str, kernels: list[str]) -> None:
+def test_a_set_in_several_parts(case: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shape, settings = PARTS[case]
+    if case == "channels of maps":
+        monkeypatch.setattr(gpu, "_GREATEST_OFFSET", 0)  # as for 2³¹ elements
     assert_close(*by_both(on_device(inputs_of(shape, settings)), settings), 2e-13)  # of sums of thousands of elements
     stages = [launch for launch in kernels if not launch.startswith("draw_noise")]
     assert stages == [*(f"forward {stage}" for stage in range(5)), "backward 0", "backward 1"]
@@ -234,17 +237,33 @@ def test_no_rows() -> None:
     assert all(float(gradient.abs().sum()) == 0.0 for gradient in torch.autograd.grad(y.sum(), (x, weight, bias)))
 
 
-def test_the_trial_may_begin_while_a_graph_is_traced(kernels: list[str]) -> None:
-    trial.passes_trial.cache_clear()
+def test_the_trial_may_begin_in_any_mode(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = ["forward -1", "backward -1", "draw_noise None"]
+    monkeypatch.setattr(trial, "_PROBLEMS", trial._PROBLEMS[1:])
     layer, x = layers.LayerNormalNorm(6, noise_train=0.0).to(DEVICE), torch.randn(3, 6, device=DEVICE)
     expected = step_of(copy.deepcopy(layer), x)
-    trial.passes_trial.cache_clear()
-    kernels.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", category=RuntimeWarning)
-        found = step_of(torch.compile(layer, backend="aot_eager", fullgraph=True), x)
-    for one, same in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, same)
-    parted = ["forward 0", "forward 1", "forward 2", "forward 3", "forward 4", "backward 0", "backward 1"]
-    whole = ["forward -1", "backward -1"]
-    assert kernels == [*parted, "draw_noise None", *whole, "draw_noise None", *whole]
+    runs: list[Callable[[Tensor], Tensor]] = [
+        torch.compile(copy.deepcopy(layer), backend="aot_eager", fullgraph=True),
+        lambda x: checkpoint(copy.deepcopy(layer), x, use_reentrant=False),
+        lambda x: checkpoint(copy.deepcopy(layer), x, use_reentrant=True),
+    ]
+    for run in runs:
+        monkeypatch.setattr(trial, "_passed", {})
+        kernels.clear()
+        x = x.detach().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", category=RuntimeWarning)
+            y = run(x)
+        assert kernels[: len(tried)] == tried
+        torch.testing.assert_close(y, expected[0])
+        y.backward(torch.linspace(-1, 1, y.numel(), device=DEVICE).reshape(y.shape))
+        torch.testing.assert_close(x.grad, expected[1])
+
+
+def test_transforms_have_no_trial(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_passed", {})
+    layer, x = layers.LayerNormalNorm(6, noise_train=0.0).to(DEVICE), torch.randn(3, 6, device=DEVICE)
+    torch.func.grad(lambda x: layer(x).pow(2).sum())(x)
+    torch.func.vmap(layer)(x)
+    torch.export.export(layer, (x,))
+    assert kernels == []

@@ -21,16 +21,16 @@ from nnorm_export.layers.fused.settings import (
     has_channels_last,
     laid_out_like,
     sets_of,
+    weights_of,
 )
 from nnorm_export.library import OVERRIDE, WITHOUT
 
-_TILE, _QUARTER = 1024, 256  # of the kernels
 _ELEMENTS = 256  # of a quarter of a step, over all sets of a program
 _CHANNELS = 32  # of a program, if channels lie side by side
 _LONGEST_ROW = 32  # tiles of a row that one program computes
-_MOST_PARTS, _MOST_PROGRAMS = 128, 2048
+_MOST_PARTS, _MOST_PROGRAMS = 256, 2048
 _LEAST_TILES = 4  # of a part of a channel in several segments: less is not worth a launch
-_PARTIAL_SUMS = 9
+_GREATEST_OFFSET = 2**31 - 1  # of 32 bits
 
 
 @cache
@@ -62,6 +62,8 @@ class _Division(NamedTuple):
 def _divide(x: Tensor, settings: Settings) -> _Division:
     import triton.language as tl  # noqa: PLC0415
 
+    from nnorm_export.layers.fused.gpu_kernels import QUARTER, TILE  # noqa: PLC0415
+
     n, count, is_apart = settings.length, sets_of(x, settings), False
     if n:
         extent, strides = n, (n, 0, 1)
@@ -69,18 +71,19 @@ def _divide(x: Tensor, settings: Settings) -> _Division:
         extent = math.prod(x.shape[2:])
         n, is_apart = x.shape[0] * extent, has_channels_last(x)
         extent, strides = (n, (1, 0, count)) if is_apart else (extent, (extent, count * extent, 1))
-    within = min(n, _QUARTER)
+    within = max(1, min(n, QUARTER))
     sets = min(_CHANNELS, _power_of_two(count)) if is_apart else max(1, _ELEMENTS // _power_of_two(within))
     width = min(_power_of_two(within), max(1, 2 * _ELEMENTS // sets)) if is_apart else _power_of_two(within)
-    all_tiles, blocks = -(-n // _TILE), -(-count // sets)
+    all_tiles, blocks = -(-n // TILE), -(-count // sets)
     if settings.length:  # whatever the number of rows is
         most = 1 if all_tiles <= _LONGEST_ROW else 2 * all_tiles // _LONGEST_ROW
     else:
         most = min(_MOST_PROGRAMS // blocks, all_tiles if is_apart else all_tiles // _LEAST_TILES)
-    parts = 1 << (max(1, min(_MOST_PARTS, most)).bit_length() - 1)
+    # Powers of 4, because the kernels are compiled for each number.
+    parts = 4 ** ((max(1, min(_MOST_PARTS, most)).bit_length() - 1) // 2)
     real = tl.float64 if x.dtype == torch.float64 else tl.float32
-    offset = tl.int64 if x.numel() >= 2**31 else tl.int32
-    tile = (sets, width, -(-within // width), -(-min(n, _TILE) // _QUARTER), extent == n, real, offset)
+    offset = tl.int64 if x.numel() > _GREATEST_OFFSET else tl.int32
+    tile = (sets, width, -(-within // width), -(-min(n, TILE) // QUARTER), extent == n, real, offset)
     return _Division(count, n, -(-all_tiles // parts), extent, *strides, parts, tile)
 
 
@@ -93,7 +96,7 @@ def _launch(kernel: str, division: _Division, *tensors: Tensor | None, **options
     from nnorm_export.layers.fused import gpu_kernels  # noqa: PLC0415
 
     grid = (-(-division.all_sets // division.tile[0]), division.parts)
-    if grid[0]:
+    if grid[0] and division.length:
         with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # torch does not annotate it
             getattr(gpu_kernels, kernel)[grid](*tensors, **division._asdict(), **options)
 
@@ -104,8 +107,9 @@ def _weights(division: _Division, settings: Settings) -> tuple[int, int]:
 
 
 def _new_partials(statistics: Tensor, division: _Division) -> Tensor:
-    is_divided = division.parts > 1
-    return statistics.new_empty((_PARTIAL_SUMS, division.parts, division.all_sets) if is_divided else 0)
+    from nnorm_export.layers.fused.gpu_kernels import PARTIAL_SUMS  # noqa: PLC0415
+
+    return statistics.new_empty((PARTIAL_SUMS, division.parts, division.all_sets) if division.parts > 1 else 0)
 
 
 def forward(
@@ -152,7 +156,7 @@ def backward(
     one_weight = run == division.length
     # Of a set that has one weight, the kernel adds up the gradient; of others, it writes the terms.
     of_weight, of_bias = statistics.new_empty((2, division.all_sets if one_weight else 0))
-    products = statistics.new_empty(0 if one_weight else x.shape)
+    products = statistics.new_empty(0 if one_weight or weight is None else x.shape)
     tensors = (of_kernel, _contiguous(weight), gradient, gradient_x, products, of_weight, of_bias, statistics, partials)
     for stage in (-1,) if division.parts == 1 else (0, 1):
         _launch(
@@ -166,8 +170,9 @@ def backward(
             has_noise=settings.noise != 0,
             standardizes=settings.standardize,
         )
-    terms = (of_weight, of_bias) if one_weight else (products, gradient)
-    shape = (-1, period * (division.length // run), 1 if one_weight else run)
+    shape = (-1, weights_of(x, settings), 1 if one_weight else run)
+    # Without a weight, nobody asks for its gradient.
+    terms = (of_weight, of_bias) if one_weight else (gradient if weight is None else products, gradient)
     of_weight, of_bias = (each.reshape(shape).sum((0, 2), dtype=statistics.dtype) for each in terms)
     return laid_out_like(x, gradient_x), of_weight, of_bias
 

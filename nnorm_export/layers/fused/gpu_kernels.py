@@ -3,35 +3,45 @@
 :mod:`.gpu` chooses the arguments. A program computes a block of sample sets, or a part of each. A pass has a stage for
 each sum over the whole set. With one part, a program runs all stages (``stage`` is -1). With several parts, each stage
 is a launch: a program writes the sums of its part to ``partials``, and each program of the next launch adds up those of
-all parts in the same order. So the bits of a result depend on the shape alone, and those of a row not on other rows.
+all parts in the same order. So the bits of a result depend on shape, layout and dtype alone, and those of a row not on
+other rows.
 
 A program goes through its sets in steps of 4·width elements, width of each quarter of a tile of 1024, because a counter
 of the noise gives four numbers, for elements 256 apart.
 
 Three tuples are passed on. ``where`` is what a program computes, and ``strides`` where that is in memory. ``tile`` has
-the constants: sets, width, steps of a tile, quarters, whether a set is one segment, arithmetic, type of offsets.
+the constants; their places are named below.
 """
 
 import triton
 import triton.language as tl
 
+from nnorm_export.layers.fused import settings
 from nnorm_export.layers.fused.gpu_mathematics import exponents, log2_1p, noise, psi, slopes
 
-# The rows of the statistics, as nnorm::Statistic in custom_ops/training/problem.h has them.
-_MEAN, _INVERSE, _CORRECTION, _EXACT_MEAN, _VARIANCE = (tl.constexpr(row) for row in range(5))
-_LMBDA, _DEVIATION, _BY_H_D, _BY_SIGNED_LOG, _BY_CURVATURE, _BY_D = (tl.constexpr(row) for row in range(5, 11))
-# The first rows of a stage's partial sums.
+_MEAN, _INVERSE, _CORRECTION = (tl.constexpr(row) for row in (settings.MEAN, settings.INVERSE, settings.CORRECTION))
+_EXACT_MEAN, _VARIANCE = tl.constexpr(settings.EXACT_MEAN), tl.constexpr(settings.VARIANCE)
+_LMBDA, _DEVIATION = tl.constexpr(settings.LMBDA), tl.constexpr(settings.DEVIATION)
+_BY_H_D, _BY_SIGNED_LOG = tl.constexpr(settings.BY_H_D), tl.constexpr(settings.BY_SIGNED_LOG)
+_BY_CURVATURE, _BY_D = tl.constexpr(settings.BY_CURVATURE), tl.constexpr(settings.BY_D)
+# The first rows of the partial sums of each stage: forward, …
 _MOMENTS, _TERMS, _PSI, _DEVIATIONS = (tl.constexpr(row) for row in (0, 3, 7, 8))
+# … and backward.
+_GAMMA, _DIRECT, _DIRECT_H, _OWN, _OWN_H, _OF_WEIGHT, _OF_BIAS = (tl.constexpr(row) for row in range(7))
+PARTIAL_SUMS = 9
+# The places in `tile`.
+_SETS, _WIDTH, _STEPS, _QUARTERS, _IS_ONE_SEGMENT, _REAL, _OFFSET = (tl.constexpr(place) for place in range(7))
 _LN2 = tl.constexpr(0.693147180559945309417232121)
-_TILE, _QUARTER = tl.constexpr(1024), tl.constexpr(256)
+TILE, QUARTER = 1024, 256
+_TILE, _QUARTER = tl.constexpr(TILE), tl.constexpr(QUARTER)
 
 
 @triton.jit
 def _where(all_sets, length, tiles, tile: tl.constexpr):
     """The numbers of the sample sets of this program, [sets, 1], which of them exist, and the steps of its part."""
-    sets: tl.constexpr = tile[0]
-    steps: tl.constexpr = tile[2]
-    offset: tl.constexpr = tile[6]
+    sets: tl.constexpr = tile[_SETS]
+    steps: tl.constexpr = tile[_STEPS]
+    offset: tl.constexpr = tile[_OFFSET]
     number = (tl.program_id(0) * sets + tl.arange(0, sets))[:, None].to(offset)
     first = tl.program_id(1) * tiles
     end = tl.minimum(first + tiles, tl.cdiv(length, _TILE))
@@ -41,10 +51,10 @@ def _where(all_sets, length, tiles, tile: tl.constexpr):
 @triton.jit
 def _elements(step, quarter: tl.constexpr, where, strides, tile: tl.constexpr):
     """The positions of a quarter of a step in their sets, their places in the tensor, and which of them exist."""
-    width: tl.constexpr = tile[1]
-    steps: tl.constexpr = tile[2]
-    is_one_segment: tl.constexpr = tile[4]
-    offset: tl.constexpr = tile[6]
+    width: tl.constexpr = tile[_WIDTH]
+    steps: tl.constexpr = tile[_STEPS]
+    is_one_segment: tl.constexpr = tile[_IS_ONE_SEGMENT]
+    offset: tl.constexpr = tile[_OFFSET]
     number, exists, length = where[0], where[1], where[4]
     extent, set_stride, segment_stride, element_stride = strides
     # The tensor first: a constant before it would become the result's type in Triton's interpreter.
@@ -60,16 +70,16 @@ def _elements(step, quarter: tl.constexpr, where, strides, tile: tl.constexpr):
 
 @triton.jit
 def _read(tensor, place, inside, tile: tl.constexpr):
-    real: tl.constexpr = tile[5]
+    real: tl.constexpr = tile[_REAL]
     return tl.load(tensor + place, mask=inside, other=0.0).to(real)
 
 
 @triton.jit
 def _nothing(tile: tl.constexpr):
     """Zeros for the sums of the elements of a step: they are added up at the end."""
-    sets: tl.constexpr = tile[0]
-    width: tl.constexpr = tile[1]
-    real: tl.constexpr = tile[5]
+    sets: tl.constexpr = tile[_SETS]
+    width: tl.constexpr = tile[_WIDTH]
+    real: tl.constexpr = tile[_REAL]
     return tl.zeros([sets, width], real)
 
 
@@ -86,8 +96,8 @@ def _sum(terms):
 
 @triton.jit
 def _noise_of_step(step, seed, number, tile: tl.constexpr):
-    width: tl.constexpr = tile[1]
-    steps: tl.constexpr = tile[2]
+    width: tl.constexpr = tile[_WIDTH]
+    steps: tl.constexpr = tile[_STEPS]
     return noise(seed, number, (tl.arange(0, width) + step // steps * _QUARTER + step % steps * width)[None, :])
 
 
@@ -104,7 +114,7 @@ def _parameter(tensor, position, inside, where, period, run, one_weight: tl.cons
 @triton.jit
 def _store_partial(partials, row: tl.constexpr, where, all_sets, of_part):
     number, exists = where[0], where[1]
-    place = (tl.num_programs(1) * row + tl.program_id(1)) * all_sets + number
+    place = (tl.num_programs(1) * row + tl.program_id(1)) * tl.cast(all_sets, tl.int64) + number
     tl.store(partials + place, of_part, mask=exists)
 
 
@@ -112,20 +122,21 @@ def _store_partial(partials, row: tl.constexpr, where, all_sets, of_part):
 def _load_partials(partials, row: tl.constexpr, where, all_sets, parts: tl.constexpr):
     """[sets, parts]."""
     number, exists = where[0], where[1]
-    return tl.load(partials + (tl.arange(0, parts)[None, :] + row * parts) * all_sets + number, mask=exists, other=0.0)
+    place = (tl.arange(0, parts)[None, :] + row * parts) * tl.cast(all_sets, tl.int64) + number
+    return tl.load(partials + place, mask=exists, other=0.0)
 
 
 @triton.jit
 def _store(statistics, row: tl.constexpr, where, all_sets, value):
     """A statistic of each set: all parts compute the same, and the first one stores it."""
     number, exists = where[0], where[1]
-    tl.store(statistics + all_sets * row + number, value, mask=exists & (tl.program_id(1) == 0))
+    tl.store(statistics + tl.cast(all_sets, tl.int64) * row + number, value, mask=exists & (tl.program_id(1) == 0))
 
 
 @triton.jit
 def _load(statistics, row: tl.constexpr, where, all_sets):
     number, exists = where[0], where[1]
-    return tl.load(statistics + all_sets * row + number, mask=exists, other=0.0)
+    return tl.load(statistics + tl.cast(all_sets, tl.int64) * row + number, mask=exists, other=0.0)
 
 
 @triton.jit
@@ -169,10 +180,11 @@ def _newton_step(
     if second_order:
         # With a range, L″ of sets that have lost their digits or are not numbers counts as 0 (mathematics.py).
         unit: tl.constexpr = 2.0**-52 if slope.dtype == tl.float64 else 2.0**-23
-        least_curvature: tl.constexpr = unit * unit if has_range else 0.0
-        is_curved = tl.abs(damped) > least_curvature
         if has_range:
+            is_curved = tl.abs(damped) > unit * unit
             is_known = is_curved
+        else:
+            is_curved = ~(damped == 0)  # NaN stays NaN
     divisor = tl.where(is_curved, damped, 1.0)
     found = 1.0 - alpha * slope / divisor
     is_below, is_above = found < least, found > greatest
@@ -187,7 +199,7 @@ def _newton_step(
 @triton.jit
 def _moments(x, where, strides, tile: tl.constexpr, size):
     """The rounded mean of this part, and the sums of the differences to it and of their squares."""
-    quarters: tl.constexpr = tile[3]
+    quarters: tl.constexpr = tile[_QUARTERS]
     total = _nothing(tile)
     for step in range(where[2], where[3]):
         for quarter in tl.static_range(quarters):
@@ -207,7 +219,7 @@ def _moments(x, where, strides, tile: tl.constexpr, size):
 @triton.jit
 def _terms_of_lmbda(x, where, strides, tile: tl.constexpr, mean, inverse, correction):
     """The sums of s·t, h·d, d and |h|·(a·t − 2d) + d² over this part (NN eq. 5–15; mathematics.py: newton_step)."""
-    quarters: tl.constexpr = tile[3]
+    quarters: tl.constexpr = tile[_QUARTERS]
     signed_log, h_d, d_alone, curvature = _nothing(tile), _nothing(tile), _nothing(tile), _nothing(tile)
     for step in range(where[2], where[3]):
         for quarter in tl.static_range(quarters):
@@ -228,7 +240,7 @@ def _terms_of_lmbda(x, where, strides, tile: tl.constexpr, mean, inverse, correc
 @triton.jit
 def _sum_of_psi(x, where, strides, tile: tl.constexpr, mean, inverse, correction, eta_pos, eta_neg, mean_of_psi):
     """Σψ over this part, or Σ|ψ − mean ψ| if the mean is known."""
-    quarters: tl.constexpr = tile[3]
+    quarters: tl.constexpr = tile[_QUARTERS]
     total = _nothing(tile)
     for step in range(where[2], where[3]):
         for quarter in tl.static_range(quarters):
@@ -240,7 +252,8 @@ def _sum_of_psi(x, where, strides, tile: tl.constexpr, mean, inverse, correction
     return _sum(total)
 
 
-@triton.jit
+# A batch of another size does not compile these again.
+@triton.jit(do_not_specialize=["tiles", "period"])
 def forward(
     x, weight, bias, y, statistics, partials, seed,
     all_sets, length, tiles, extent, set_stride, segment_stride, element_stride, period, run,
@@ -249,14 +262,15 @@ def forward(
     has_deviation: tl.constexpr, standardizes: tl.constexpr, second_order: tl.constexpr, has_range: tl.constexpr,
 ):  # fmt: skip
     """y and the statistics. Stages: 0 moments, 1 the terms of λ̂, 2 Σψ, 3 Σ|ψ − mean ψ|, 4 y; 2 and 3 for s̄ alone."""
-    quarters: tl.constexpr = tile[3]
-    real: tl.constexpr = tile[5]
+    quarters: tl.constexpr = tile[_QUARTERS]
+    real: tl.constexpr = tile[_REAL]
     where = _where(all_sets, length, tiles, tile)
     strides = (extent, set_stride, segment_stride, element_stride)
     delta, n = _number(delta, real), _number(length, real)
+    elements_of_part = tl.cast(tiles, tl.int64) * _TILE
 
     if stage <= 0:
-        size = tl.minimum(length - tl.program_id(1) * tiles * _TILE, tiles * _TILE)
+        size = tl.minimum(length - tl.program_id(1) * elements_of_part, elements_of_part)
         mean, first_moment, second_moment = _moments(x, where, strides, tile, _number(tl.maximum(size, 1), real))
         if stage == 0:
             _store_partial(partials, _MOMENTS, where, all_sets, mean)
@@ -269,8 +283,8 @@ def forward(
             mean = _load_partials(partials, _MOMENTS, where, all_sets, parts)
             first_moment = _load_partials(partials, _MOMENTS + 1, where, all_sets, parts)
             second_moment = _load_partials(partials, _MOMENTS + 2, where, all_sets, parts)
-        before = tl.arange(0, parts)[None, :] * tiles * _TILE
-        sizes = tl.minimum(tl.maximum(length - before, 0), tiles * _TILE).to(real)
+        before = tl.arange(0, parts)[None, :] * elements_of_part
+        sizes = tl.minimum(tl.maximum(length - before, 0), elements_of_part).to(real)
         mean, inverse, correction, exact_mean, variance = _standardization(
             mean, first_moment, second_moment, sizes, n, _number(epsilon, real)
         )
@@ -353,7 +367,7 @@ def forward(
             tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "period"])
 def backward(
     x, weight, gradient, gradient_x, products, of_weight, of_bias, statistics, partials, seed,
     all_sets, length, tiles, extent, set_stride, segment_stride, element_stride, period, run,
@@ -363,10 +377,10 @@ def backward(
 ):  # fmt: skip
     """∂x, and the sums of a set for ∂weight and ∂bias. Stages: 0 the sums of the gradients, 1 ∂x.
 
-    If the elements of a set have several weights, ``products`` gets the terms of ∂weight, g·(ψ + noise).
+    If a set has several weights, ``products`` gets the terms of ∂weight, g·(ψ + noise).
     """
-    quarters: tl.constexpr = tile[3]
-    real: tl.constexpr = tile[5]
+    quarters: tl.constexpr = tile[_QUARTERS]
+    real: tl.constexpr = tile[_REAL]
     where = _where(all_sets, length, tiles, tile)
     strides = (extent, set_stride, segment_stride, element_stride)
     delta, n = _number(delta, real), _number(length, real)
@@ -406,7 +420,7 @@ def backward(
                 if one_weight:
                     weights += g * value
                     biases += g
-                else:
+                elif weight is not None:
                     tl.store(products + place, g * value, mask=inside)
                 if weight is not None:
                     g *= _parameter(weight, position, inside, where, period, run, one_weight, tile)
@@ -420,24 +434,24 @@ def backward(
         sum_of_own, sum_of_own_h = _sum(own_alone), _sum(own_h)
         sum_of_weights, sum_of_biases = _sum(weights), _sum(biases)
         if stage == 0:
-            _store_partial(partials, 0, where, all_sets, gamma)
-            _store_partial(partials, 1, where, all_sets, sum_of_direct)
-            _store_partial(partials, 2, where, all_sets, sum_of_direct_h)
-            _store_partial(partials, 3, where, all_sets, sum_of_own)
-            _store_partial(partials, 4, where, all_sets, sum_of_own_h)
+            _store_partial(partials, _GAMMA, where, all_sets, gamma)
+            _store_partial(partials, _DIRECT, where, all_sets, sum_of_direct)
+            _store_partial(partials, _DIRECT_H, where, all_sets, sum_of_direct_h)
+            _store_partial(partials, _OWN, where, all_sets, sum_of_own)
+            _store_partial(partials, _OWN_H, where, all_sets, sum_of_own_h)
             if one_weight:
-                _store_partial(partials, 5, where, all_sets, sum_of_weights)
-                _store_partial(partials, 6, where, all_sets, sum_of_biases)
+                _store_partial(partials, _OF_WEIGHT, where, all_sets, sum_of_weights)
+                _store_partial(partials, _OF_BIAS, where, all_sets, sum_of_biases)
             return
     else:
-        gamma = _sum(_load_partials(partials, 0, where, all_sets, parts))
-        sum_of_direct = _sum(_load_partials(partials, 1, where, all_sets, parts))
-        sum_of_direct_h = _sum(_load_partials(partials, 2, where, all_sets, parts))
-        sum_of_own = _sum(_load_partials(partials, 3, where, all_sets, parts))
-        sum_of_own_h = _sum(_load_partials(partials, 4, where, all_sets, parts))
+        gamma = _sum(_load_partials(partials, _GAMMA, where, all_sets, parts))
+        sum_of_direct = _sum(_load_partials(partials, _DIRECT, where, all_sets, parts))
+        sum_of_direct_h = _sum(_load_partials(partials, _DIRECT_H, where, all_sets, parts))
+        sum_of_own = _sum(_load_partials(partials, _OWN, where, all_sets, parts))
+        sum_of_own_h = _sum(_load_partials(partials, _OWN_H, where, all_sets, parts))
         if one_weight:
-            sum_of_weights = _sum(_load_partials(partials, 5, where, all_sets, parts))
-            sum_of_biases = _sum(_load_partials(partials, 6, where, all_sets, parts))
+            sum_of_weights = _sum(_load_partials(partials, _OF_WEIGHT, where, all_sets, parts))
+            sum_of_biases = _sum(_load_partials(partials, _OF_BIAS, where, all_sets, parts))
 
     if one_weight:
         _store(of_weight, 0, where, all_sets, sum_of_weights)
@@ -461,13 +475,13 @@ def backward(
             tl.store(gradient_x + place, of_x.to(gradient_x.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def draw_noise(
     z, seed, all_sets, length, tiles, extent, set_stride, segment_stride, element_stride, parts: tl.constexpr,
     tile: tl.constexpr
 ):  # fmt: skip
     """The noise alone, into ``z``."""
-    quarters: tl.constexpr = tile[3]
+    quarters: tl.constexpr = tile[_QUARTERS]
     where = _where(all_sets, length, tiles, tile)
     of_noise = tl.load(seed)
     for step in range(where[2], where[3]):

@@ -27,6 +27,7 @@ from nnorm_export.layers.fused.trial import passes_trial
 _GREATEST_SEED = 2**63 - 1
 _SIZES = 3  # the settings that are sizes
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)
+_DTYPES = (torch.float32, torch.float64, *HALVES)
 # PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
@@ -38,24 +39,27 @@ KERNELS = {"cpu": cpu, "cuda": gpu}
 
 
 def can_run(x: Tensor) -> bool:
-    """Whether the operator takes ``x``: there are kernels for it, and no transform needs the formulas."""
-    if x.dtype not in (torch.float32, torch.float64, *HALVES) or not _has_kernels(x.device.type):
-        return False
+    """Whether the operator takes ``x``: no transform needs the formulas, and there are kernels for it."""
     # Other classes of tensors, as DTensor, know the operators of PyTorch alone. The parameters may be transformed
     # although x is not.
-    if type(x) not in _TENSORS or torch._C._are_functorch_transforms_active():
+    if x.dtype not in _DTYPES or type(x) not in _TENSORS or torch._C._are_functorch_transforms_active():
         return False
-    if torch.compiler.is_compiling():  # a program for other runtimes has the formulas' operators
-        return not _is_exporting()
-    return not (torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0)
+    if torch.compiler.is_compiling():
+        if _is_exporting():  # a program for other runtimes has the formulas' operators
+            return False
+    elif torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    has_kernels: bool = _has_kernels(x.device.type, x.device.index)
+    return has_kernels
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch does not annotate it
-def _has_kernels(device_type: str) -> bool:
+def _has_kernels(device_type: str, index: int | None) -> bool:
     kernels = KERNELS.get(device_type)
     if kernels is None or not kernels.is_available():
         return False
-    return kernels is cpu or passes_trial(kernels, device_type)  # those for CPUs are tested by their instructions
+    # Those for CPUs are tested for each set of instructions.
+    return kernels is cpu or passes_trial(kernels, torch.device(device_type, index or 0))
 
 
 def _require_parameters(x: Tensor, parameters: Sequence[Tensor | None], number: int) -> None:

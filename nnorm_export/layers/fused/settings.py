@@ -10,9 +10,11 @@ from torch import Tensor
 
 HALVES = (torch.float16, torch.bfloat16)
 
-# The rows of the statistics that the forward pass returns; custom_ops/training/problem.h lists all.
-EXACT_MEAN, VARIANCE, LMBDA, DEVIATION = 3, 4, 5, 6
+# The rows of the statistics that the forward pass returns; custom_ops/training/problem.h describes them.
 STATISTICS = 11
+MEAN, INVERSE, CORRECTION, EXACT_MEAN, VARIANCE, LMBDA, DEVIATION, BY_H_D, BY_SIGNED_LOG, BY_CURVATURE, BY_D = range(
+    STATISTICS
+)
 
 
 class Settings(NamedTuple):
