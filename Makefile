@@ -63,7 +63,7 @@ newest: .venv/installed
 # What depends on other packages most: exports, runtimes, types.
 newest-short: .venv-newest/installed
 	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/exporting/test_golden.py tests/exporting/test_export*.py \
-		tests/runtimes/test_runtimes.py tests/layers/test_layers.py tests/optimizing/test_optimize.py
+		tests/runtimes/test_runtimes.py
 	.venv-newest/bin/mypy --cache-dir .venv-newest/mypy_cache
 
 docs: $(VENV)/installed

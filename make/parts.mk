@@ -72,7 +72,7 @@ IN_TRITON = PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_librar
 	.venv-triton-compiler/bin/python -m pytest -p no:cacheprovider
 test-gpu-training: $(VENV)/installed $(TRITON_COMPILER:%=.venv-%/installed)
 	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_fused_on_gpu.py
-	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_layers.py -k "operator and (golden_training_steps or oracle)"
+	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_layers.py -k "operator and (bnn1d_trained or order1 or oracle)"
 	$(IN_TRITON) tests/layers/test_fused_gpu_code.py
 
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;
@@ -137,7 +137,8 @@ test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(PYTEST) tests/project/test_ray.py -rP
 
 # make test-converted    files of ExecuTorch, LiteRT and Core ML, by their own libraries, each in an environment of its own
-# make test-aoti    AOTInductor's packages of all recorded layers and all related norms; `make test-all` compiles some
+# make test-aoti    AOTInductor's packages and programs of all recorded layers, packages of all related norms; `make test-all`
+#              compiles some
 # make test-everywhere    the files of export() in every runtime that PyPI and npm have, each in its own environment; writes
 #              results/everywhere.md and the table in the README. EVERYWHERE='tract node' for some of them
 # make test-quantizers    the files of export() in the quantizers of ONNX Runtime, NVIDIA, Intel, AMD and others, each in its own
@@ -151,7 +152,8 @@ test-converted: $(CONVERTED:%=.venv-everywhere-%/installed)
 	done
 
 test-aoti: $(VENV)/installed
-	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/exporting/test_pytorch_*.py tests/layers/test_family.py -k aoti
+	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/exporting/test_pytorch_*.py tests/layers/test_family.py \
+		-k 'aoti or test_recorded_layers'
 
 test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" $(BIN)/python -m everywhere --jobs 2
