@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from nnorm_export.layers.fused import gpu, gpu_kernels
 from nnorm_export.layers.fused.settings import Settings, weights_of
 
+pytestmark = pytest.mark.slow
 TARGETS = {"sm_75": ("cuda", 75, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 MAPS = Settings(0, 64, 1, 1e-5, DELTA, noise=0.4)
 PROBLEMS: dict[str, tuple[torch.Tensor, Settings]] = {
