@@ -2,8 +2,7 @@
 
 python -m benchmarks.training [--threads 1 2] [--repeats N] [--only TEXT] [--write]
 
-A step of a layer is forward and backward; a step of a network has SGD with momentum too. `torch.compile` takes a minute
-for each candidate and number of threads. The candidates take turns:
+A step of a layer is forward and backward; a step of a network has SGD with momentum too. The candidates take turns:
 
     twin      BatchNorm2d, LayerNorm, … of torch.nn
     ours      the fused operator
@@ -49,7 +48,6 @@ class Row:
     ours: Callable[[], nn.Module]
     inputs: Callable[[], Tensor]
     is_network: bool = False
-    compiled: bool = False
 
 
 ROWS = (
@@ -71,10 +69,6 @@ ROWS = (
         lambda: torch.randn(16, 3, 32, 32), True),
     Row("ViT, batch 16", lambda: VisionTransformer(nn.LayerNorm), lambda: VisionTransformer(LayerNormalNorm),
         lambda: torch.randn(16, 3, 32, 32), True),
-    Row("ResNet18, batch 16, compiled", lambda: ResNet(nn.BatchNorm2d), lambda: ResNet(BatchNormalNorm2d),
-        lambda: torch.randn(16, 3, 32, 32), True, True),
-    Row("ViT, batch 16, compiled", lambda: VisionTransformer(nn.LayerNorm), lambda: VisionTransformer(LayerNormalNorm),
-        lambda: torch.randn(16, 3, 32, 32), True, True),
 )  # fmt: skip
 
 
@@ -93,13 +87,12 @@ def step_of(row: Row, build: Callable[[], nn.Module], *, fused: bool) -> tuple[C
     """A training step, and its forward pass alone."""
     torch.manual_seed(0)
     model, x = build().train(), row.inputs()
-    run = torch.compile(model) if row.compiled else model
     x.requires_grad_(not row.is_network)
     labels, upstream = torch.randint(10, (len(x),)), torch.randn_like(x)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
     def forward() -> Tensor:
-        y: Tensor = run(x)
+        y: Tensor = model(x)
         return nn.functional.cross_entropy(y, labels) if row.is_network else y
 
     def step() -> None:
