@@ -14,7 +14,7 @@ import triton
 from fused_cases import DELTA
 from triton.backends.compiler import GPUTarget
 
-from nnorm_export.layers.fused import gpu, gpu_kernels
+from nnorm_export.layers.fused import gpu, triton_kernels
 from nnorm_export.layers.fused.settings import Settings, weights_of
 
 pytestmark = pytest.mark.slow
@@ -55,13 +55,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
     class Kernel:
         def __init__(self, name: str) -> None:
-            self.kernel = getattr(gpu_kernels, name)
+            self.kernel = getattr(triton_kernels, name)
 
         def __getitem__(self, grid: tuple[int, int]) -> Any:
             return lambda *tensors, **options: found.append(self.kernel.warmup(*tensors, grid=grid, **options))
 
     for name in ("forward", "backward", "draw_noise"):
-        monkeypatch.setattr(gpu_kernels, name, Kernel(name))
+        monkeypatch.setattr(triton_kernels, name, Kernel(name))
     active = triton.runtime.driver._active
     triton.runtime.driver.set_active(_Driver(request.node.callspec.params["target"]))
     yield found

@@ -14,15 +14,16 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from fused_cases import CASES, DELTA, NETWORK, assert_close, by_both, inputs_of, step_of
+from fused_cases import CASES, DELTA, NETWORK, assert_close, assert_seeds_reproduce, by_both, inputs_of, step_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nnorm_export import layers
 from nnorm_export.layers.fused import cpu, gpu, operator, trial
 from nnorm_export.layers.fused.formulas import by_formulas
-from nnorm_export.layers.fused.gpu_mathematics import exponents, psi
 from nnorm_export.layers.fused.settings import Settings
+from nnorm_export.layers.fused.triton_kernels.mathematics import exponents, psi
+from nnorm_export.layers.fused.triton_kernels.tiles import elements_of_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter would take half a minute for these two. The others divide a set when `small_parts` says so.
@@ -82,6 +83,22 @@ def test_psi_is_within_its_error_bound(dtype: torch.dtype, bound: float) -> None
     expected = np.sign(wide) * np.expm1(exponent * np.log1p(abs(wide))) / exponent
     error = abs(np.longdouble(y.cpu().numpy()) - expected) / np.where(expected == 0, 1, abs(expected))
     assert error.max() < bound
+
+
+@triton.jit
+def place_kernel(step, places, offset: tl.constexpr):
+    tile: tl.constexpr = (1, 16, 16, 4, False, tl.float32, offset)
+    where = (tl.full([1, 1], 2, offset), tl.full([1, 1], True, tl.int1), 0, 0, 2**33)
+    _, place, _ = elements_of_step(step, 3, where, (7, 5, 70, 1), tile)
+    tl.store(places + tl.arange(0, 16)[None, :], place)
+
+
+def test_places_beyond_32_bits() -> None:
+    step, places = 2**27 + 5, torch.empty(16, dtype=torch.int64, device=DEVICE)
+    place_kernel[(1,)](step, places, tl.int64)
+    positions = [step // 16 * 1024 + 3 * 256 + step % 16 * 16 + i for i in range(16)]
+    assert positions[0] > 2**32
+    assert places.tolist() == [2 * 5 + position // 7 * 70 + position % 7 for position in positions]
 
 
 @pytest.mark.parametrize("case", HERE)
@@ -201,13 +218,8 @@ def test_unusual_values_are_those_of_the_formulas(value: float, standardize: boo
 
 
 def test_a_seed_reproduces_a_step_and_nothing_is_drawn_without_noise() -> None:
-    layer, x = layers.BatchNormalNorm1d(6).to(DEVICE), torch.randn(7, 6, device=DEVICE)
-    steps = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        steps.append(step_of(copy.deepcopy(layer), x))
-    assert all(torch.equal(one, other) for one, other in zip(steps[0], steps[1], strict=True))
-    assert not torch.equal(steps[0][0], steps[2][0])
+    x = torch.randn(7, 6, device=DEVICE)
+    assert_seeds_reproduce(layers.BatchNormalNorm1d(6).to(DEVICE), x)
     torch.manual_seed(0)
     expected = torch.rand(3, device=DEVICE)
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -74,3 +75,12 @@ def step_of(layer: nn.Module, x: Tensor) -> list[Tensor]:
     y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).to(y.device).reshape(y.shape))
     assert x.grad is not None
     return [y.detach(), x.grad, *(p.grad for p in layer.parameters() if p.grad is not None), *layer.buffers()]
+
+
+def assert_seeds_reproduce(layer: nn.Module, x: Tensor) -> None:
+    steps = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        steps.append(step_of(copy.deepcopy(layer), x))
+    assert all(torch.equal(one, other) for one, other in zip(steps[0], steps[1], strict=True))
+    assert not torch.equal(steps[0][0], steps[2][0])

@@ -1,10 +1,12 @@
-"""The operator's passes on GPUs: divides a problem among the programs of :mod:`.gpu_kernels`, and launches them.
+"""The operator's passes on GPUs: divides a problem among the programs of :mod:`.triton_kernels`, and launches them.
 
 Triton comes with PyTorch for CUDA and for ROCm. It compiles the kernels at their first use, and keeps them on disk.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import os
 from functools import cache
@@ -14,7 +16,9 @@ import torch
 from torch import Tensor
 
 from nnorm_export.layers.fused.settings import (
+    QUARTER,
     STATISTICS,
+    TILE,
     Settings,
     arithmetic_of,
     dense,
@@ -36,13 +40,16 @@ _GREATEST_OFFSET = 2**31 - 1  # of 32 bits
 @cache
 def is_available() -> bool:
     """Whether Triton is here, and passes numbers of 64 bits to kernels: from 3.4 on, which PyTorch 2.8 has."""
-    if os.environ.get(OVERRIDE) == WITHOUT:
+    if os.environ.get(OVERRIDE) == WITHOUT or importlib.util.find_spec("triton") is None:
         return False
-    try:
-        from triton import __version__  # noqa: PLC0415 - only machines with GPUs have it
-    except ImportError:
-        return False
-    return tuple(int(number) for number in __version__.split(".")[:2]) >= (3, 4)
+    version = importlib.import_module("triton").__version__
+    return tuple(int(number) for number in version.split(".")[:2]) >= (3, 4)
+
+
+@cache
+def _kernels() -> Any:
+    """The kernels, which need Triton."""
+    return importlib.import_module("nnorm_export.layers.fused.triton_kernels")
 
 
 class _Division(NamedTuple):
@@ -60,10 +67,7 @@ class _Division(NamedTuple):
 
 
 def _divide(x: Tensor, settings: Settings) -> _Division:
-    import triton.language as tl  # noqa: PLC0415
-
-    from nnorm_export.layers.fused.gpu_kernels import QUARTER, TILE  # noqa: PLC0415
-
+    tl = importlib.import_module("triton.language")
     n, count, is_apart = settings.length, sets_of(x, settings), False
     if n:
         extent, strides = n, (n, 0, 1)
@@ -93,12 +97,10 @@ def _power_of_two(number: int) -> int:
 
 
 def _launch(kernel: str, division: _Division, *tensors: Tensor | None, **options: Any) -> None:
-    from nnorm_export.layers.fused import gpu_kernels  # noqa: PLC0415
-
     grid = (-(-division.all_sets // division.tile[0]), division.parts)
     if grid[0] and division.length:
-        with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # torch does not annotate it
-            getattr(gpu_kernels, kernel)[grid](*tensors, **division._asdict(), **options)
+        with torch.cuda.device_of(tensors[0]):
+            getattr(_kernels(), kernel)[grid](*tensors, **division._asdict(), **options)
 
 
 def _weights(division: _Division, settings: Settings) -> tuple[int, int]:
@@ -107,9 +109,8 @@ def _weights(division: _Division, settings: Settings) -> tuple[int, int]:
 
 
 def _new_partials(statistics: Tensor, division: _Division) -> Tensor:
-    from nnorm_export.layers.fused.gpu_kernels import PARTIAL_SUMS  # noqa: PLC0415
-
-    return statistics.new_empty((PARTIAL_SUMS, division.parts, division.all_sets) if division.parts > 1 else 0)
+    is_divided = division.parts > 1
+    return statistics.new_empty((_kernels().PARTIAL_SUMS, division.parts, division.all_sets) if is_divided else 0)
 
 
 def forward(
@@ -154,9 +155,9 @@ def backward(
     gradient, gradient_x = laid_out_like(of_kernel, gradient), torch.empty_like(of_kernel)
     partials, (period, run) = _new_partials(statistics, division), _weights(division, settings)
     one_weight = run == division.length
-    # Of a set that has one weight, the kernel adds up the gradient; of others, it writes the terms.
+    # The kernel adds up the gradient of a set with one weight, and writes the terms of several weights.
     of_weight, of_bias = statistics.new_empty((2, division.all_sets if one_weight else 0))
-    products = statistics.new_empty(0 if one_weight or weight is None else x.shape)
+    products = statistics.new_empty((0, *x.shape) if one_weight or weight is None else x.shape)
     tensors = (of_kernel, _contiguous(weight), gradient, gradient_x, products, of_weight, of_bias, statistics, partials)
     for stage in (-1,) if division.parts == 1 else (0, 1):
         _launch(
@@ -170,10 +171,10 @@ def backward(
             has_noise=settings.noise != 0,
             standardizes=settings.standardize,
         )
-    shape = (-1, weights_of(x, settings), 1 if one_weight else run)
-    # Without a weight, nobody asks for its gradient.
-    terms = (of_weight, of_bias) if one_weight else (gradient if weight is None else products, gradient)
-    of_weight, of_bias = (each.reshape(shape).sum((0, 2), dtype=statistics.dtype) for each in terms)
+    terms = (of_weight, of_bias) if one_weight else (products, gradient)
+    weights, elements = weights_of(x, settings), 1 if one_weight else run
+    # ∂weight of a layer without a weight is a sum of no terms, which is 0: the layer does not use it.
+    of_weight, of_bias = (each.reshape(-1, weights, elements).sum((0, 2), dtype=statistics.dtype) for each in terms)
     return laid_out_like(x, gradient_x), of_weight, of_bias
 
 

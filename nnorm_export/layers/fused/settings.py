@@ -10,6 +10,9 @@ from torch import Tensor
 
 HALVES = (torch.float16, torch.bfloat16)
 
+# The noise is drawn for tiles of elements: a counter gives four numbers, for elements a quarter of a tile apart.
+TILE, QUARTER = 1024, 256
+
 # The rows of the statistics that the forward pass returns; custom_ops/training/problem.h describes them.
 STATISTICS = 11
 MEAN, INVERSE, CORRECTION, EXACT_MEAN, VARIANCE, LMBDA, DEVIATION, BY_H_D, BY_SIGNED_LOG, BY_CURVATURE, BY_D = range(
@@ -28,7 +31,7 @@ class Settings(NamedTuple):
         standardize: False for h = x.
         least, greatest: the range of λ̂; infinite for none.
         noise: ξ; 0 for none.
-        deviation: whether s̄ is computed although there is no noise.
+        deviation: whether s̄ is computed without noise too.
     """
 
     length: int
