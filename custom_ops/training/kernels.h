@@ -8,10 +8,10 @@ namespace nnorm {
 
 struct TrainingKernels {
   const char* name;  // avx512, avx2, neon, baseline
-  size_t (*buffer_size)(const TrainingProblem& problem);  // in bytes: what a call needs
-  void (*forward)(const TrainingProblem& problem, uint64_t part, void* buffer);
-  void (*backward)(const TrainingProblem& problem, uint64_t part, void* buffer);
-  void (*noise)(const TrainingProblem& problem, uint64_t part, void* buffer);
+  size_t (*memory_size)(const TrainingProblem& problem);  // in bytes: what a call needs
+  void (*forward)(const TrainingProblem& problem, uint64_t part, void* memory);
+  void (*backward)(const TrainingProblem& problem, uint64_t part, void* memory);
+  void (*noise)(const TrainingProblem& problem, uint64_t part, void* memory);
 };
 
 // The kernels for float and for double, in this order.

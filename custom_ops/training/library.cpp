@@ -56,10 +56,10 @@ __attribute__((visibility("default"))) int nnorm_training_run(size_t instruction
                                                               uint64_t end) {
   const nnorm::TrainingKernels& kernels = nnorm::training_kernels(instruction_set)[is_double];
   const auto compute = what == 0 ? kernels.forward : what == 1 ? kernels.backward : kernels.noise;
-  void* buffer = nullptr;
-  if (posix_memalign(&buffer, 64, kernels.buffer_size(*problem)) != 0) return 1;
-  for (uint64_t part = first; part < end; ++part) compute(*problem, part, buffer);
-  std::free(buffer);
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 64, kernels.memory_size(*problem)) != 0) return 1;
+  for (uint64_t part = first; part < end; ++part) compute(*problem, part, memory);
+  std::free(memory);
   return 0;
 }
 

@@ -55,6 +55,15 @@ def test_with_the_library(model_file: Path) -> None:
     assert diagnosis.missing is None
 
 
+def test_triton_compiles_the_training_kernels_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("3.7.1", ""):
+        monkeypatch.setattr("nnorm_export.runtimes.diagnose.installed_version", lambda _, found=version: found)
+        names = {each.name: each.found for each in diagnose(runtime="reference").components}
+        assert names.get("training kernels for GPUs") == (
+            "compiled by Triton 3.7.1 (3.4 or newer)" if version else None
+        )
+
+
 def test_without_the_library(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNORM_EXPORT_LIBRARY", "none")
     diagnosis = diagnose(model_file)

@@ -32,8 +32,6 @@ _DTYPES = (torch.float32, torch.float64, *HALVES)
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
 _SEEDED: dict[str, Any] = {"tags": (torch.Tag.nondeterministic_seeded,)} if _HAS_TAGS else {}
-
-
 # The modules with the kernels for each type of device; AMD's GPUs are "cuda" too.
 KERNELS = {"cpu": cpu, "cuda": gpu}
 
