@@ -24,7 +24,7 @@ AT_NULL, AT_PHDR, AT_PHENT, AT_PHNUM, AT_PAGESZ, AT_ENTRY, AT_RANDOM = 0, 3, 4, 
 PT_LOAD = 1
 SUPERVISOR_CALL = 2
 # Numbers of system calls: include/uapi/asm-generic/unistd.h of Linux.
-WRITE, WRITEV, MMAP, SCHED_GETAFFINITY, EXITS = 64, 66, 222, 123, (93, 94)
+WRITE, WRITEV, MMAP, MUNMAP, SCHED_GETAFFINITY, TKILL, EXITS = 64, 66, 222, 215, 123, 130, (93, 94)
 ANSWERS = {
     29: ENOTTY,  # ioctl: the output is not a terminal
     96: 1,  # set_tid_address
@@ -34,10 +34,14 @@ ANSWERS = {
     135: 0,  # rt_sigprocmask
     178: 1,  # gettid
     214: ENOMEM,  # brk: the C library then uses mmap
-    215: 0,  # munmap: memory is not used again
     226: 0,  # mprotect
     233: 0,  # madvise
 }
+
+
+def pages(size: int) -> int:
+    """As many bytes as whole pages have."""
+    return (size + PAGE - 1) & -PAGE
 
 
 class Process:
@@ -50,6 +54,7 @@ class Process:
         self.machine.mem_map(STACK, STACK_SIZE)
         self.machine.mem_map(HEAP, HEAP_SIZE)
         self.next_page, self.status, self.unknown = HEAP, None, ""
+        self.unmapped: dict[int, list[int]] = {}  # by size
         self.load(Path(arguments[0]).read_bytes(), arguments)
         self.machine.hook_add(unicorn.UC_HOOK_INTR, self.interrupt)
 
@@ -124,20 +129,32 @@ class Process:
             for address, size in struct.iter_unpack("<QQ", parts):
                 result += self.write(address, size)
         elif number == MMAP and (values[4] + 1) & 0xFFFF_FFFF == 0:  # no file
-            result, size = self.next_page, (values[1] + PAGE - 1) & -PAGE
-            if result + size > HEAP + HEAP_SIZE:
-                return ENOMEM
-            self.next_page += size
+            result = self.map(values[1])
+        elif number == MUNMAP:
+            self.unmapped.setdefault(pages(values[1]), []).append(values[0])
         elif number == SCHED_GETAFFINITY:  # one processor
             self.machine.mem_write(values[2], (1).to_bytes(8, "little"))
             result = 8
         else:
             if number in EXITS:
                 self.status = values[0] & 0xFF
+            elif number == TKILL:  # the program ends itself by a signal: abort()
+                self.status = 128 + values[1]
             else:
                 self.unknown = f"system call {number} is not emulated; add it to {__file__}"
             self.machine.emu_stop()
         return result
+
+    def map(self, size: int) -> int:
+        """The address of new memory. What was unmapped is used again where the size is the same."""
+        size = pages(size)
+        if addresses := self.unmapped.get(size):
+            self.machine.mem_write(addresses[-1], bytes(size))
+            return addresses.pop()
+        if self.next_page + size > HEAP + HEAP_SIZE:
+            return ENOMEM
+        self.next_page += size
+        return self.next_page - size
 
     def write(self, address: int, size: int) -> int:
         if size:
