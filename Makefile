@@ -60,11 +60,11 @@ lint: $(VENV)/installed
 newest: .venv/installed
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest
-# What depends on other packages most: exports, runtimes, types.
-newest-short: .venv-newest/installed
-	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/exporting/test_golden.py tests/exporting/test_export*.py \
-		tests/runtimes/test_runtimes.py
 	.venv-newest/bin/mypy --cache-dir .venv-newest/mypy_cache
+# What depends on other packages most: exports and runtimes.
+newest-short: .venv-newest/installed
+	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/exporting/test_golden.py tests/exporting/test_export.py \
+		tests/runtimes/test_runtimes.py
 
 docs: $(VENV)/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs

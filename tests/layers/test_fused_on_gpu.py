@@ -149,8 +149,9 @@ def test_statistics_and_noise_are_those_of_the_kernels_for_processors(case: str,
         assert 0.9 < float(z.std()) < 1.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "affine"), [(torch.float32, True), (torch.float16, False), (torch.bfloat16, True)], ids=str
+)
 @pytest.mark.parametrize("name", NETWORK)
 def test_layers_train_as_by_the_formulas(
     name: str, affine: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernels: list[str]

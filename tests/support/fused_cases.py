@@ -27,7 +27,7 @@ CASES: dict[str, tuple[tuple[int, ...], Settings]] = {
     "a narrow range": ((5, 3, 4), Settings(0, 3, 20, 1e-5, DELTA, least=0.95, greatest=1.02)),
     "rows": ((30, 19), Settings(19, 1, 1, 1e-5, DELTA, noise=1.0)),
     "rows of one": ((3, 1), Settings(1, 1, 1, 1e-5, DELTA)),
-    "rows of several tiles": ((2, 3, 1500), Settings(1500, 1, 1, 1e-5, DELTA, noise=1.0)),
+    "rows of several tiles": ((1, 2, 1500), Settings(1500, 1, 1, 1e-5, DELTA, noise=1.0)),
     "rows that are not kept": ((2, 17001), Settings(17001, 1, 1, 1e-5, 0.0)),
     "groups": ((3, 8, 5, 5), Settings(100, 2, 25, 1e-5, DELTA, noise=0.4)),
     "instances": ((3, 8, 45), Settings(45, 8, 45, 1e-5, DELTA, noise=0.4)),

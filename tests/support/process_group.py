@@ -25,7 +25,9 @@ def run_in_processes(count: int, function: Callable[..., Any], *arguments: Any) 
     """
     start = "forkserver" if hasattr(os, "fork") else "spawn"
     if start == "forkserver":
-        multiprocessing.set_forkserver_preload(["torch.distributed", "nnorm_export.layers"])
+        # All that the tests import: what is not here is imported by each process, for seconds.
+        modules = ["pytest", "torch.distributed", "nnorm_export.freezing", "nnorm_export.layers"]
+        multiprocessing.set_forkserver_preload(modules)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
             _run, (count, Path(folder), function, arguments), nprocs=count, start_method=start
