@@ -70,11 +70,14 @@ class Normalization(nn.Module, ABC):
         affine: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        *,
+        bias: bool = True,
     ) -> None:
         require_flag("affine", affine)
+        require_flag("bias", bias)
         # The bias is first, as in the authors' layers, because optimizer states index parameters by registration order.
-        for name in ("bias", "weight"):
-            parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype)) if affine else None
+        for name, is_there in (("bias", affine and bias), ("weight", affine)):
+            parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype)) if is_there else None
             self.register_parameter(name, parameter)
         self._reset_affine()
 

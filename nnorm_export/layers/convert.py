@@ -52,6 +52,10 @@ _NOTE_FOR_MOMENTUM = (
     "its running statistics are not updated with a constant momentum, and those of BatchNormalNorm are; set its "
     "momentum, which is {}"
 )
+_NOTE_FOR_RMS = (
+    "RMSNorm divides by √(mean x² + ε) and subtracts no mean, and LayerNormalNorm subtracts it, so that the network "
+    "does not compute what it did before it is trained; at λ = 1 neither"
+)
 Chosen = Iterable[str | type[nn.Module]]
 
 
@@ -64,6 +68,7 @@ def convert_normal_norm(
     only: Chosen | None = ...,
     skip: Chosen = ...,
     strict: bool = ...,
+    rms_norms: bool = ...,
     warm_start: Iterable[Any] | None = ...,
     return_report: Literal[False] = ...,
 ) -> nn.Module: ...
@@ -76,6 +81,7 @@ def convert_normal_norm(
     only: Chosen | None = ...,
     skip: Chosen = ...,
     strict: bool = ...,
+    rms_norms: bool = ...,
     warm_start: Iterable[Any] | None = ...,
     return_report: Literal[True],
 ) -> tuple[nn.Module, ConversionReport]: ...
@@ -87,6 +93,7 @@ def convert_normal_norm(
     only: Chosen | None = None,
     skip: Chosen = (),
     strict: bool = False,
+    rms_norms: bool = False,
     warm_start: Iterable[Any] | None = None,
     return_report: bool = False,
 ) -> nn.Module | tuple[nn.Module, ConversionReport]:
@@ -124,6 +131,8 @@ def convert_normal_norm(
             layers below it) or class. None for all layers. A shared layer is chosen by any of its paths.
         skip: the layers to keep, by path or class.
         strict: whether a normalization without a counterpart is an error.
+        rms_norms: whether an RMSNorm, x/√(mean x² + ε)·w or ·(1 + w) (Gemma), becomes a LayerNormalNorm without a bias.
+            Its weight is w or 1 + w. LayerNormalNorm subtracts the mean, which RMSNorm does not: the results change.
         warm_start: a few batches, from which the statistics and λ of the new batch norms are estimated; a tensor or a
             sequence whose first element is the input (a DataLoader over images and labels), or a dict of arguments.
         return_report: whether to return a report of the converted and the kept normalizations too.
@@ -153,7 +162,7 @@ def convert_normal_norm(
     recognize = Recognizer()
     held = places_of_layers(module)
     for path, layer in _norms(module, is_chosen):
-        recognized = _recognized(layer, held, recognize)
+        recognized = _recognized(layer, held, recognize, rms_norms)
         if isinstance(recognized, str):
             kept.append(Kept(path, type(layer).__name__, recognized))
             continue
@@ -228,7 +237,7 @@ def _norms(root: nn.Module, is_chosen: Callable[[nn.Module], bool]) -> Iterator[
             yield path, layer
 
 
-def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer) -> Recognized | str:
+def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer, rms_norms: bool) -> Recognized | str:
     """The normalization that ``layer`` computes, or the reason why it is kept."""
     if isinstance(layer, LazyModuleMixin):
         return "it has no shape yet; run the model once on an example, then convert it"
@@ -244,10 +253,18 @@ def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer
         )
     if extra := _second_argument(layer):
         return f"its forward takes {extra} too, and the forward of its counterpart takes the input only"
-    return recognize(layer) or (
-        "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
-        "submodules, so it has no normality counterpart"
-    )
+    recognized = recognize(layer)
+    if recognized is None:
+        return (
+            "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
+            "submodules, so it has no normality counterpart"
+        )
+    if recognized.kind == "rms" and not rms_norms:
+        return (
+            "it computes RMSNorm, which subtracts no mean, and LayerNormalNorm does; rms_norms=True puts a "
+            "LayerNormalNorm in its place, and the network must then be trained"
+        )
+    return recognized
 
 
 def _second_argument(layer: nn.Module) -> str | None:
@@ -259,6 +276,8 @@ def _second_argument(layer: nn.Module) -> str | None:
 
 def _note(recognized: Recognized, layer: nn.Module, norm: nn.Module) -> str:
     """How ``norm`` behaves differently from ``layer``; empty if it does not."""
+    if recognized.kind == "rms":
+        return _NOTE_FOR_RMS
     if isinstance(layer, nn.SyncBatchNorm) and _is_across_batch(recognized, layer):
         return _NOTE_FOR_SYNC
     if recognized.is_frozen:
@@ -310,7 +329,9 @@ def _build(recognized: Recognized, layer: nn.Module, options: dict[str, Any]) ->
         return _INSTANCE[spatial[0]](channels, affine=affine, **options)
     if recognized.kind == "group":
         return GroupNormalNorm(channels, recognized.groups, affine=affine, **options)
-    return LayerNormalNorm(recognized.shape, elementwise_affine=affine, **options)
+    return LayerNormalNorm(
+        recognized.shape, elementwise_affine=affine, bias=affine and recognized.kind != "rms", **options
+    )
 
 
 def _is_across_batch(recognized: Recognized, layer: nn.Module) -> bool:
@@ -322,7 +343,8 @@ def _take_over_state(new: NormalNorm, old: nn.Module, recognized: Recognized) ->
     """Gives ``new`` the parameters and statistics of ``old``; tensors that ``old`` lacks keep their initial values."""
     for name, source in (("weight", recognized.weight), ("bias", recognized.bias)):
         if source is not None:
-            setattr(new, name, _parameter(getattr(old, source), recognized.shape))
+            offset = recognized.weight_offset if name == "weight" else 0.0
+            setattr(new, name, _parameter(getattr(old, source), recognized.shape, offset))
     if recognized.kind == "batch":
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             value = getattr(old, name, None)
@@ -339,8 +361,10 @@ def train_alike(new: nn.Module, taken: Collection[str]) -> None:
             own.requires_grad_(source.requires_grad)
 
 
-def _parameter(value: Tensor, shape: Sequence[int]) -> nn.Parameter:
+def _parameter(value: Tensor, shape: Sequence[int], offset: float) -> nn.Parameter:
     """``value`` itself if it is a parameter of this shape, so that an optimizer's reference stays valid."""
+    if offset:
+        value = (value.detach() + offset).requires_grad_(value.requires_grad)
     if isinstance(value, nn.Parameter) and value.shape == torch.Size(shape):
         return value
     return nn.Parameter(value.detach().reshape(shape), requires_grad=value.requires_grad)

@@ -23,6 +23,7 @@ class LayerNormalNorm(NormalNorm):
     Args:
         normalized_shape: the trailing axes to normalize over; an int for the last one.
         elementwise_affine: whether there are ``weight`` and ``bias``, both of shape ``normalized_shape``.
+        bias: False for no ``bias``.
         eps, noise_train, variant: see :class:`~nnorm_export.layers.NormalNorm`.
 
     Shape: (\*, \*normalized_shape), any leading axes; a nested tensor, whose samples have that shape.
@@ -41,6 +42,8 @@ class LayerNormalNorm(NormalNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         variant: Variant = "reference",
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__(eps, noise_train, variant)
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
@@ -51,7 +54,7 @@ class LayerNormalNorm(NormalNorm):
             )
         require_flag("elementwise_affine", elementwise_affine)
         self.elementwise_affine = elementwise_affine
-        self._init_affine(self.normalized_shape, elementwise_affine, device, dtype)
+        self._init_affine(self.normalized_shape, elementwise_affine, device, dtype, bias=bias)
 
     def _check_input(self, x: Tensor) -> None:
         shape = list(self.normalized_shape)

@@ -21,14 +21,15 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
-Kind = Literal["batch", "instance", "layer", "channels", "group"]
+Kind = Literal["batch", "instance", "layer", "channels", "group", "rms"]
 
 _STATISTICS = ("running_mean", "running_var")
 # Allowed differences in shares of the greatest value. Some layers compute in float32 whatever the input.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 _MOMENTUM_TOLERANCE = 1e-4
 _LARGEST_EPSILON = 0.1
-_USUAL_EPSILONS = (1e-5, 1e-6, 1e-3, 1e-12)  # candidates for a layer whose code has ε as a constant
+# Candidates for a layer whose code has ε as a constant. The last one is nn.RMSNorm's own.
+_USUAL_EPSILONS = (1e-5, 1e-6, 1e-3, 1e-12, torch.finfo(torch.float32).eps)
 _RUNNING_VARIANCE = 1e-4  # small, so that the usual ε change the results
 _SPATIAL_SIZES = ((3, 4), (), (5,), (2, 3, 2))  # the axes after the channels, the likeliest first
 
@@ -39,11 +40,12 @@ class Recognized:
 
     Attributes:
         kind: the kind of the norm; ``channels`` is a layer norm over axis 1 of [N, C, *spatial].
-        epsilon: ε, added to the variance.
+        epsilon: ε, added to the variance, or to the mean square of ``rms``.
         shape: the shape of the parameters: the channels, or the normalized shape.
         spatial: the numbers of axes after the channels that a batch or instance norm accepts, the likeliest first.
         groups: the number of groups of a group norm.
         weight, bias: the names of these tensors in the layer; None without one.
+        weight_offset: added to the weight of ``rms``: 1 in Gemma's networks.
         tail: the names of the submodules after the norm.
         is_frozen: whether a batch norm uses its running statistics in training too.
         momentum: m of the running statistics of a batch norm, new = m·batch + (1 − m)·old; None for the cumulative
@@ -59,6 +61,7 @@ class Recognized:
     groups: int = 1
     weight: str | None = None
     bias: str | None = None
+    weight_offset: float = 0.0
     tail: tuple[str, ...] = ()
     is_frozen: bool = False
     momentum: float | None = 0.1
@@ -77,6 +80,9 @@ class Recognized:
         )
         if self.kind == "layer":
             return F.layer_norm(x, self.shape, weight, bias, self.epsilon)
+        if self.kind == "rms":
+            scale = None if weight is None else weight + self.weight_offset
+            return F.rms_norm(x, self.shape, scale, self.epsilon)
         if self.kind == "channels":
             return F.layer_norm(x.movedim(1, -1), self.shape, weight, bias, self.epsilon).movedim(-1, 1)
         if self.kind == "group":
@@ -244,10 +250,13 @@ def _candidates(layer: nn.Module) -> Iterator[Recognized]:
         ):
             if any(name is not None and own[name].numel() != torch.Size(shape).numel() for name in (weight, bias)):
                 continue
-            for is_frozen in (False, True) if kind == "batch" and _STATISTICS[0] in own else (False,):
+            if kind == "rms" and bias is not None:
+                continue
+            of_batch, of_weight = kind == "batch" and _STATISTICS[0] in own, kind == "rms" and weight is not None
+            for is_frozen, offset in itertools.product((False, True)[: 1 + of_batch], (0.0, 1.0)[: 1 + of_weight]):
                 yield Recognized(
                     kind=kind, epsilon=epsilon, shape=shape, spatial=(spatial,), groups=groups,
-                    weight=weight, bias=bias, tail=tail, is_frozen=is_frozen,
+                    weight=weight, bias=bias, weight_offset=offset, tail=tail, is_frozen=is_frozen,
                 )  # fmt: skip
 
 
@@ -256,6 +265,7 @@ def _forms(layer: nn.Module, own: dict[str, Tensor]) -> Iterator[tuple[Kind, tup
     channels = _channels(layer, own)
     if isinstance(normalized := getattr(layer, "normalized_shape", None), Sequence):
         yield "layer", tuple(normalized), 0, 1
+        yield "rms", tuple(normalized), 0, 1
     if not channels:
         return
     spatial = [len(axes) for axes in _SPATIAL_SIZES if _takes(layer, len(axes))]
@@ -272,6 +282,7 @@ def _forms(layer: nn.Module, own: dict[str, Tensor]) -> Iterator[tuple[Kind, tup
     yield "layer", (channels,), 0, 1
     yield "channels", (channels,), 2, 1
     yield "group", (channels,), 2, 1
+    yield "rms", (channels,), 0, 1
 
 
 def _channels(layer: nn.Module, own: dict[str, Tensor]) -> int:
@@ -326,7 +337,7 @@ def _agrees(candidate: Recognized, copied: nn.Module, dtype: torch.dtype) -> boo
 
 def _inputs(candidate: Recognized, dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes that the layer must accept, in scales at which ε changes the results."""
-    if candidate.kind == "layer":
+    if candidate.kind in ("layer", "rms"):
         shapes: list[tuple[int, ...]] = [(3, *candidate.shape), (2, 3, *candidate.shape)]
     else:
         shapes = [(2, *candidate.shape, *next(axes for axes in _SPATIAL_SIZES if len(axes) == candidate.spatial[0]))]

@@ -128,8 +128,8 @@ class Scaled(nn.BatchNorm2d):
     [
         (nn.LazyBatchNorm2d, "has no shape yet; run the model once"),
         (frozen_instance_norm, "has track_running_stats=True"),
-        (lambda: RmsNorm(4), "computes neither BatchNorm"),
-        (lambda: nn.RMSNorm(4), "computes neither BatchNorm"),
+        (lambda: RmsNorm(4), "computes RMSNorm, which subtracts no mean"),
+        (lambda: nn.RMSNorm(4), "computes RMSNorm, which subtracts no mean"),
         (lambda: Scaled(4), "computes neither BatchNorm"),
     ],
 )
