@@ -56,6 +56,14 @@ _NOTE_FOR_RMS = (
     "RMSNorm divides by √(mean x² + ε) and subtracts no mean, and LayerNormalNorm subtracts it, so that the network "
     "does not compute what it did before it is trained; at λ = 1 neither"
 )
+_NO_COUNTERPART = (
+    "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its submodules, so it "
+    "has no normality counterpart"
+)
+_NOT_ASKED_FOR = (
+    "it computes RMSNorm, which subtracts no mean, and LayerNormalNorm does; rms_norms=True puts a LayerNormalNorm in "
+    "its place, and the network must then be trained"
+)
 Chosen = Iterable[str | type[nn.Module]]
 
 
@@ -254,17 +262,9 @@ def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer
     if extra := _second_argument(layer):
         return f"its forward takes {extra} too, and the forward of its counterpart takes the input only"
     recognized = recognize(layer)
-    if recognized is None:
-        return (
-            "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its "
-            "submodules, so it has no normality counterpart"
-        )
-    if recognized.kind == "rms" and not rms_norms:
-        return (
-            "it computes RMSNorm, which subtracts no mean, and LayerNormalNorm does; rms_norms=True puts a "
-            "LayerNormalNorm in its place, and the network must then be trained"
-        )
-    return recognized
+    if recognized is not None and (recognized.kind != "rms" or rms_norms):
+        return recognized
+    return _NO_COUNTERPART if recognized is None else _NOT_ASKED_FOR
 
 
 def _second_argument(layer: nn.Module) -> str | None:

@@ -90,9 +90,9 @@ class Recognized:
         if self.kind == "instance":
             return F.instance_norm(x, None, None, weight, bias, use_input_stats=True, eps=self.epsilon)
         mean, variance = (getattr(layer, name, None) for name in _STATISTICS)
-        if training or mean is None:  # without the running statistics, which this call would update
-            return F.batch_norm(x, None, None, weight, bias, training=True, eps=self.epsilon)
-        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=self.epsilon)
+        if training:  # without the running statistics, which this call would update
+            mean = variance = None
+        return F.batch_norm(x, mean, variance, weight, bias, training=mean is None, eps=self.epsilon)
 
 
 _TORCH_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
