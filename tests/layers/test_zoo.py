@@ -151,3 +151,27 @@ def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_pat
     past = transformers.StaticCache(config=decoder.config, max_cache_len=8)
     with pytest.raises(ExportError, match=r"does not see the tensors in a StaticCache.*use_cache.*DynamicCache"):
         export(decoder, (), tmp_path / "m.onnx", kwargs={"input_ids": IDS, "past_key_values": past})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "norms"), [("Llama", 5), ("Gemma2", 9)])
+def test_the_rms_norms_of_a_decoder_are_converted_trained_and_exported(name: str, norms: int, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 8}
+    config = getattr(transformers, f"{name}Config")(num_attention_heads=4, num_key_value_heads=2, **sizes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model, report = convert_normal_norm(model, rms_norms=True, return_report=True)
+    assert [entry.norm for entry in report.converted] == ["LayerNormalNorm"] * norms
+    assert not report.kept
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        losses.append(model(input_ids=IDS, labels=IDS).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0]
+    kwargs = {"input_ids": IDS, "use_cache": False}
+    exported = export(model.eval(), (), tmp_path / "model.onnx", kwargs=kwargs)
+    assert exported.parity
+    assert len(exported.layers) == norms
