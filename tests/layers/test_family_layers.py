@@ -45,14 +45,13 @@ def test_the_regularizer_is_the_mean_over_pairs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.PReLU(4), nn.Tanh()], ids=lambda module: type(module).__name__)
 @pytest.mark.parametrize(
-    ("norm", "shape"),
+    ("norm", "activation", "shape"),
     [
-        (lambda: nn.LayerNorm(4), (3, 5, 4)),
-        (lambda: nn.InstanceNorm2d(4, affine=True), (3, 4, 5, 3)),
-        (lambda: nn.GroupNorm(2, 4, affine=False), (3, 4, 5)),
-        (lambda: layers.GroupNormalNorm(4, 2, noise_train=0.0), (3, 4, 5)),
+        (lambda: nn.LayerNorm(4), nn.GELU(), (3, 5, 4)),
+        (lambda: nn.InstanceNorm2d(4, affine=True), nn.PReLU(4), (3, 4, 5, 3)),
+        (lambda: nn.GroupNorm(2, 4, affine=False), nn.Tanh(), (3, 4, 5)),
+        (lambda: layers.GroupNormalNorm(4, 2, noise_train=0.0), nn.GELU(), (3, 4, 5)),
     ],
     ids=["layer", "instance", "group", "normal"],
 )
