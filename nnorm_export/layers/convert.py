@@ -53,8 +53,8 @@ _NOTE_FOR_MOMENTUM = (
     "momentum, which is {}"
 )
 _NOTE_FOR_RMS = (
-    "RMSNorm divides by √(mean x² + ε) and subtracts no mean, and LayerNormalNorm subtracts it, so that the network "
-    "does not compute what it did before it is trained; at λ = 1 neither"
+    "RMSNorm subtracts no mean, and LayerNormalNorm does, so the network computes something else until it is trained, "
+    "also where λ = 1"
 )
 _NO_COUNTERPART = (
     "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its submodules, so it "

@@ -77,7 +77,7 @@ class LayerNormalNorm(NormalNorm):
     def extra_repr(self) -> str:
         return (
             f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
-            f"noise_train={self.noise_train}, variant={self.variant!r}"
+            f"bias={self.bias is not None}, noise_train={self.noise_train}, variant={self.variant!r}"
         )
 
 

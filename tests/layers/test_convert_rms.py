@@ -74,7 +74,7 @@ def test_an_rms_norm_becomes_a_layer_normal_norm_without_a_bias(name: str) -> No
     old = build()
     nn.init.uniform_(old.weight, 0.5, 1.5)
     old.weight.requires_grad_(False)
-    with pytest.warns(UserWarning, match=r"subtracts no mean, and LayerNormalNorm subtracts it.* at λ = 1 neither"):
+    with pytest.warns(UserWarning, match=r"RMSNorm subtracts no mean, .* until it is trained, also where λ = 1"):
         model, report = convert_normal_norm(nn.Sequential(old).eval(), rms_norms=True, return_report=True)
     new = model[0]
     assert type(new) is layers.LayerNormalNorm
