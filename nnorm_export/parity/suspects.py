@@ -35,7 +35,8 @@ def suspects(path: Path, runner: Runner, pytorch: PyTorchModel, run: Run) -> lis
         run: inputs, and PyTorch's results on them.
     """
     ignored = [
-        f"the file ignores the input {info.name}, which changes PyTorch's result"
+        f"the file ignores the input {info.name}, which changes PyTorch's result; export it with an example in which "
+        f"{info.name} matters, such as a mask that is not all ones"
         for index, info in enumerate(runner.inputs[:_MOST_INPUTS])
         if _is_ignored(index, runner, pytorch, run)
     ]

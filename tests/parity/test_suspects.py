@@ -76,7 +76,10 @@ def test_inputs_that_are_ignored(tmp_path: Path) -> None:
     path = _file(tmp_path / "m.onnx", [node("Mul", ["x", "one"], ["y"])], inputs=("x", "mask", "unused"))
     x, mask = torch.randn(3, 4), torch.tensor([[1.0, 0.0, 1.0, 0.0]]).repeat(3, 1)
     report = verify(path, Masked(), (x, mask, torch.randn(3, 4)))
-    assert report.suspects == ["the file ignores the input mask, which changes PyTorch's result"]
+    assert report.suspects == [
+        "the file ignores the input mask, which changes PyTorch's result; export it with an example in which mask "
+        "matters, such as a mask that is not all ones"
+    ]
 
 
 def test_an_input_of_which_the_file_holds_the_value(tmp_path: Path) -> None:
