@@ -42,9 +42,12 @@ function(nnorm_add_plugin name folder)
   endif()
 endfunction()
 
+# Objects, because the tests link them too.
 set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu")
 file(GLOB provider_sources CONFIGURE_DEPENDS "${folder}/*.cpp")
-nnorm_add_plugin(nnorm_ort "${folder}" ${provider_sources})
+add_library(nnorm_ort_cpu OBJECT ${provider_sources})
+target_link_libraries(nnorm_ort_cpu PUBLIC nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
+nnorm_add_plugin(nnorm_ort "${folder}" $<TARGET_OBJECTS:nnorm_ort_cpu>)
 target_link_libraries(nnorm_ort PRIVATE nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
 
 if(TARGET nnorm_cuda_kernels)

@@ -84,10 +84,9 @@ target_include_directories(test_processor PRIVATE cpu)
 
 # These programs call the callbacks of nnorm_ort as ONNX Runtime does, and make its functions and the library's
 # allocations fail. ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
-file(GLOB provider_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cpu/*.cpp")
 foreach(name test_registration test_quantized_operators test_long_rows fuzz_operators fuzz_quantized_operators)
-  add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp ${provider_sources})
-  target_link_libraries(${name} PRIVATE nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
+  add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp)
+  target_link_libraries(${name} PRIVATE nnorm_ort_cpu nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
 endforeach()
 foreach(name test_registration test_quantized_operators test_long_rows)
   add_test(NAME ${name} COMMAND ${name})
@@ -119,10 +118,8 @@ nnorm_add_test_of_both_arithmetics(test_cuda_library "ASAN_OPTIONS=detect_odr_vi
 
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
-  set(folder "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime")
-  file(GLOB sources CONFIGURE_DEPENDS "${folder}/cpu/*.cpp")
-  list(REMOVE_ITEM sources "${folder}/cpu/solve.cpp")
-  add_library(nnorm_ort_cuda_on_host SHARED ${sources} "${folder}/cuda/solve.cpp")
+  add_library(nnorm_ort_cuda_on_host SHARED
+    $<FILTER:$<TARGET_OBJECTS:nnorm_ort_cpu>,EXCLUDE,/solve\\.cpp> "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cuda/solve.cpp")
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE
     nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()
