@@ -3,7 +3,7 @@
 # make test-all   these, and by `make test-rest` everything else: kernels, sanitizers, emulators, runtimes, servers, docs, lint
 # make check      lint, types and `make test`: before each commit
 # make lint       lint and types
-# make newest     `make test` with the newest version of every package
+# make newest     `make test` and mypy with the newest version of every package
 # make docs       the site of docs/, in build/docs; every warning is an error
 # make bench      measures the networks and layers beside their twins; writes results/benchmarks.md
 # make wheel      a wheel in dist/ with kernels for all GPUs and the platform tag that its libraries allow
@@ -23,7 +23,7 @@ MAKE_PROGRAM := $(MAKE)
 # Recipes call programs of the environment by their names.
 WITH_BIN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: help help-all demo test test-all test-rest check lint newest newest-short docs bench clean
+.PHONY: help help-all demo test test-all test-rest check lint newest docs bench clean
 help:
 	@sed -n '/^# make/,/^# Each target/s/^# //p' $(firstword $(MAKEFILE_LIST))
 help-all: help
@@ -61,10 +61,6 @@ newest: .venv/installed
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest
 	.venv-newest/bin/mypy --cache-dir .venv-newest/mypy_cache
-# What depends on other packages most: exports and runtimes.
-newest-short: .venv-newest/installed
-	$(subst $(BIN),.venv-newest/bin,$(PYTEST_PARALLEL)) -m "$(CORE)" tests/exporting/test_golden.py tests/exporting/test_export.py \
-		tests/runtimes/test_runtimes.py
 
 docs: $(VENV)/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs

@@ -3,7 +3,7 @@
 # The parts that `make test-rest` runs; NAME:OTHER waits for OTHER, whose files it uses.
 PARTS := demo test-cpp test-sanitizers suite:test-cpp,test-sanitizers lint docs test-cuda-on-host:test-cpp \
 	test-cuda-code:test-cpp bench-check:test-cpp same-bits-neon:test-cpp test-tensorrt:test-cpp test-tensorrt-registries:test-cpp \
-	test-zoo test-ray $(TRITON:%=test-serving) $(TRITON_COMPILER:%=test-gpu-training) newest-short
+	test-zoo test-ray $(TRITON:%=test-serving) $(TRITON_COMPILER:%=test-gpu-training)
 
 # make suite    the tests of tests/ that `make test` leaves out
 .PHONY: suite test-onnxruntime-versions test-tensorrt test-tensorrt-registries test-cpp bench-check test-sanitizers
