@@ -86,7 +86,7 @@ target_include_directories(test_processor PRIVATE cpu)
 # allocations fail. ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.
 foreach(name test_registration test_quantized_operators test_long_rows fuzz_operators fuzz_quantized_operators)
   add_executable(${name} tests/onnxruntime/${name}.cpp tests/failing/allocations.cpp)
-  target_link_libraries(${name} PRIVATE nnorm_ort_cpu nnorm_options nnorm_ort_operators nnorm_kernels ${CMAKE_DL_LIBS})
+  target_link_libraries(${name} PRIVATE nnorm_ort_cpu nnorm_ort_operators)
 endforeach()
 foreach(name test_registration test_quantized_operators test_long_rows)
   add_test(NAME ${name} COMMAND ${name})
@@ -119,7 +119,7 @@ nnorm_add_test_of_both_arithmetics(test_cuda_library "ASAN_OPTIONS=detect_odr_vi
 # nnorm_ort with the CUDA kernels compiled for the CPU, for the Python tests (make test-cuda-on-host).
 if(NOT NNORM_SANITIZE)
   add_library(nnorm_ort_cuda_on_host SHARED
-    $<FILTER:$<TARGET_OBJECTS:nnorm_ort_cpu>,EXCLUDE,/solve\\.cpp> "${CMAKE_CURRENT_SOURCE_DIR}/onnxruntime/cuda/solve.cpp")
+    $<FILTER:$<TARGET_OBJECTS:nnorm_ort_cpu>,EXCLUDE,/solve\\.cpp> onnxruntime/cuda/solve.cpp)
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE
     nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()

@@ -60,7 +60,7 @@ _NO_COUNTERPART = (
     "it computes neither BatchNorm, LayerNorm, GroupNorm nor InstanceNorm, alone or followed by its submodules, so it "
     "has no normality counterpart"
 )
-_NOT_ASKED_FOR = (
+_KEPT_RMS = (
     "it computes RMSNorm, which subtracts no mean, and LayerNormalNorm does; rms_norms=True puts a LayerNormalNorm in "
     "its place, and the network must then be trained"
 )
@@ -264,7 +264,7 @@ def _recognized(layer: nn.Module, held: Mapping[int, str], recognize: Recognizer
     recognized = recognize(layer)
     if recognized is not None and (recognized.kind != "rms" or rms_norms):
         return recognized
-    return _NO_COUNTERPART if recognized is None else _NOT_ASKED_FOR
+    return _NO_COUNTERPART if recognized is None else _KEPT_RMS
 
 
 def _second_argument(layer: nn.Module) -> str | None:
@@ -363,11 +363,10 @@ def train_alike(new: nn.Module, taken: Collection[str]) -> None:
 
 def _parameter(value: Tensor, shape: Sequence[int], offset: float) -> nn.Parameter:
     """``value`` itself if it is a parameter of this shape, so that an optimizer's reference stays valid."""
-    if offset:
-        value = (value.detach() + offset).requires_grad_(value.requires_grad)
-    if isinstance(value, nn.Parameter) and value.shape == torch.Size(shape):
+    if isinstance(value, nn.Parameter) and value.shape == torch.Size(shape) and not offset:
         return value
-    return nn.Parameter(value.detach().reshape(shape), requires_grad=value.requires_grad)
+    data = value.detach().reshape(shape)
+    return nn.Parameter(data + offset if offset else data, requires_grad=value.requires_grad)
 
 
 def _norm_in(made: nn.Module) -> nn.Module:

@@ -252,8 +252,9 @@ def _candidates(layer: nn.Module) -> Iterator[Recognized]:
                 continue
             if kind == "rms" and bias is not None:
                 continue
-            of_batch, of_weight = kind == "batch" and _STATISTICS[0] in own, kind == "rms" and weight is not None
-            for is_frozen, offset in itertools.product((False, True)[: 1 + of_batch], (0.0, 1.0)[: 1 + of_weight]):
+            may_be_frozen = (False, True) if kind == "batch" and _STATISTICS[0] in own else (False,)
+            offsets = (0.0, 1.0) if kind == "rms" and weight is not None else (0.0,)
+            for is_frozen, offset in itertools.product(may_be_frozen, offsets):
                 yield Recognized(
                     kind=kind, epsilon=epsilon, shape=shape, spatial=(spatial,), groups=groups,
                     weight=weight, bias=bias, weight_offset=offset, tail=tail, is_frozen=is_frozen,

@@ -93,7 +93,7 @@ def test_layers_train_as_by_the_formulas(
     name: str, affine: bool, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build, shape = NETWORK[name]
-    key = "elementwise_affine" if name == "layer" else "affine"
+    key = "elementwise_affine" if name.startswith("layer") else "affine"
     layer = build(noise_train=0.0, dtype=torch.float64, variant=variant, **{key: affine})
     x, other = torch.randn(shape, dtype=torch.float64), copy.deepcopy(layer)
     calls: list[Settings] = []

@@ -157,7 +157,7 @@ def test_layers_train_as_by_the_formulas(
     name: str, affine: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernels: list[str]
 ) -> None:
     build, shape = NETWORK[name]
-    key = "elementwise_affine" if name == "layer" else "affine"
+    key = "elementwise_affine" if name.startswith("layer") else "affine"
     layer = build(noise_train=0.0, **{key: affine}).to(DEVICE)
     x, other = torch.randn(shape, device=DEVICE).to(dtype), copy.deepcopy(layer)
     found = step_of(layer, x)

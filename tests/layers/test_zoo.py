@@ -183,6 +183,7 @@ def test_the_rms_norms_of_a_decoder_are_converted_trained_and_exported(
     assert exported.parity
     assert len(exported.layers) == norms
     (logits,) = load(tmp_path / "model.onnx")(IDS.numpy(), other.numpy())
-    expected = model(input_ids=IDS, attention_mask=other).logits.detach().numpy()
-    counts = (mask * other).numpy().astype(bool)
+    expected, of_example = (model(input_ids=IDS, attention_mask=each).logits.detach().numpy() for each in (other, mask))
+    counts = other.numpy().astype(bool)
     np.testing.assert_allclose(logits[counts], expected[counts], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(expected[counts], of_example[counts], atol=1e-3), "the mask matters"

@@ -48,6 +48,7 @@ NETWORK: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "batch2d": (lambda **options: layers.BatchNormalNorm2d(6, **options), (7, 6, 4, 5)),
     "batch3d": (lambda **options: layers.BatchNormalNorm3d(6, **options), (2, 6, 2, 3, 4)),
     "layer": (lambda **options: layers.LayerNormalNorm((4, 5), **options), (7, 6, 4, 5)),
+    "layer without a bias": (lambda **options: layers.LayerNormalNorm((4, 5), bias=False, **options), (7, 6, 4, 5)),
     "group": (lambda **options: layers.GroupNormalNorm(6, 3, **options), (7, 6, 4, 5)),
     "instance": (lambda **options: layers.InstanceNormalNorm2d(6, **options), (7, 6, 4, 5)),
     "instance without a batch": (lambda **options: layers.InstanceNormalNorm2d(6, **options), (6, 4, 5)),

@@ -39,8 +39,8 @@ ANSWERS = {
 }
 
 
-def pages(size: int) -> int:
-    """As many bytes as whole pages have."""
+def whole_pages(size: int) -> int:
+    """``size`` in bytes, rounded up."""
     return (size + PAGE - 1) & -PAGE
 
 
@@ -131,7 +131,7 @@ class Process:
         elif number == MMAP and (values[4] + 1) & 0xFFFF_FFFF == 0:  # no file
             result = self.map(values[1])
         elif number == MUNMAP:
-            self.unmapped.setdefault(pages(values[1]), []).append(values[0])
+            self.unmapped.setdefault(whole_pages(values[1]), []).append(values[0])
         elif number == SCHED_GETAFFINITY:  # one processor
             self.machine.mem_write(values[2], (1).to_bytes(8, "little"))
             result = 8
@@ -147,7 +147,7 @@ class Process:
 
     def map(self, size: int) -> int:
         """The address of new memory. What was unmapped is used again where the size is the same."""
-        size = pages(size)
+        size = whole_pages(size)
         if addresses := self.unmapped.get(size):
             self.machine.mem_write(addresses[-1], bytes(size))
             return addresses.pop()
