@@ -50,7 +50,7 @@ def bisect(
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or --exact")
-    from nnorm_export.cli.source import inputs_for, load_source
+    from nnorm_export.cli.source import inputs_for, load_source, masks_of
     from nnorm_export.parity.layer_by_layer.bisect import bisect as find_first_difference
     from nnorm_export.parity.report.plots import check_plot, plot_bisection
 
@@ -67,6 +67,7 @@ def bisect(
             inputs,
             runtime=options.runtime,
             layers=options.layer or (),
+            where=masks_of(options.where),
             passthrough=model.passthrough or (),
         )
         if options.plot is not None:
@@ -78,8 +79,8 @@ def bisect(
 
 
 def _compare_bits(path: str, against: str, model: OptionalModelOptions, options: BisectOptions, output: Output) -> None:
-    if model.model or options.layer or options.plot:
-        raise NnormExportError("--exact compares two runs of the file; leave out --model, --layer and --plot")
+    if model.model or options.layer or options.where or options.plot:
+        raise NnormExportError("--exact compares two runs of the file; leave out --model, --layer, --where and --plot")
     from nnorm_export.files.inspection import describe
     from nnorm_export.parity.certificates.compare_bits import compare_bits
 

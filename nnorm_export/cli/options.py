@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from nnorm_export.cli import panels
 from nnorm_export.exporting.targets import listed_targets
@@ -217,6 +217,15 @@ class ExportOptions:
     no_verify: NoVerify = False
 
 
+Where: TypeAlias = Annotated[
+    list[str] | None,
+    panels.comparison(
+        "--where [OUTPUT:]INPUT",
+        "Compare an output, or all, only where this input is not 0: logits:attention_mask. Repeatable.",
+    ),
+]
+
+
 @dataclass
 class VerifyOptions:
     url: Annotated[
@@ -256,6 +265,7 @@ class VerifyOptions:
             "What decides over the elements' errors: max (default), mean, median, or a percentile: p99. Repeatable.",
         ),
     ] = None
+    where: Where = None
     float16: Annotated[
         bool,
         panels.comparison("--float16", "List the normalizations that float16 puts at risk on these inputs, and why."),
@@ -303,6 +313,7 @@ class BisectOptions:
             "--layer PATH", "Another layer to compare, by its path in the model: layer1.0.conv1. Repeatable."
         ),
     ] = None
+    where: Where = None
     exact: Annotated[
         str | None,
         panels.comparison(

@@ -118,10 +118,16 @@ def inputs_for(
     return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
 
 
-def bisect_command(path: str, options: ModelOptions, runtime: str | None = None) -> str:
+def masks_of(values: list[str] | None) -> dict[str, str]:
+    """``["logits:attention_mask"]``, of --where, by output; an input without an output has the key ``""``."""
+    return {output: name for output, _, name in (value.rpartition(":") for value in values or ())}
+
+
+def bisect_command(path: str, options: ModelOptions, runtime: str | None = None, where: list[str] | None = None) -> str:
     """Returns the command that compares ``path`` with the same model on the same inputs, layer by layer."""
     words = ["nnorm-export", "bisect", path, "-m", options.model]
     repeated = {"--model-arg": options.model_arg, "--passthrough": options.passthrough, "-i": options.input_specs}
+    repeated["--where"] = where
     single = {
         "-c": options.checkpoint,
         "--checkpoint-key": options.checkpoint_key,

@@ -85,7 +85,7 @@ def verify(
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
-    from nnorm_export.cli.source import inputs_for, load_source
+    from nnorm_export.cli.source import inputs_for, load_source, masks_of
     from nnorm_export.parity.layer_by_layer.float16_risks import float16_risks
     from nnorm_export.parity.layer_by_layer.probe import probe
     from nnorm_export.parity.report.write_report import write_report
@@ -102,6 +102,7 @@ def verify(
         "rtol": _by_output("--rtol", options.rtol, float),
         "atol": _by_output("--atol", options.atol, float),
         "statistic": _by_output("--statistic", options.statistic, str),
+        "where": masks_of(options.where),
     }
     shared: dict[str, Any] = {"runtime": options.runtime, "passthrough": model.passthrough or ()}
     probed = risks = None
@@ -158,7 +159,7 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
     advice = f". {report.other_weights}" if report.other_weights else ""
     if not advice and not report.is_nondeterministic:
-        advice = bisect_advice(path, bisect_command(path, model, options.runtime))
+        advice = bisect_advice(path, bisect_command(path, model, options.runtime, options.where))
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
 
 
@@ -197,7 +198,7 @@ def _check_outputs(options: VerifyOptions) -> None:
 
 
 def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
-    return options.criterion, options.rtol, options.atol, options.statistic
+    return options.criterion, options.rtol, options.atol, options.statistic, options.where
 
 
 def _by_output(option: str, values: list[str] | None, parse: Callable[[str], _T]) -> dict[str, _T] | None:

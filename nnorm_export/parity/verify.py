@@ -36,7 +36,7 @@ from nnorm_export.parity.suspects import suspects
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criteria, PerOutput
-from nnorm_export.parity.verdict.dependence import constant_over_rows, dependence, require_dependence
+from nnorm_export.parity.verdict.dependence import constant_over_rows, require_dependence
 from nnorm_export.parity.verdict.outcome import (
     UNSTABLE,
     OutputParity,
@@ -45,9 +45,12 @@ from nnorm_export.parity.verdict.outcome import (
     errors_on_changed_inputs,
     given_only,
 )
+from nnorm_export.parity.verdict.where import Mask, Where
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
+
+_EVERYWHERE = Where.of(None)
 
 
 @neutral()
@@ -61,6 +64,7 @@ def verify(
     rtol: PerOutput[float] = None,
     atol: PerOutput[float] = None,
     statistic: PerOutput[str] = None,
+    where: PerOutput[Mask] = None,
     certificate: str | Path | None = None,
     private_key: str | Path | None = None,
     passthrough: Passthrough = (),
@@ -86,6 +90,11 @@ def verify(
             without tolerances keeps the budget.
         statistic: which statistic of the elements' errors decides, each error divided by its allowed error: ``max``,
             the default, ``mean``, ``median`` or a percentile, ``p99`` for example. For all outputs, or by their names.
+        where: which elements count, for all outputs or by their names: ``{"logits": "attention_mask"}`` compares the
+            logits where that input is not 0. An array, or a function ``(inputs, outputs) -> array`` of the inputs and
+            PyTorch's outputs by their names in the file, is a mask too. A mask has the lengths of the output's first
+            axes, [N, S] for logits of [N, S, V], or 1. The file is also compared with other masks, which an array does
+            not follow, and a name and a function do.
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         private_key: a file with the key that signs the file and its certificate (the extra ``sign``).
         passthrough: as for :func:`nnorm_export.freeze`; half-precision files are compared with the frozen model.
@@ -95,8 +104,8 @@ def verify(
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
         InputError: ``model`` is not a torch.nn.Module, or the inputs do not fit the model or the file.
-        NnormExportError: the file's outputs differ from the model's in number or shape, or a tolerance names an output
-            that the file does not have; or there is a key and no certificate.
+        NnormExportError: the file's outputs differ from the model's in number or shape; a tolerance or a mask names an
+            output or an input that the file does not have; or there is a key and no certificate.
     """
     require_module("verify", model)
     chosen = Criteria.of(criterion, rtol, atol, statistic)
@@ -107,7 +116,9 @@ def verify(
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     examples = [bound(model, inputs)]
-    report, comparison, cases = _compare(Path(path), str(path), runner, model, examples, chosen, passthrough)
+    report, comparison, cases = _compare(
+        Path(path), str(path), runner, model, examples, chosen, passthrough, Where.of(where)
+    )
     report = replace(report, known_faults=runner.known_faults)
     report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
     if not report:
@@ -192,6 +203,7 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     criteria: Criteria,
     passthrough: Passthrough,
+    where: Where = _EVERYWHERE,
 ) -> tuple[ParityReport, Comparison, list[Case]]:
     """Compares on ``examples``, at least one, and on inputs made from the first; returns what was compared too.
 
@@ -203,6 +215,7 @@ def _compare(
     """
     names = [info.name for info in runner.outputs]
     comparison = Comparison(file, type(model).__name__, names, criteria.for_outputs(names))
+    where.check([info.name for info in runner.inputs], names)
     step("compare with PyTorch")
     # Before PyTorch copies the model: they need a session of its own, and room for its weights.
     implementations = runner.implementations
@@ -210,22 +223,22 @@ def _compare(
     # PyTorch runs before the file: if inputs do not fit, its error says so in the model's own words.
     taken = [as_taken(runner, example) for example in examples]
     runs: list[Run] = [(example, pytorch.run(example)) for example in counted("PyTorch", taken)]
-    cases = [_case(runner, *run) for run in counted("the file", runs)]
+    cases = [_case(runner, *run, where) for run in counted("the file", runs)]
     nondeterminism = pytorch.nondeterminism(*runs[0])
     change, why_none = change_of_input(pytorch, *runs[0])
     others = (*other_masks(pytorch, *runs[0]), *other_integers(pytorch, *runs[0]))
     changes = [*([] if change is None else [change]), *others]
     with errors_on_changed_inputs():
-        cases += [replace(_case(runner, *run), is_changed=True) for run in changes]
+        cases += [replace(_case(runner, *run, where), is_changed=True) for run in changes]
     cases = with_pytorchs_runs(pytorch, [example for example, _ in (*runs, *changes)], cases)
     # Changed cases on which PyTorch is unstable are left out, but not the only one that could show a dependence.
-    needed = len(runs) + (change is not None and constant_over_rows(cases[0].expected))
+    needed = len(runs) + (change is not None and constant_over_rows(cases[0].take(cases[0].expected)))
     stable = [case for case in cases[needed:] if case.is_stable(pytorch.computed_in)]
     cases = [case.with_allowed_error() for case in (*cases[:needed], *stable)]
     if change is not None and not any(case.expected is change[1] for case in cases):
         why_none = UNSTABLE
     comparison = replace(comparison, computed_in=pytorch.computed_in)
-    depends = dependence(cases[0].expected, None if change is None else change[1])
+    depends = cases[0].dependence(None if change is None else change[1])
     outputs = require_dependence(comparison.worst_of(cases), depends)
     lost = [name for example in examples for name in inputs_beyond_float16(runner, example)]
     # Infinite inputs may be the only cause of a failure.
@@ -254,6 +267,7 @@ def _compare(
     return report, comparison, cases
 
 
-def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array]) -> Case:
+def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array], where: Where) -> Case:
     inputs = [to_numpy(tensor) for tensor in tensors_in(example)]
-    return Case(inputs, expected, runner(*inputs))
+    counted = where.of_run(runner.inputs, inputs, runner.outputs, expected)
+    return Case(inputs, expected, runner(*inputs), counted=counted)

@@ -14,6 +14,7 @@ from nnorm_export.parity.layer_by_layer.advice import bisect_advice
 from nnorm_export.parity.reference.pytorch_model import Passthrough
 from nnorm_export.parity.verdict.criteria import PerOutput
 from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.parity.verdict.where import Mask
 from nnorm_export.parity.verify import verify
 from nnorm_export.runtimes import DEFAULT_RUNTIME
 
@@ -28,13 +29,15 @@ def assert_parity(
     rtol: PerOutput[float] = None,
     atol: PerOutput[float] = None,
     statistic: PerOutput[str] = None,
+    where: PerOutput[Mask] = None,
     ran_by: str | None = None,
     passthrough: Passthrough = (),
 ) -> ParityReport:
     """:func:`nnorm_export.verify`, as an assertion.
 
     Args:
-        path, model, inputs, runtime, criterion, rtol, atol, statistic, passthrough: as for :func:`nnorm_export.verify`.
+        path, model, inputs, runtime, criterion, rtol, atol, statistic, where, passthrough: as for
+            :func:`nnorm_export.verify`.
         ran_by: the required implementation of every normalization that is a node: ``kernel``, ``body``, ``plugin``.
 
     Raises:
@@ -50,6 +53,7 @@ def assert_parity(
         rtol=rtol,
         atol=atol,
         statistic=statistic,
+        where=where,
         passthrough=passthrough,
     )
     require(report, path, model, ran_by)

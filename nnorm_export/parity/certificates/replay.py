@@ -14,11 +14,11 @@ from nnorm_export.errors import InputError, ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import companions
 from nnorm_export.parity.certificates import signatures
-from nnorm_export.parity.certificates.files import ALLOWED_ERROR, DATA, FLOAT64, certificate_of, read_tensors
+from nnorm_export.parity.certificates.files import ALLOWED_ERROR, COUNTED, DATA, FLOAT64, certificate_of, read_tensors
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criterion
-from nnorm_export.parity.verdict.dependence import dependence, require_dependence
+from nnorm_export.parity.verdict.dependence import require_dependence
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import Runner, load
 
@@ -73,8 +73,8 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, p
     criteria = _criteria(folder, certificate["criteria"], len(names))
     comparison = Comparison(str(path), f"certificate {folder}", names, criteria, certificate["computed_in"])
     cases = [_read_case(folder, index, runner) for index in range(certificate["data_sets"])]
-    others = cases[1].expected if len(cases) > 1 else None
-    outputs = require_dependence(comparison.worst_of(cases), dependence(cases[0].expected, others))
+    depends = cases[0].dependence(cases[1].expected if len(cases) > 1 else None)
+    outputs = require_dependence(comparison.worst_of(cases), depends)
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criteria, is_double=is_double, has_float64=cases[0].float64 is not None)
     only = str(certificate.get("given_only", ""))
@@ -114,24 +114,40 @@ def _read_case(folder: Path, index: int, runner: Runner) -> Case:
                 f"{output.dtype}{list(output.shape)}, in {exact.name} {wide.dtype}{list(wide.shape)}); record it again"
             )
     inputs = read_tensors(data, "input", range(len(runner.inputs)))
-    return Case(
-        inputs,
-        expected,
-        runner(*inputs),
-        float64=float64,
-        allowed_error=_read_allowed_errors(folder / ALLOWED_ERROR.format(index), expected),
-        is_changed=index > 0,
-    )
+    counted = _read_counted(folder / COUNTED.format(index), expected)
+    case = Case(inputs, expected, runner(*inputs), float64=float64, counted=counted, is_changed=index > 0)
+    allowed_error = _read_allowed_errors(folder / ALLOWED_ERROR.format(index), case.take(expected))
+    return replace(case, allowed_error=allowed_error)
+
+
+def _read_counted(folder: Path, results: Sequence[Array]) -> list[Array | None] | None:
+    """Which indices of the first axes of each output count; None for an output of which all do."""
+    if not folder.is_dir():
+        return None
+    counted = _read_of_some(folder, len(results))
+    for index, (counts, result) in enumerate(zip(counted, results, strict=True)):
+        if counts is not None and (counts.dtype != bool or counts.shape != result.shape[: counts.ndim]):
+            raise _damaged(folder, index)
+    return counted
 
 
 def _read_allowed_errors(folder: Path, results: Sequence[Array]) -> list[Array | None]:
     """The allowed error of each output; None for an output that has none."""
-    found: list[Array | None] = [None] * len(results)
-    for index, result in enumerate(results):
-        if (folder / f"output_{index}.pb").exists():
-            (allowed,) = read_tensors(folder, "output", [index])
-            is_valid = allowed.dtype.kind == "f" and allowed.shape == result.shape
-            if not is_valid or not bool(((allowed > 0) & np.isfinite(allowed)).all()):
-                raise InputError(f"{folder}: the certificate is damaged (output_{index}); record it again")
-            found[index] = allowed
+    found = _read_of_some(folder, len(results))
+    for index, (allowed, result) in enumerate(zip(found, results, strict=True)):
+        if allowed is None:
+            continue
+        is_valid = allowed.dtype.kind == "f" and allowed.shape == result.shape
+        if not is_valid or not bool(((allowed > 0) & np.isfinite(allowed)).all()):
+            raise _damaged(folder, index)
     return found
+
+
+def _read_of_some(folder: Path, count: int) -> list[Array | None]:
+    """What ``folder`` has for each of ``count`` outputs; None where it has nothing."""
+    files = [folder / f"output_{index}.pb" for index in range(count)]
+    return [read_tensors(folder, "output", [index])[0] if file.exists() else None for index, file in enumerate(files)]
+
+
+def _damaged(folder: Path, index: int) -> InputError:
+    return InputError(f"{folder}: the certificate is damaged (output_{index}); record it again")

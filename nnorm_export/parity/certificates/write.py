@@ -22,7 +22,7 @@ from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version
 
-_FOLDERS = (files.DATA, files.FLOAT64, files.ALLOWED_ERROR)
+_FOLDERS = (files.DATA, files.FLOAT64, files.ALLOWED_ERROR, files.COUNTED)
 
 
 def check_folder(folder: Path) -> None:
@@ -75,7 +75,7 @@ class NewCertificate:
         """
         check_folder(self.folder)
         certificate = {
-            "format": files.FORMAT,
+            "format": files.FORMAT if cases[0].counted is None else files.WITH_COUNTED,
             "file": self.path.name,
             "sha256": self.sha256,
             "runtime": report.runtime,
@@ -96,7 +96,7 @@ class NewCertificate:
                 names = [info.name for info in runner.inputs]
                 for index, case in enumerate(cases):
                     _write_tensors(staged / files.DATA.format(index), "input", names, case.inputs)
-                    results = case.expected, case.float64, case.allowed_error
+                    results = case.expected, case.float64, case.allowed_error, case.counted
                     for folder, arrays in zip(_FOLDERS, results, strict=True):
                         if arrays is not None:
                             _write_tensors(staged / folder.format(index), "output", comparison.outputs, arrays)

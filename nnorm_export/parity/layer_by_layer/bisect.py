@@ -43,8 +43,8 @@ from nnorm_export.parity.reference.pytorch_model import (
 from nnorm_export.parity.reference.weights import frozen_state, other_weights
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
-from nnorm_export.parity.verdict.criteria import Criterion
-from nnorm_export.parity.verdict.dependence import dependence, require_dependence
+from nnorm_export.parity.verdict.criteria import Criterion, PerOutput
+from nnorm_export.parity.verdict.dependence import require_dependence
 from nnorm_export.parity.verdict.outcome import (
     ON_CHANGED_INPUTS,
     OutputParity,
@@ -52,6 +52,7 @@ from nnorm_export.parity.verdict.outcome import (
     errors_on_changed_inputs,
     on_changed_inputs,
 )
+from nnorm_export.parity.verdict.where import Mask, Where
 from nnorm_export.runtimes import Runner, load
 
 
@@ -63,6 +64,7 @@ def bisect(
     *,
     runtime: str | None = None,
     layers: Iterable[str] = (),
+    where: PerOutput[Mask] = None,
     passthrough: Passthrough = (),
 ) -> Bisection:
     """Compares the ONNX file ``path`` with ``model`` layer by layer.
@@ -75,6 +77,8 @@ def bisect(
         path: an ONNX file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``.
         model, inputs, runtime, passthrough: as for :func:`nnorm_export.verify`.
         layers: paths of modules to compare besides the normalizations. Each must return one tensor.
+        where: as for :func:`nnorm_export.verify`. What enters a layer is compared where the first mask counts too, if
+            its first axes have the mask's lengths.
 
     Raises:
         ModelFileError: not an ONNX file, an optimized one, or one without such nodes if ``layers`` is empty.
@@ -98,10 +102,12 @@ def bisect(
     folded.refuse(parts)
     runner = load(path, runtime)
     reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
-    subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, folded)
+    masks = Where.of(where)
+    masks.check([info.name for info in runner.inputs], [info.name for info in runner.outputs])
+    subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, folded, masks)
     example = as_taken(runner, bound(model, inputs))
     compared = subject.compare(example)
-    result, expected = compared.result, compared.expected
+    result, expected, given = compared.result, compared.case.expected, compared.case
     changed, _ = change_of_input(reference, example, expected)
     changes = [] if changed is None else [changed]
     if result:
@@ -119,7 +125,7 @@ def bisect(
     else:
         compared = subject.narrowed(example, compared)
         result = compared.result
-    depends = dependence(expected, None if changed is None else changed[1])
+    depends = given.dependence(None if changed is None else changed[1])
     result = replace(result, outputs=require_dependence(result.outputs, depends))
     if result:
         return result
@@ -159,11 +165,11 @@ def _parts(file: onnx_file.ModelFile, proto: onnx.ModelProto, others: list[str],
 
 @dataclass(frozen=True)
 class _Compared:
-    """A comparison of ``parts``, with PyTorch's outputs, and whether these are stable."""
+    """A comparison of ``parts``, with that of the outputs, and whether PyTorch's are stable."""
 
     result: Bisection
     parts: list[Part]
-    expected: list[Array]
+    case: Case
     is_stable: bool
 
     def noted(self, notes: Sequence[str]) -> _Compared:
@@ -182,6 +188,7 @@ class _Subject:
     proto: onnx.ModelProto
     parts: Sequence[Part]
     folded: Folded
+    where: Where
 
     def narrowed(self, example: Mapping[str, Any], compared: _Compared) -> _Compared:
         """``compared``, with the layers between the last right value and the first wrong one, if no layer is wrong."""
@@ -232,7 +239,10 @@ class _Subject:
         expected, calls = reference.run_with_hooks(example, paths)
         perturbed = reference.perturbed_runs_with_hooks(example, expected, paths)
         float64, calls_in_float64 = reference.run_with_hooks_in_float64(example, paths)
-        case = Case(feed, expected, runner(*feed)).with_runs(float64, [outputs for outputs, _ in perturbed])
+        counted = self.where.of_run(runner.inputs, feed, runner.outputs, expected)
+        case = Case(feed, expected, runner(*feed), counted=counted)
+        case = case.with_runs(float64, [outputs for outputs, _ in perturbed])
+        within = next((counts for counts in counted or () if counts is not None), None)
         names = [info.name for info in runner.outputs]
         comparison = Comparison(str(self.path), self.name, names, [Criterion()] * len(names), reference.computed_in)
         outputs = comparison.compare_outputs(case.with_allowed_error())
@@ -247,11 +257,12 @@ class _Subject:
             if case.float64 is not None:
                 x_in_float64 = _with_rank(calls_in_float64[part.path][part.call - 1].x, x.ndim)
             runs = [_with_rank(of_run[part.path][part.call - 1].x, x.ndim) for _, of_run in perturbed]
-            inherited = _compare_tensor(part, inside.get(part.x, x), x, x_in_float64, runs, reference.computed_in)
+            actual = inside.get(part.x, x)
+            inherited = _compare_tensor(part, actual, x, x_in_float64, runs, reference.computed_in, within)
             implementation = implementations.get(part.name, "")
             found.append(LayerParity(part.path, part.call, part.op_type, implementation, inherited, own.get(part.name)))
         is_stable = case.is_stable(reference.computed_in)
-        return _Compared(Bisection(runner.runtime, found, outputs, notes), parts, expected, is_stable)
+        return _Compared(Bisection(runner.runtime, found, outputs, notes), parts, case, is_stable)
 
 
 def _matched(
@@ -300,11 +311,18 @@ def _with_rank(array: Array, rank: int | None) -> Array:
 
 
 def _compare_tensor(
-    part: Part, actual: Array, expected: Array, float64: Array | None, perturbed: Sequence[Array], computed_in: str
+    part: Part,
+    actual: Array,
+    expected: Array,
+    float64: Array | None,
+    perturbed: Sequence[Array],
+    computed_in: str,
+    counted: Array | None = None,
 ) -> OutputParity:
     """Compares the input or output of ``part`` with PyTorch's."""
     runs = [[run] for run in perturbed]
-    case = Case([], [expected], [actual]).with_runs(None if float64 is None else [float64], runs)
+    case = Case([], [expected], [actual], counted=None if counted is None else [counted])
+    case = case.with_runs(None if float64 is None else [float64], runs)
     comparison = Comparison("the file", "PyTorch", [part.name], [Criterion()], computed_in)
     return comparison.compare_outputs(case.with_allowed_error())[0]
 

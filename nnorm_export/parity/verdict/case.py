@@ -17,6 +17,7 @@ from nnorm_export.parity.verdict.allowed_error import (
     stable_runs,
     unstable_results,
 )
+from nnorm_export.parity.verdict.dependence import dependence
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Case:
             does not run in float64.
         float64_unchanged: all that the model returns in float64. Those of another dtype are compared with these.
         perturbed: PyTorch's results with random last bits, run by run.
-        allowed_error: of each element; None for an output whose allowed error cannot be measured.
+        allowed_error: of each element that counts; None for an output whose allowed error cannot be measured.
+        counted: whether each index of an output's first axes counts; None if all do (:mod:`.where`).
         is_changed: whether the inputs were made from the user's.
     """
 
@@ -43,6 +45,7 @@ class Case:
     float64_unchanged: Sequence[Array] | None = None
     perturbed: Sequence[Sequence[Array]] = ()
     allowed_error: Sequence[Array | None] | None = None
+    counted: Sequence[Array | None] | None = None
     is_changed: bool = False
 
     def with_runs(self, float64: Sequence[Array] | None, perturbed: Sequence[Sequence[Array]]) -> Case:
@@ -52,10 +55,39 @@ class Case:
 
     def is_stable(self, computed_in: str) -> bool:
         """Whether PyTorch's own results, computed in the dtype ``computed_in``, are near those in float64."""
-        return not any(unstable_results(self.expected, self.float64, computed_in))
+        case = self.of_counted()
+        return not any(unstable_results(case.expected, case.float64, computed_in))
 
     def with_allowed_error(self) -> Case:
-        return replace(self, allowed_error=allowed_errors(self.expected, self.perturbed, self.float64))
+        case = self.of_counted()
+        return replace(self, allowed_error=allowed_errors(case.expected, case.perturbed, case.float64))
+
+    def of_counted(self) -> Case:
+        """This case with the elements that count alone: the axes that a mask has become one."""
+        if self.counted is None:
+            return self
+        return replace(
+            self,
+            expected=self.take(self.expected),
+            actual=self.take(self.actual),
+            float64=None if self.float64 is None else self.take(self.float64),
+            perturbed=[self.take(results) for results in self.perturbed],
+            counted=None,
+        )
+
+    def dependence(self, changed: Sequence[Array] | None) -> list[bool | None]:
+        """For each output, whether what counts depends on the input; ``changed`` are PyTorch's results on another."""
+        return dependence(self.take(self.expected), None if changed is None else self.take(changed))
+
+    def take(self, results: Sequence[Array]) -> Sequence[Array]:
+        """The elements of ``results`` that count; all of a result of another shape, which no comparison takes."""
+        if self.counted is None or len(results) != len(self.counted):
+            return results
+        pairs = zip(results, self.counted, strict=True)
+        return [
+            result if counts is None or result.shape[: counts.ndim] != counts.shape else result[counts]
+            for result, counts in pairs
+        ]
 
 
 def usable_float64(

@@ -76,9 +76,11 @@ class Comparison:
                 "with its own model, or export this model again"
             )
         none: list[None] = [None] * len(expected_shapes)
+        sizes = [result.size for result in case.expected]
+        case = case.of_counted()
         float64, allowed_error = case.float64 or none, case.allowed_error or none
         rows = zip(self.outputs, case.actual, case.expected, float64, allowed_error, self.criteria, strict=True)
-        return [
+        compared = [
             compare_output(
                 name,
                 actual,
@@ -91,6 +93,8 @@ class Comparison:
             )
             for name, actual, expected, exact, allowed, criterion in rows
         ]
+        pairs = zip(compared, case.expected, sizes, strict=True)
+        return [_counted(output, result.size, size) for output, result, size in pairs]
 
 
 def compare_output(
@@ -247,6 +251,15 @@ def _nothing_to_compare(expected: Array, reference: str) -> str:
     if not np.isfinite(wide).any():
         return f"{reference} itself gives no finite element; give other inputs, or a checkpoint that has not diverged"
     return ""
+
+
+def _counted(output: OutputParity, count: int, size: int) -> OutputParity:
+    """``output`` with a note on how many of its ``size`` elements were compared, if these are not all."""
+    if count == size:
+        return output
+    if count == 0:
+        return output.not_compared("its mask (where) leaves no element; give inputs of which some count")
+    return output.noted(f"{count:,} of {size:,} elements count")
 
 
 def _infinite_entries(expected: Array) -> str:

@@ -137,10 +137,10 @@ def require_dependence(outputs: Sequence[OutputParity], depends: Sequence[bool |
     shows_nothing = all(depend is False for depend, decides in zip(depends, deciding, strict=True) if decides)
     found = []
     for output, depend, decides in zip(outputs, depends, deciding, strict=True):
-        if depend is None and decides:
-            found.append(output.noted(_UNDECIDED))
-        elif depend is not False:
+        if depend or not output.compared:
             found.append(output)
+        elif depend is None:
+            found.append(output.noted(_UNDECIDED) if decides else output)
         elif shows_nothing and decides and output.passed:
             found.append(output.not_compared(_CONSTANT))
         else:

@@ -26,7 +26,7 @@ class OutputParity:
         budget_share: an element's error, divided by the error that it may have, the greatest over all elements; at most
             1 passes. None for a float64 output, or if the model runs neither in float64 nor with random last bits.
         top1_agreement: share of rows with the same greatest entry, for a two-dimensional floating-point output.
-        rows: the number of rows that were compared.
+        rows: the number of rows that were compared; with a mask of [N, S], the number of positions.
         dtype: the output's dtype in the file.
         note: why it failed, if the reason is not the difference alone; or what the comparison does not show.
         compared: False if it failed because there was nothing to compare, for the reason in ``note``.
