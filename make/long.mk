@@ -1,5 +1,10 @@
 # What takes minutes to hours, or a GPU, and is not part of `make test-all`.
 
+# make suite-long    the tests of tests/ that take longest, each beside shorter ones that `make suite` runs
+.PHONY: suite-long
+suite-long: $(VENV)/installed
+	$(PYTEST_PARALLEL) --durations 20 -m long
+
 # make test-pythons    `make test` and the types in a fresh clone for each Python that is found; PYTHONS='3.10 3.13' for some
 .PHONY: test-pythons
 test-pythons:

@@ -12,7 +12,7 @@ suite: $(VENV)/installed $(IN_TEST:%=.venv-onnxruntime-%/installed) $(EVERYWHERE
 	NNORM_ONNXRUNTIME_ENVIRONMENTS="$(call interpreters,$(IN_TEST))" \
 	NNORM_SANITIZED_LIBRARY="$(if $(wildcard build/sanitized/libnnorm_ort.so),$(CURDIR)/build/sanitized/libnnorm_ort.so)" \
 	NNORM_EVERYWHERE="$(EVERYWHERE_IN_TEST)" \
-	$(PYTEST_PARALLEL) --durations 20 -m "slow and not core and not apart" --ignore tests/custom_ops/test_cuda_code.py
+	$(PYTEST_PARALLEL) --durations 20 -m "slow and not core and not apart and not long" --ignore tests/custom_ops/test_cuda_code.py
 	for environment in $(filter-out node,$(EVERYWHERE_IN_TEST)); do \
 		PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" .venv-everywhere-$$environment/bin/python \
 		-m pytest -p no:cacheprovider tests/runtimes/test_bodies_runners.py -k "$${environment%5}" || exit 1; \

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import sys
 from importlib.util import find_spec
@@ -14,6 +16,7 @@ from command_line import fill_folder
 from everywhere.runtimes import NODE
 from small_network import Network, randomized
 from torch import Tensor, nn
+from torch.onnx._internal.exporter import _constants, _registration
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,19 +34,6 @@ APART = {
     "layers/test_fused_gpu_code.py": find_spec("triton") and not IN_INTERPRETER,
 }
 collect_ignore = [name for name, is_here in APART.items() if not is_here]
-# Tests that share what a fixture trains, exports or disassembles: a parallel run sends each row to one process.
-TOGETHER = (
-    "tests/layers/test_family.py",
-    "tests/exporting/test_golden.py::test_recorded_layers",
-    "tests/custom_ops/test_cuda_code.py",
-    "tests/project/test_docs.py",
-)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests first, so that parallel processes end together."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), nodeid)
+            return nodeid.partition("::")[0]  # one process makes what the fixtures of a file train, export and compile
 
         def _reschedule(self, node: Any) -> None:
             # A process runs a test once it knows the next. xdist gives a process that replaces a crashed one too little
@@ -71,6 +61,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     if not torch.cuda.is_available() and any(GPU_TESTS.is_relative_to(path) for path in asked):
         terminalreporter.write_line(f"The tests in tests/gpu were left out: PyTorch {torch.__version__} sees no GPU.")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _translations_once() -> None:
+    """Lets ``torch.onnx.export`` parse the 500 functions of its library once, instead of 0.7 s in each call."""
+    parse = _registration.ONNXRegistry.from_torchlib
+    parsed = functools.cache(parse)
+
+    def from_torchlib(opset_version: int = _constants.TORCHLIB_OPSET) -> _registration.ONNXRegistry:
+        registry = copy.copy(parsed(opset_version))
+        registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
+        return registry
+
+    _registration.ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 @pytest.fixture(autouse=True)

@@ -166,6 +166,7 @@ class Edges(nn.Module):
         return self.norm(x), self.rows(x)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", compiled(["fp32", "fp64", "bf16"], ["fp32"]))
 def test_aotinductor_keeps_the_digits_of_small_values(dtype: str, tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def _resized(array: np.ndarray, length: int) -> np.ndarray:
     return array[np.arange(length) % len(array)]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "aoti" else ()) for kind in FORMATS]
+)
 def test_recorded_layers(kind: str, tmp_path: Path) -> None:
     name, write = FORMATS[kind]
     cases = layer_cases()

@@ -137,6 +137,8 @@ def trained(digits: tuple[Tensor, Tensor]) -> dict[str, nn.Module]:
     return networks
 
 
+# One of each kind of statistics: of the batch, of rows, mixed, decorrelated, and none. `make suite-long` has all.
+QUICK = ("BMLV", "RegNorm", "SwitchableNorm", "DecorrelatedBatchNorm1d", "DecorrelatedBatchNormalNorm2d", "EvoNormS0")
 # What inference is made of. Nothing random, no loop, no scatter of a running update, no choice by a condition.
 INFERENCE = {
     "Add", "BatchNormalization", "BatchNormalNorm", "BatchNormalNormRelu", "Conv", "Div", "Gemm",
@@ -145,7 +147,9 @@ INFERENCE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in CASES]
+)
 def test_every_runtime(name: str, trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     model, images = trained[name], digits[0]
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -26,7 +26,9 @@ SMALL = Spec(1, (2, 4, 5, 7), (Step("conv", 12), Step("batch+act", 1), Step("gro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, NETWORKS, TOGETHER))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(TOGETHER, NETWORKS, TOGETHER))]
+)
 def test_random_networks_compute_the_same_in_every_way(first: int) -> None:
     outcomes = [networks_backends.run(random_spec(seed)) for seed in range(first, first + TOGETHER)]
     assert not [(outcome.spec, outcome.faults) for outcome in outcomes if outcome.faults]

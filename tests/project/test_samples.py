@@ -36,7 +36,7 @@ def run(folder: Path, *command: str) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize(("sample", "normalizations"), [("resnet", 8), ("vit", 7)])
+@pytest.mark.parametrize(("sample", "normalizations"), [("resnet", 8), pytest.param("vit", 7, marks=pytest.mark.long)])
 def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_path: Path) -> None:
     output = run(tmp_path, str(ROOT / "samples" / f"train_and_export_{sample}.py"), "--epochs", "1", "--output", "out")
     model = onnx.load(tmp_path / "out" / f"{sample}.onnx")
@@ -78,6 +78,7 @@ def test_a_trained_network_is_converted_fine_tuned_and_served(tmp_path: Path) ->
     assert "5 normalizations; equal in onnxruntime" in output
 
 
+@pytest.mark.long
 def test_int8_keeps_the_accuracy_and_the_nodes(tmp_path: Path) -> None:
     output = run(tmp_path, str(ROOT / "samples" / "quantize_to_int8.py"), "--epochs", "4", "--output", "out")
     found = re.search(
@@ -95,6 +96,7 @@ def test_int8_keeps_the_accuracy_and_the_nodes(tmp_path: Path) -> None:
     assert all(makers[name] == "DequantizeLinear" for node in convolutions for name in node.input if name in makers)
 
 
+@pytest.mark.long
 def test_halves_keep_the_accuracy(tmp_path: Path) -> None:
     output = run(tmp_path, str(ROOT / "samples" / "export_in_half_precision.py"), "--epochs", "1", "--output", "out")
     found = re.findall(r"accuracy ([\d.]+)% in (\w+) \((\w+)\), ([\d.]+)% in float32", output)
@@ -117,6 +119,7 @@ def test_benchmark_of_int8_runs_on_a_tiny_network(tmp_path: Path) -> None:
     assert counts["normality, int8"] == counts["twin, int8"]  # no more transposes, Q and DQ than BatchNorm has
 
 
+@pytest.mark.long
 def test_benchmark_runs_on_tiny_networks(tmp_path: Path) -> None:
     models = ["mlp"]  # the benchmark of int8 has a ResNet; torch.compile takes most of the time
     options = ["--quick", "--models", *models, "--threads", "1", "--batch", "3", "--repeats", "2"]

@@ -9,6 +9,7 @@ The tests that load plugins come last: a registry keeps them, and the parser the
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -45,12 +46,11 @@ WITH_ATTENTION = 24  # an opset in which PyTorch writes Attention
 NETWORKS = ("fc", "vit", "wideresnet")
 FORMS = ("portable", "primitives")
 KINDS = [(dtype, dynamic) for dtype in OPSETS for dynamic in (True, False)]
-CASES = [
+CASES = [  # without NNORM_TENSORRT_ALL each network has all dtypes, and each form too
     (name, form, dtype, dynamic)
-    for name in NETWORKS
-    for form in FORMS
-    for dtype, dynamic in KINDS
-    if ALL or dynamic == (dtype != "fp16")
+    for name, form, (dtype, dynamic) in itertools.product(NETWORKS, FORMS, KINDS)
+    if ALL
+    or (dynamic == (dtype != "fp16") and (NETWORKS.index(name) + FORMS.index(form) + [*OPSETS].index(dtype)) % 2 == 0)
 ]
 
 # Kernels of the engine of each golden network (dtype, dynamic batch) for compute capability 8.9: by bodies in

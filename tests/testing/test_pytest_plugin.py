@@ -103,6 +103,7 @@ def plant_an_error(path: Path, error: float) -> None:
     onnx.save(model, path)
 
 
+@pytest.mark.long
 def test_the_gate_against_drift(suite: Suite) -> None:
     """The planted error is far above float32's rounding and far below the tolerance, so rounding decides nothing."""
     test = suite.path / "test_mine.py"
@@ -181,6 +182,7 @@ def test_a_workflow_installs_from_the_folder_that_it_checks_out(name: str, runti
     assert name == "engines" or f"onnxruntime{runtime}" in words
 
 
+@pytest.mark.long
 def test_the_steps_of_the_workflow_run_as_they_are(suite: Suite) -> None:
     text = (CI / "parity.yml").read_text()
     runs = {step["name"]: step["run"] for step in yaml.safe_load(text)["jobs"]["parity"]["steps"] if "run" in step}
