@@ -82,6 +82,7 @@ def _print(description: ModelDescription) -> None:
 
 
 def _facts(description: ModelDescription) -> list[tuple[str, str]]:
+    from nnorm_export.files.ignored_inputs import about_ignored_inputs
     from nnorm_export.files.lengths import described
 
     sizes = [f"{name} {'MISSING' if size is None else size_text(size)}" for name, size in description.files.items()]
@@ -103,6 +104,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("nodes", counted(description.nodes)),
         *(("input", str(info)) for info in description.inputs),
         *(("output", str(info)) for info in description.outputs),
+        ("ignored", about_ignored_inputs(description.ignored_inputs)),
         ("lengths", ", ".join(described(description.lengths))),
         ("batch", description.least_batch),
         # What the writer noted, which is not computed from the file.

@@ -316,6 +316,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
     if report is None:
         typer.echo(f"not compared with {other} (--no-verify)")
         return
+    from nnorm_export.files.ignored_inputs import about_ignored_inputs
     from nnorm_export.float16_range import about_float16
     from nnorm_export.parity.verdict.outcome import share_text
 
@@ -340,6 +341,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
     notes = [
         *(("suspect", suspect) for suspect in report.suspects),
         ("batch", report.least_batch),
+        ("ignored", about_ignored_inputs(report.ignored_inputs if report else [])),
         ("note", report.given_only),
         ("signature", report.signature),
     ]

@@ -16,6 +16,7 @@ from nnorm_export.files.bodies import problems_of
 from nnorm_export.files.changes import changes_of
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.formats import ONNX
+from nnorm_export.files.ignored_inputs import ignored_of
 from nnorm_export.files.onnx_file import ModelFile, name_of, read
 from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
@@ -73,6 +74,7 @@ class ModelDescription(Report):
         opsets: domain -> version; ``opset`` is that of the standard operators.
         versions: of the packages that made the file.
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
+        ignored_inputs: the inputs on whose values no output depends (:mod:`.ignored_inputs`).
         lengths: name of a dynamic axis -> its least and greatest length, see :mod:`.lengths`.
         files: file name -> bytes, external data included; None for a missing file.
         problems: why a node of the domain ``nnorm`` is invalid, or its body unknown; no kernel runs such a file.
@@ -101,6 +103,7 @@ class ModelDescription(Report):
     nodes: dict[str, int]
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
+    ignored_inputs: list[str]
     lengths: dict[str, tuple[int, int | None]]
     files: dict[str, int | None]
     problems: list[str]
@@ -155,6 +158,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         nodes=note.nodes if note else {},
         inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
+        ignored_inputs=[],
         lengths=note.lengths if note else {},
         files={archive.path.name: archive.size},
         problems=[],
@@ -190,6 +194,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         nodes=dict(Counter(node.domain or STANDARD_DOMAIN for node in graph.node)),
         inputs=inputs_of(file.proto),
         outputs=outputs_of(file.proto),
+        ignored_inputs=ignored_of(graph),
         lengths=file.lengths,
         files=_files(file),
         problems=problems_of(file),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.files.ignored_inputs import ignored_inputs
 from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
@@ -256,6 +257,7 @@ def _compare(
         implementations,
         given_only=only,
         least_batch=runner.least_batch,
+        ignored_inputs=ignored_inputs(path),
         beyond_float16=lost,
     )
     if not report:

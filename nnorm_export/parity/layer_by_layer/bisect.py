@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError, first_line
 from nnorm_export.files import onnx_file
+from nnorm_export.files.ignored_inputs import about_ignored_inputs, ignored_of
 from nnorm_export.files.parts import MODULE, Part, alone, parts_of, refuse_quantized, with_outputs
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
@@ -129,6 +130,8 @@ def bisect(
     result = replace(result, outputs=require_dependence(result.outputs, depends))
     if result:
         return result
+    if ignored := about_ignored_inputs(ignored_of(proto.graph)):
+        result = replace(result, notes=[*result.notes, ignored])
     numbers = reference.beyond_float16(example).names(masks=not are_finite(result.outputs))
     lost = [*inputs_beyond_float16(runner, bound(model, inputs)), *numbers]
     foreign_weights = other_weights(str(path), runner, model, passthrough)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from nnorm_export.errors import NnormExportError
+from nnorm_export.files.ignored_inputs import about_ignored_inputs
 from nnorm_export.float16_range import about_float16
 from nnorm_export.reports import ComparisonReport
 
@@ -87,6 +88,7 @@ class ParityReport(ComparisonReport):
         signature: of the certificate that was replayed: ``checked``, ``not checked``, or empty if it has none.
         given_only: says that the given inputs were not scaled and permuted, and why; empty if they were.
         least_batch: the least batch that the file takes, and why; empty if it is 1.
+        ignored_inputs: those on whose values no output of the file depends (:mod:`nnorm_export.files.ignored_inputs`).
         suspects: what may be to blame if an output differs (:mod:`nnorm_export.parity.suspects`).
         beyond_float16: of a float16 file, the inputs that are infinite in float16; if it fails, the weights and the
             numbers in forward too.
@@ -102,6 +104,7 @@ class ParityReport(ComparisonReport):
     signature: str = ""
     given_only: str = ""
     least_batch: str = ""
+    ignored_inputs: list[str] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
     beyond_float16: list[str] = field(default_factory=list)
 
@@ -115,7 +118,8 @@ class ParityReport(ComparisonReport):
         batch = f"batch: {self.least_batch}" if self.least_batch else ""
         blamed = (f"suspect: {suspect}" for suspect in self.suspects)
         lost = about_float16(self.beyond_float16, fails=not self)
-        notes = (*blamed, lost, self.given_only, batch, self.other_weights, signature)
+        ignored = about_ignored_inputs(self.ignored_inputs if self else [])  # else a suspect is
+        notes = (*blamed, lost, self.given_only, batch, ignored, self.other_weights, signature)
         return "\n".join(filter(None, (*compared, *by_bodies, *notes)))
 
     @property
