@@ -90,7 +90,15 @@ def length_by_names(length: str, names: Mapping[str, str]) -> str | None:
     symbols = r"[A-Za-z_]\w*"
     if any(symbol not in names for symbol in re.findall(symbols, length)):
         return None
-    return re.sub(symbols, lambda match: names[match[0]], length)
+    found = re.sub(symbols, lambda match: names[match[0]], length)
+    terms = sorted(terms_of(found))
+    return next((name for name in names.values() if terms and sorted(terms_of(name)) == terms), found)
+
+
+def terms_of(length: Any) -> list[str]:
+    """The names in a length that is a sum of other lengths, ``past + sequence``; none for other lengths."""
+    is_sum = isinstance(length, str) and re.fullmatch(r"[A-Za-z_]\w*( \+ [A-Za-z_]\w*)+", length)
+    return length.split(" + ") if is_sum else []
 
 
 def escaped(text: str, *, kept: str = "") -> str:

@@ -21,6 +21,7 @@ from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.program_text import CodeFoundError
+from nnorm_export.names import terms_of
 from nnorm_export.reading import damage_of, is_regular
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
@@ -106,7 +107,10 @@ def inputs_for(
     else:
         if unknown := [i for i in infos if not i.has_rank or (i.shape and all(dim is None for dim in i.shape))]:
             raise NnormExportError(f"{path} takes {unknown[0]}, of unknown lengths; give {EXAMPLES}")
-        shapes = [[dim if isinstance(dim, int) else DYNAMIC_ROWS for dim in info.shape] for info in infos]
+        shapes = [
+            [dim if isinstance(dim, int) else DYNAMIC_ROWS * len(terms_of(dim) or "1") for dim in info.shape]
+            for info in infos
+        ]
         specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
         paths = paths_of([info.name for info in infos], forward_parameters(source.module) or [])
         within = any("." in path for path in paths.values())  # some inputs are entries of a dict

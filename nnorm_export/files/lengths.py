@@ -34,7 +34,7 @@ def checked(entries: object) -> dict[str, tuple[int, int | None]]:
         raise ValueError("the lengths are not a dict")
     for name, bounds in entries.items():
         low, high = bounds if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else (None, None)
-        if type(low) is not int or low < 1 or (high is not None and (type(high) is not int or high < low)):
+        if type(low) is not int or low < 0 or (high is not None and (type(high) is not int or high < low)):
             raise ValueError(f"the lengths of {name} are {bounds!r}"[:200])
     return {str(name): (low, high) for name, (low, high) in entries.items()}
 

@@ -16,11 +16,14 @@ from torch.utils import _pytree as pytree
 
 from nnorm_export.errors import InputError
 from nnorm_export.models.arguments import leaf_names, name_of, named_dims, shapes_like, with_tensors
+from nnorm_export.names import terms_of
 
 EXAMPLES = "--dynamic x:0=batch,1=seq, with a range --dynamic 'x:1=seq[2..512]'"
 
 _SPEC = re.compile(r"(?:(?P<input>[A-Za-z_][\w.]*):)?(?P<axes>[^:]+)")
-_AXIS = re.compile(r"\s*(?P<axis>-?\d{1,3})\s*=\s*(?P<name>[A-Za-z_]\w*)\s*(?:\[(?P<low>\d*)\.\.(?P<high>\d*)\])?\s*")
+_AXIS = re.compile(
+    r"\s*(?P<axis>-?\d{1,3})\s*=\s*(?P<name>[A-Za-z_]\w*(?:\s*\+\s*[A-Za-z_]\w*)*)\s*(?:\[(?P<low>\d*)\.\.(?P<high>\d*)\])?\s*"
+)
 
 
 def parse_dynamic(specs: Sequence[str], arguments: Mapping[str, Any]) -> Any:
@@ -53,7 +56,7 @@ def parse_dynamic(specs: Sequence[str], arguments: Mapping[str, Any]) -> Any:
                 raise InputError(f"--dynamic: {name} is given two ranges; give one of them once")
     _check_lengths(chosen, ranges, tensors)
     names = {name for axes in chosen.values() for name in axes.values()}
-    dims = {name: _dim(name, *ranges.get(name, (1, None))) for name in sorted(names)}
+    dims = {name: name if terms_of(name) else _dim(name, *ranges.get(name, (1, None))) for name in sorted(names)}
     shapes = iter([{axis: dims[name] for axis, name in chosen.get(path, {}).items()} or None for path in tensors])
     return shapes_like(dict(arguments), lambda leaf: next(shapes) if isinstance(leaf, Tensor) else None)
 
@@ -85,12 +88,15 @@ def _parse_axis(spec: str, text: str) -> tuple[int, str, tuple[int, int | None] 
     match = _AXIS.fullmatch(text)
     if match is None:
         raise _unparsable(spec)
+    name = " + ".join(match["name"].replace("+", " ").split())
     if match["low"] is None:
-        return int(match["axis"]), match["name"], None
+        return int(match["axis"]), name, None
+    if terms_of(name):
+        raise InputError(f"--dynamic: {name} is a sum, whose range follows from those of its terms; give theirs")
     low, high = int(match["low"] or 1), int(match["high"]) if match["high"] else None
     if high is not None and high < low:
-        raise InputError(f"--dynamic: {match['name']} has no length from {low} to {high}; give the smaller one first")
-    return int(match["axis"]), match["name"], (low, high)
+        raise InputError(f"--dynamic: {name} has no length from {low} to {high}; give the smaller one first")
+    return int(match["axis"]), name, (low, high)
 
 
 def _axis_of(axis: int, path: str, tensor: Tensor) -> int:
@@ -109,9 +115,9 @@ def _check_lengths(
     ranges: Mapping[str, tuple[int, int | None]],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    _require_one_length(
-        "--dynamic", [(name, path, axis) for path, axes in chosen.items() for axis, name in axes.items()], tensors
-    )
+    every = [(name, path, axis) for path, axes in chosen.items() for axis, name in axes.items()]
+    _require_one_length("--dynamic", every, tensors)
+    _require_sums("--dynamic", every, tensors)
     for path, axes in chosen.items():
         for axis, name in axes.items():
             length = int(tensors[path].shape[axis])
@@ -136,6 +142,21 @@ def _require_one_length(option: str, axes: Iterable[tuple[str, str, int]], tenso
             )
 
 
+def _require_sums(option: str, axes: Sequence[tuple[str, str, int]], tensors: Mapping[str, Tensor]) -> None:
+    """Raises an InputError if an axis that is named as a sum of others does not have the sum of their lengths."""
+    lengths = {name: int(tensors[path].shape[axis]) for name, path, axis in axes}
+    for name, path, axis in axes:
+        terms = terms_of(name)
+        if unknown := [term for term in terms if term not in lengths]:
+            raise InputError(f"{option}: axis {axis} of {path} is {name}, and no axis is named {unknown[0]}; name one")
+        if terms and sum(lengths[term] for term in terms) != lengths[name]:
+            listed = " and ".join(f"{term} is {lengths[term]}" for term in terms)
+            raise InputError(
+                f"{option}: axis {axis} of {path} is {name} and has the length {lengths[name]}, and {listed}; give an "
+                "example in which it is their sum, or another name"
+            )
+
+
 def _dim(name: str, low: int, high: int | None) -> Any:
     return torch.export.Dim(name, min=low) if high is None else torch.export.Dim(name, min=low, max=high)
 
@@ -151,6 +172,7 @@ def widened(arguments: dict[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
     dims = named_dims(arguments, dynamic_shapes).items()
     strings = [(dim, paths[index], axis) for (index, axis), dim in dims if isinstance(dim, str)]
     _require_one_length("dynamic_shapes", strings, tensors)
+    _require_sums("dynamic_shapes", [(name_of(dim), paths[index], axis) for (index, axis), dim in dims], tensors)
     lengths = {name: 2 for name, dim, length in _named(arguments, dynamic_shapes) if length == 1 and _most(dim) > 1}
     return _resized(arguments, dynamic_shapes, lengths) if lengths else arguments
 
@@ -166,7 +188,12 @@ def at_other_lengths(arguments: dict[str, Any], dynamic_shapes: Any) -> list[tup
     if not named or any(hasattr(dim, "root") for _, dim, _ in named):
         return []
     example = {name: length for name, _, length in named}
-    least = {name: length if isinstance(dim, str) else max(1, int(dim.min)) for name, dim, length in named}
+    terms = {term for dim in named_dims(arguments, dynamic_shapes).values() for term in terms_of(dim)}
+    # Every Dim begins at 0 unless it says otherwise: only a term of a sum, a cache that is empty at first, is meant so.
+    least = {
+        name: length if isinstance(dim, str) else max(0 if name in terms else 1, int(dim.min))
+        for name, dim, length in named
+    }
     others = dict(example)
     of_length: dict[int, int] = {}
     for number, (name, dim) in enumerate({name: dim for name, dim, _ in named}.items()):
@@ -186,6 +213,7 @@ def _named(arguments: dict[str, Any], dynamic_shapes: Any) -> list[tuple[str, An
     return [
         (name_of(dim), dim, int(tensors[index].shape[axis]))
         for (index, axis), dim in named_dims(arguments, dynamic_shapes).items()
+        if not terms_of(dim)
     ]
 
 
@@ -198,8 +226,10 @@ def _most(dim: Any) -> float:
 
 def _resized(arguments: dict[str, Any], dynamic_shapes: Any, lengths: Mapping[str, int]) -> dict[str, Any]:
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    lengths = {name: length for name, _, length in _named(arguments, dynamic_shapes)} | dict(lengths)
     for (index, axis), dim in named_dims(arguments, dynamic_shapes).items():
-        length, wanted = tensors[index].shape[axis], lengths.get(name_of(dim))
-        if wanted is not None and wanted != length and length > 0:
+        length = tensors[index].shape[axis]
+        wanted = sum(lengths[term] for term in terms_of(dim) or [name_of(dim)])
+        if wanted != length and length > 0:
             tensors[index] = tensors[index].index_select(axis, torch.arange(wanted) % length)
     return with_tensors(arguments, tensors)

@@ -26,6 +26,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from nnorm_export.models.arguments import named_dims, tensor_names, tensors_in
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.models.program_axes import resized, runs, shapes_of
+from nnorm_export.names import terms_of
 
 _MOST_ELEMENTS = 2**21  # of the inputs at other lengths
 _MANY_ELEMENTS = 2**16  # where those of the most elements are sought
@@ -233,7 +234,7 @@ def _own_symbols(
 
     for number, axis in sorted(places, key=rank):
         length, dim = shapes[number][axis], dims.get((number, axis))
-        if not getattr(length, "free_symbols", None):
+        if not getattr(length, "free_symbols", None) or terms_of(dim):
             continue
         if isinstance(dim, str) and dim in by_name:
             if _is_symbol(length) and length not in taken:

@@ -20,6 +20,7 @@ from nnorm_export.errors import InputError, ParityError
 from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.lengths import Lengths, within
 from nnorm_export.files.tensors import LinearLength
+from nnorm_export.names import terms_of
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
@@ -198,8 +199,13 @@ def _lengths(infos: Sequence[TensorInfo], rows: int, other: int) -> dict[str, in
     Where an axis is ``seq - 2``, seq is longer by 2.
     """
     axes = [(at, linear) for info in infos for at, dim in enumerate(info.shape) if (linear := LinearLength.parse(dim))]
-    lengths = {linear.name: other for _, linear in axes} | {linear.name: rows for at, linear in axes if at == 0}
-    taken = {name: max(-linear.offset for _, linear in axes if linear.name == name) for name in lengths}
+    terms = {term for info in infos for dim in info.shape for term in terms_of(dim)}
+    lengths = (
+        dict.fromkeys(terms, other)
+        | {linear.name: other for _, linear in axes}
+        | {linear.name: rows for at, linear in axes if at == 0}
+    )
+    taken = {name: max((-linear.offset for _, linear in axes if linear.name == name), default=0) for name in lengths}
     return {name: length + max(0, taken[name]) for name, length in lengths.items()}
 
 
@@ -207,7 +213,7 @@ def _random(info: TensorInfo, rows: int, other: int, named: Mapping[str, int], g
     lengths = []
     for axis, dim in enumerate(info.shape):
         linear = LinearLength.parse(dim)
-        unnamed = rows if axis == 0 else other
+        unnamed = sum(named[term] for term in terms_of(dim)) or (rows if axis == 0 else other)
         lengths.append(dim if isinstance(dim, int) else unnamed if linear is None else linear.at(named[linear.name]))
     if is_float(info.dtype):
         return generator.standard_normal(lengths).astype(info.dtype)

@@ -160,7 +160,7 @@ def test_lengths(shapes: list[Any], lengths: list[tuple[int, ...]], message: str
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", '{"s": 3}', '{"s": [0, 4]}', '{"s": [5, 4]}', '{"s": [true, 4]}', '{"s": [1.5, null]}', "{"]
+    "text", ["[]", '{"s": 3}', '{"s": [-1, 4]}', '{"s": [5, 4]}', '{"s": [true, 4]}', '{"s": [1.5, null]}', "{"]
 )
 def test_lengths_that_others_have_changed(text: str, written: ExportReport, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lengths|JSON|line 1"):
