@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
 from benchmarks.zoo.one import measure
-from nnorm_export import ExportError, export, load
+from nnorm_export import ExportError, InputError, decoder_arguments, export, load
 from nnorm_export.layers import convert_normal_norm
 
 if any(importlib.util.find_spec(name) is None for name in ("timm", "torchvision", "transformers")):
@@ -151,6 +151,56 @@ def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_pat
     past = transformers.StaticCache(config=decoder.config, max_cache_len=8)
     with pytest.raises(ExportError, match=r"does not see the tensors in a StaticCache.*use_cache.*DynamicCache"):
         export(decoder, (), tmp_path / "m.onnx", kwargs={"input_ids": IDS, "past_key_values": past})
+
+
+DECODERS = {
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100},
+    "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 8},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(name: str, tmp_path: Path) -> None:
+    heads = {} if name == "GPT2" else {"num_attention_heads": 4, "num_key_value_heads": 2}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    config = getattr(transformers, f"{name}Config")(**DECODERS[name], **heads, **tokens)
+    torch.manual_seed(0)
+    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config)
+    model = convert_normal_norm(model, rms_norms=True)
+    arguments = decoder_arguments(model)
+    assert model.training
+    report = export(model.eval(), f=tmp_path / "decoder.onnx", **arguments)
+    assert report.parity
+    file = load(tmp_path / "decoder.onnx")
+    axes = {info.name: info.shape for info in (*file.inputs, *file.outputs)}
+    assert axes["attention_mask"] == ("batch", "past + sequence")
+    assert axes["past_key_values.1.key"][2] == "past"
+    assert axes["present.1.value"][2] == "past + sequence"
+    assert set(file.implementations.values()) == {"kernel"}
+    counts = PADDED.bool()
+    seen, mask = torch.where(counts, IDS, 0).numpy(), PADDED.numpy()
+    expected = model.generate(torch.from_numpy(seen), attention_mask=PADDED, do_sample=False, max_new_tokens=8)
+    shape = [2, *axes["past_key_values.0.key"][1:2], 0, 8]
+    feed = {name: np.zeros(shape, np.float32) for name in axes if name.startswith("past_key_values")}
+    tokens = seen
+    for _ in range(8):
+        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -tokens.shape[1] :]
+        feed |= {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        results = dict(zip((info.name for info in file.outputs), file(**feed), strict=True))
+        tokens = results["logits"][:, -1].argmax(-1)[:, None]
+        seen, mask = np.concatenate([seen, tokens], 1), np.concatenate([mask, np.ones_like(tokens)], 1)
+        del results["logits"]
+        feed = {name.replace("present", "past_key_values"): array for name, array in results.items()}
+    np.testing.assert_array_equal(seen, expected.numpy())
+
+
+def test_what_is_no_decoder_is_refused() -> None:
+    with pytest.raises(InputError, match="Linear does not take input_ids: it is not a decoder"):
+        decoder_arguments(nn.Linear(2, 2))
+    config = transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=20, state_size=4)
+    with pytest.raises(InputError, match="MambaForCausalLM does not take past_key_values"):
+        decoder_arguments(transformers.MambaForCausalLM(config))
 
 
 ONES = torch.ones_like(IDS)
