@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._sympy.printers import PythonPrinter
 
-from nnorm_export.models.arguments import named_dims, tensor_names, tensors_in
+from nnorm_export.models.arguments import name_of, named_dims, tensor_names, tensors_in
 from nnorm_export.models.modules import deepcopy
 from nnorm_export.models.program_axes import resized, runs, shapes_of
 from nnorm_export.names import terms_of
@@ -214,19 +214,19 @@ def _duplicate(module: torch.nn.Module) -> torch.nn.Module:
 
 def _own_symbols(
     shapes: list[tuple[Any, ...]], dims: Mapping[tuple[int, int], Any]
-) -> tuple[list[tuple[Any, ...]], dict[sympy.Symbol, sympy.Symbol], list[Any]]:
+) -> tuple[list[tuple[Any, ...]], dict[sympy.Symbol, Any], list[Any]]:
     """(shapes, same, relations): a symbol for each axis, whatever the trace made equal; one for axes of one name.
 
     Returns:
         shapes: with these symbols.
-        same: symbol of the trace -> that of another axis of the same name.
+        same: symbol of the trace -> that of another axis of the same name, or the sum that its name is.
         relations: conditions that the trace has put into the shapes.
     """
     changed = [list(shape) for shape in shapes]
     places = [(number, axis) for number, shape in enumerate(shapes) for axis in range(len(shape))]
     taken: set[sympy.Symbol] = set()
     by_name: dict[str, sympy.Symbol] = {}
-    same: dict[sympy.Symbol, sympy.Symbol] = {}
+    same: dict[sympy.Symbol, Any] = {}
     relations = []
 
     def rank(place: tuple[int, int]) -> tuple[bool, bool]:
@@ -249,6 +249,11 @@ def _own_symbols(
             taken.add(length)
         if isinstance(dim, str):
             by_name[dim] = changed[number][axis]
+    named = {name_of(dim): changed[number][axis] for (number, axis), dim in dims.items()}
+    for (number, axis), dim in dims.items():
+        length, terms = shapes[number][axis], terms_of(dim)
+        if terms and _is_symbol(length):
+            changed[number][axis] = same[length] = sum(named[term] for term in terms)
     return (
         [
             tuple(length.xreplace(same) if hasattr(length, "xreplace") else length for length in shape)
