@@ -42,5 +42,6 @@ from .quantizing.quantize import quantize as quantize
 from .quantizing.report import QuantizeReport as QuantizeReport
 from .runtimes import Runner as Runner, load as load
 from .runtimes.diagnose import Diagnosis as Diagnosis, diagnose as diagnose
+from .serving.genai import write_genai_config as write_genai_config
 from .serving.repository import Repository as Repository, write_repository as write_repository
 from .tensorrt.engine import EngineReport as EngineReport, build_engine as build_engine

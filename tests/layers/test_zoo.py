@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
 from benchmarks.zoo.one import measure
-from nnorm_export import ExportError, InputError, decoder_arguments, export, load
+from nnorm_export import ExportError, InputError, decoder_arguments, export, load, write_genai_config
 from nnorm_export.layers import convert_normal_norm
 
 if any(importlib.util.find_spec(name) is None for name in ("timm", "torchvision", "transformers")):
@@ -154,45 +155,75 @@ def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_pat
 
 
 DECODERS = {
-    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100},
-    "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 8},
-}
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "Llama": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    },
+}  # fmt: skip
+TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def written_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    config = getattr(transformers, f"{request.param}Config")(**DECODERS[request.param], **TOKENS)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = convert_normal_norm(model.train(), rms_norms=True)
+    arguments = decoder_arguments(model)
+    assert model.training
+    path = tmp_path_factory.mktemp("decoder") / "decoder.onnx"
+    assert export(model.eval(), f=path, **arguments).parity
+    return model, path
+
+
+def generated(model: Any, ids: Tensor, mask: Tensor) -> np.ndarray:
+    """Eight more tokens, whatever they are."""
+    options = {"do_sample": False, "max_new_tokens": 8, "min_new_tokens": 8}
+    return model.generate(ids, attention_mask=mask, **options).numpy()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(name: str, tmp_path: Path) -> None:
-    heads = {} if name == "GPT2" else {"num_attention_heads": 4, "num_key_value_heads": 2}
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
-    config = getattr(transformers, f"{name}Config")(**DECODERS[name], **heads, **tokens)
-    torch.manual_seed(0)
-    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config)
-    model = convert_normal_norm(model, rms_norms=True)
-    arguments = decoder_arguments(model)
-    assert model.training
-    report = export(model.eval(), f=tmp_path / "decoder.onnx", **arguments)
-    assert report.parity
-    file = load(tmp_path / "decoder.onnx")
+def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder: tuple[Any, Path]) -> None:
+    model, path = written_decoder
+    file = load(path)
     axes = {info.name: info.shape for info in (*file.inputs, *file.outputs)}
     assert axes["attention_mask"] == ("batch", "past + sequence")
     assert axes["past_key_values.1.key"][2] == "past"
     assert axes["present.1.value"][2] == "past + sequence"
     assert set(file.implementations.values()) == {"kernel"}
-    counts = PADDED.bool()
-    seen, mask = torch.where(counts, IDS, 0).numpy(), PADDED.numpy()
-    expected = model.generate(torch.from_numpy(seen), attention_mask=PADDED, do_sample=False, max_new_tokens=8)
+    seen, mask = torch.where(PADDED.bool(), IDS, 0).numpy(), PADDED.numpy()
+    expected = generated(model, torch.from_numpy(seen), PADDED)
     shape = [2, *axes["past_key_values.0.key"][1:2], 0, 8]
-    feed = {name: np.zeros(shape, np.float32) for name in axes if name.startswith("past_key_values")}
+    cache = {name: np.zeros(shape, np.float32) for name in axes if name.startswith("past_key_values")}
     tokens = seen
     for _ in range(8):
         positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -tokens.shape[1] :]
-        feed |= {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
-        results = dict(zip((info.name for info in file.outputs), file(**feed), strict=True))
-        tokens = results["logits"][:, -1].argmax(-1)[:, None]
+        results = file(input_ids=tokens, attention_mask=mask, position_ids=positions, **cache)
+        logits, *present = results
+        logits[..., TOKENS["eos_token_id"]] = -np.inf  # as min_new_tokens does
+        tokens = logits[:, -1].argmax(-1)[:, None]
         seen, mask = np.concatenate([seen, tokens], 1), np.concatenate([mask, np.ones_like(tokens)], 1)
-        del results["logits"]
-        feed = {name.replace("present", "past_key_values"): array for name, array in results.items()}
-    np.testing.assert_array_equal(seen, expected.numpy())
+        names = [info.name.replace("present", "past_key_values") for info in file.outputs[1:]]
+        cache = dict(zip(names, present, strict=True))
+    np.testing.assert_array_equal(seen, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", [False, True])
+def test_onnxruntime_genai_generates_the_same_tokens(kernels: bool, written_decoder: tuple[Any, Path]) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai has no wheel for this machine")
+    model, path = written_decoder
+    config = json.loads(write_genai_config(path, model, kernels=kernels).read_text())
+    assert ("custom_ops_library" in config["model"]["decoder"]["session_options"]) == kernels
+    opened = genai.Model(str(path.parent))
+    parameters = genai.GeneratorParams(opened)
+    parameters.set_search_options(max_length=14, min_length=14)
+    generator = genai.Generator(opened, parameters)
+    generator.append_tokens(IDS[0].numpy().astype(np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    np.testing.assert_array_equal(generator.get_sequence(0), generated(model, IDS[:1], ONES[:1])[0])
 
 
 def test_what_is_no_decoder_is_refused() -> None:
