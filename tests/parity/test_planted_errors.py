@@ -43,7 +43,11 @@ def test_unaltered_files_stay_within_the_budget(name: str, dtype: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [lambda: GroupNormalNorm(16, 4), lambda: BatchNormalNorm2d(16)], ids=["group", "batch"]
+    "make",
+    [
+        pytest.param(lambda: GroupNormalNorm(16, 4), id="group", marks=pytest.mark.long),
+        pytest.param(lambda: BatchNormalNorm2d(16), id="batch"),
+    ],
 )
 def test_a_million_elements(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     """The greatest of many rounding errors is greater, and a bias may cancel a result that bodies compute roughly."""

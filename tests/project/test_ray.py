@@ -25,7 +25,7 @@ from nnorm_export import export, library, load
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("NNORM_RAY_PYTHON", "")
-ROWS = 10_000
+ROWS = 5_000
 SIZE = 32
 
 
