@@ -197,6 +197,7 @@ class AllNetworks(nn.Module):
         return tuple(network(images) for network in self.networks)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_aotinductor(trained: dict[str, nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     names = sorted(trained)

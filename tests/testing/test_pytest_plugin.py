@@ -69,6 +69,7 @@ def suite(tmp_path: Path) -> Suite:
     return Suite(tmp_path)
 
 
+@pytest.mark.long
 def test_runtimes(suite: Suite) -> None:
     suite.run(outcome="1 passed")
     suite.run("--nnorm-runtimes", "onnxruntime,,onnxruntime", outcome="1 passed")
