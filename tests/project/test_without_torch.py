@@ -27,6 +27,7 @@ NEEDING = [
     "nnorm_export.HalfRisk",
     "nnorm_export.ProbeReport",
     "nnorm_export.bisect",
+    "nnorm_export.decoder_arguments",
     "nnorm_export.export",
     "nnorm_export.export_aoti",
     "nnorm_export.export_program",

@@ -88,6 +88,7 @@ def test_a_difference_fails_with_its_numbers(suite: Suite) -> None:
     assert "nnorm.output.max_abs_diff" in (suite.path / "report.xml").read_text()
 
 
+@pytest.mark.long
 def test_junit_has_the_errors(suite: Suite) -> None:
     suite.run("--junit-xml", "report.xml", outcome="1 passed")
     properties = ElementTree.parse(suite.path / "report.xml").iter("property")
