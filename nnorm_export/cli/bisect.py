@@ -50,7 +50,7 @@ def bisect(
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or --exact")
-    from nnorm_export.cli.source import inputs_for, load_source, masks_of
+    from nnorm_export.cli.source import by_output, inputs_for, load_source
     from nnorm_export.parity.layer_by_layer.bisect import bisect as find_first_difference
     from nnorm_export.parity.report.plots import check_plot, plot_bisection
 
@@ -67,7 +67,7 @@ def bisect(
             inputs,
             runtime=options.runtime,
             layers=options.layer or (),
-            where=masks_of(options.where),
+            where=by_output("--where", options.where, str),
             passthrough=model.passthrough or (),
         )
         if options.plot is not None:

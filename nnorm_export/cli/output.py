@@ -316,7 +316,6 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
     if report is None:
         typer.echo(f"not compared with {other} (--no-verify)")
         return
-    from nnorm_export.files.ignored_inputs import about_ignored_inputs
     from nnorm_export.float16_range import about_float16
     from nnorm_export.parity.verdict.outcome import share_text
 
@@ -341,7 +340,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
     notes = [
         *(("suspect", suspect) for suspect in report.suspects),
         ("batch", report.least_batch),
-        ("ignored", about_ignored_inputs(report.ignored_inputs if report else [])),
+        ("ignored", report.ignored),
         ("note", report.given_only),
         ("signature", report.signature),
     ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +29,8 @@ from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 
 _PROGRAM = "; write one with torch.export.save(torch.export.export(nnorm_export.freeze(model), args), 'model.pt2')"
+_T = TypeVar("_T")
+
 DYNAMIC_ROWS = 4  # the length of a dynamic axis in random inputs
 
 
@@ -108,7 +111,7 @@ def inputs_for(
         if unknown := [i for i in infos if not i.has_rank or (i.shape and all(dim is None for dim in i.shape))]:
             raise NnormExportError(f"{path} takes {unknown[0]}, of unknown lengths; give {EXAMPLES}")
         shapes = [
-            [dim if isinstance(dim, int) else DYNAMIC_ROWS * len(terms_of(dim) or "1") for dim in info.shape]
+            [dim if isinstance(dim, int) else DYNAMIC_ROWS * max(1, len(terms_of(dim))) for dim in info.shape]
             for info in infos
         ]
         specs = [f"{info.dtype}{shape}" for info, shape in zip(infos, shapes, strict=True)]
@@ -122,16 +125,27 @@ def inputs_for(
     return bind(source.module, inputs.args, inputs.kwargs), inputs.notices
 
 
-def masks_of(values: list[str] | None) -> dict[str, str]:
-    """``["logits:attention_mask"]``, of --where, by output; an input without an output has the key ``""``."""
-    return {output: name for output, _, name in (value.rpartition(":") for value in values or ())}
+def by_output(option: str, values: list[str] | None, parse: Callable[[str], _T]) -> dict[str, _T] | None:
+    """``boxes:1e-3`` -> ``{"boxes": 1e-3}``; a value without a name has the key ``""``."""
+    found: dict[str, _T] = {}
+    for value in values or ():
+        name, _, text = value.rpartition(":")
+        try:
+            found[name] = parse(text)
+        except ValueError as error:
+            raise NnormExportError(f"{option} {value}: {text!r} is not a number; give X or OUTPUT:X") from error
+    return found or None
 
 
 def bisect_command(path: str, options: ModelOptions, runtime: str | None = None, where: list[str] | None = None) -> str:
     """Returns the command that compares ``path`` with the same model on the same inputs, layer by layer."""
     words = ["nnorm-export", "bisect", path, "-m", options.model]
-    repeated = {"--model-arg": options.model_arg, "--passthrough": options.passthrough, "-i": options.input_specs}
-    repeated["--where"] = where
+    repeated = {
+        "--model-arg": options.model_arg,
+        "--passthrough": options.passthrough,
+        "-i": options.input_specs,
+        "--where": where,
+    }
     single = {
         "-c": options.checkpoint,
         "--checkpoint-key": options.checkpoint_key,

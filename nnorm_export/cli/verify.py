@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from nnorm_export.parity.layer_by_layer.float16_risks import HalfRisk
     from nnorm_export.parity.layer_by_layer.probe import ProbeReport
     from nnorm_export.parity.verdict.outcome import ParityReport
-
-_T = TypeVar("_T")
 
 
 def verify(
@@ -85,7 +82,7 @@ def verify(
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
-    from nnorm_export.cli.source import inputs_for, load_source, masks_of
+    from nnorm_export.cli.source import by_output, inputs_for, load_source
     from nnorm_export.parity.layer_by_layer.float16_risks import float16_risks
     from nnorm_export.parity.layer_by_layer.probe import probe
     from nnorm_export.parity.report.write_report import write_report
@@ -99,12 +96,15 @@ def verify(
     output.notices(notices)
     criteria: dict[str, Any] = {
         "criterion": options.criterion,
-        "rtol": _by_output("--rtol", options.rtol, float),
-        "atol": _by_output("--atol", options.atol, float),
-        "statistic": _by_output("--statistic", options.statistic, str),
-        "where": masks_of(options.where),
+        "rtol": by_output("--rtol", options.rtol, float),
+        "atol": by_output("--atol", options.atol, float),
+        "statistic": by_output("--statistic", options.statistic, str),
     }
-    shared: dict[str, Any] = {"runtime": options.runtime, "passthrough": model.passthrough or ()}
+    shared: dict[str, Any] = {
+        "runtime": options.runtime,
+        "where": by_output("--where", options.where, str),
+        "passthrough": model.passthrough or (),
+    }
     probed = risks = None
     with output.working(f"Comparing {path} with PyTorch"):
         report = compare(
@@ -199,18 +199,6 @@ def _check_outputs(options: VerifyOptions) -> None:
 
 def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
     return options.criterion, options.rtol, options.atol, options.statistic, options.where
-
-
-def _by_output(option: str, values: list[str] | None, parse: Callable[[str], _T]) -> dict[str, _T] | None:
-    """``boxes:1e-3`` -> ``{"boxes": 1e-3}``; a value without a name has the key ``""``."""
-    found: dict[str, _T] = {}
-    for value in values or ():
-        name, _, text = value.rpartition(":")
-        try:
-            found[name] = parse(text)
-        except ValueError as error:
-            raise NnormExportError(f"{option} {value}: {text!r} is not a number; give X or OUTPUT:X") from error
-    return found or None
 
 
 def _path(file: str | None, options: VerifyOptions) -> str:

@@ -20,7 +20,7 @@ _READ_LENGTHS_ALONE = ("Shape", "Size")
 def ignored_inputs(path: Path) -> list[str]:
     """The ignored inputs of the ONNX file ``path``; none of another file."""
     try:
-        return [] if is_archive(path) else ignored_of(read(path).proto.graph)
+        return [] if is_archive(path) else ignored_of(read(path, large_weights=False).proto.graph)
     except ModelFileError:  # it is an engine or behind a URL
         return []
 
@@ -40,12 +40,9 @@ def ignored_of(graph: onnx.GraphProto) -> list[str]:
 
 def about_ignored_inputs(names: list[str]) -> str:
     """Says which inputs are ignored; empty for none."""
-    if not names:
-        return ""
-    inputs, their, them, matter = ("inputs", "their", "them", "they matter")
-    if len(names) == 1:
-        inputs, their, them, matter = ("input", "its", "it", "it matters")
     return (
-        f"the file ignores the {inputs} {', '.join(names)}: no output depends on {their} values. If the model needs "
-        f"{them}, export it with an example in which {matter}"
+        f"no output depends on the values of {', '.join(names)}. If the model needs them, export it with an example in "
+        "which they matter"
+        if names
+        else ""
     )

@@ -152,11 +152,19 @@ def with_outputs(proto: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
     return copy
 
 
-def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequence[NDArray[Any]]]) -> onnx.ModelProto:
+def alone(
+    proto: onnx.ModelProto,
+    parts: Sequence[Part],
+    feeds: Sequence[Sequence[NDArray[Any]]],
+    results: Sequence[NDArray[Any]] | None = None,
+) -> onnx.ModelProto:
     """A model of ``parts`` side by side, each with one output and its own inputs.
 
-    ``feeds`` are the arrays for the inputs of each part: x and the operands.
+    Args:
+        feeds: the arrays for the inputs of each part: x and the operands.
+        results: arrays with the dtypes of the outputs; None if these are those of x.
     """
+    results = [arrays[0] for arrays in feeds] if results is None else results
     nodes, inputs, outputs = [], [], []
     used: set[str] = set()
     names: set[str] = set()
@@ -177,7 +185,7 @@ def alone(proto: onnx.ModelProto, parts: Sequence[Part], feeds: Sequence[Sequenc
             names.add(copy.name)
             used.update(copy.input)
             nodes.append(copy)
-        outputs.append(_value_info(renamed[part.y], arrays[0], None))
+        outputs.append(_value_info(renamed[part.y], results[number], None))
     initializers = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     constants = [node for node in proto.graph.node if node.op_type == "Constant" and used.intersection(node.output)]
     graph = onnx.helper.make_graph([*constants, *nodes], "layers", inputs, outputs, initializers)

@@ -51,8 +51,6 @@ from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runner, load
 from nnorm_export.runtimes.reference import ReferenceRunner
 from nnorm_export.steps import counted, step
 
-_EVERYWHERE = Where.of(None)
-
 
 @neutral()
 def verify(
@@ -117,9 +115,7 @@ def verify(
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     examples = [bound(model, inputs)]
-    report, comparison, cases = _compare(
-        Path(path), str(path), runner, model, examples, chosen, passthrough, Where.of(where)
-    )
+    report, comparison, cases = _compare(Path(path), str(path), runner, model, examples, chosen, passthrough, where)
     report = replace(report, known_faults=runner.known_faults)
     report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
     if not report:
@@ -204,7 +200,7 @@ def _compare(
     examples: Sequence[Mapping[str, Any]],
     criteria: Criteria,
     passthrough: Passthrough,
-    where: Where = _EVERYWHERE,
+    where: PerOutput[Mask] = None,
 ) -> tuple[ParityReport, Comparison, list[Case]]:
     """Compares on ``examples``, at least one, and on inputs made from the first; returns what was compared too.
 
@@ -216,7 +212,8 @@ def _compare(
     """
     names = [info.name for info in runner.outputs]
     comparison = Comparison(file, type(model).__name__, names, criteria.for_outputs(names))
-    where.check([info.name for info in runner.inputs], names)
+    masks = Where.of(where)
+    masks.check(runner.inputs, runner.outputs)
     step("compare with PyTorch")
     # Before PyTorch copies the model: they need a session of its own, and room for its weights.
     implementations = runner.implementations
@@ -224,13 +221,13 @@ def _compare(
     # PyTorch runs before the file: if inputs do not fit, its error says so in the model's own words.
     taken = [as_taken(runner, example) for example in examples]
     runs: list[Run] = [(example, pytorch.run(example)) for example in counted("PyTorch", taken)]
-    cases = [_case(runner, *run, where) for run in counted("the file", runs)]
+    cases = [_case(runner, *run, masks) for run in counted("the file", runs)]
     nondeterminism = pytorch.nondeterminism(*runs[0])
     change, why_none = change_of_input(pytorch, *runs[0])
     others = (*other_masks(pytorch, *runs[0]), *other_integers(pytorch, *runs[0]))
     changes = [*([] if change is None else [change]), *others]
     with errors_on_changed_inputs():
-        cases += [replace(_case(runner, *run, where), is_changed=True) for run in changes]
+        cases += [replace(_case(runner, *run, masks), is_changed=True) for run in changes]
     cases = with_pytorchs_runs(pytorch, [example for example, _ in (*runs, *changes)], cases)
     # Changed cases on which PyTorch is unstable are left out, but not the only one that could show a dependence.
     needed = len(runs) + (change is not None and constant_over_rows(cases[0].take(cases[0].expected)))
@@ -269,7 +266,7 @@ def _compare(
     return report, comparison, cases
 
 
-def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array], where: Where) -> Case:
+def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array], masks: Where) -> Case:
     inputs = [to_numpy(tensor) for tensor in tensors_in(example)]
-    counted = where.of_run(runner.inputs, inputs, runner.outputs, expected)
+    counted = masks.of_run(runner.inputs, inputs, runner.outputs, expected)
     return Case(inputs, expected, runner(*inputs), counted=counted)

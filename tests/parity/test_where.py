@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,9 @@ def other_padding():
 def nets(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("where")
     (folder / "masked_nets.py").write_text(NETS)
-    sys.path.insert(0, str(folder))
-    import masked_nets  # noqa: PLC0415 - it was written just now
-
-    yield masked_nets
-    sys.path.remove(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield importlib.import_module("masked_nets")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +163,16 @@ def test_in_bisect(path: Path, nets: Any, inputs: dict[str, Tensor]) -> None:
     assert bisect(path, other, inputs, where="attention_mask").culprit is not None
 
 
+def test_bisect_runs_an_embedding_alone(path: Path, nets: Any, inputs: dict[str, Tensor]) -> None:
+    other = nets.build()
+    with torch.no_grad():
+        other.embedding.weight[3] += 0.1
+    found = {layer.path: layer for layer in bisect(path, other, inputs, layers=["embedding"]).layers}
+    assert found["embedding"].own is not None
+    assert not found["embedding"].own.passed
+    assert found["norm"].own.passed
+
+
 def test_a_wrong_count_of_outputs_is_still_said(path: Path, inputs: dict[str, Tensor]) -> None:
     class Third(nn.Module):
         def __init__(self) -> None:
@@ -185,6 +194,11 @@ def test_command_line(path: Path, nets: Any, inputs: dict[str, Tensor], tmp_path
     assert "tokens differs" in message
     assert "--where logits:attention_mask" in message  # of the command that finds the layer
     masks = ["--where", "attention_mask"]
+    page = tmp_path / "report.html"
+    run("verify", path, *model, *masks, "--report", page)
+    # The layers of the page, too, are compared where it counts; elsewhere what enters them is 10⁶ of the allowed error.
+    (share,) = re.findall(r"LayerNormalNorm\s+kernel\s+\S+ ×\s+(\S+) ×", re.sub("<[^>]*>", " ", page.read_text()))
+    assert float(share) < 1
     found = json.loads(run("verify", path, *model, *masks, "--json", "--record", tmp_path / "parity").stdout)
     assert found["outputs"][0]["note"] == "99 of 165 elements count"
     run("bisect", path, *model, *masks)

@@ -104,7 +104,7 @@ def bisect(
     runner = load(path, runtime)
     reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
     masks = Where.of(where)
-    masks.check([info.name for info in runner.inputs], [info.name for info in runner.outputs])
+    masks.check(runner.inputs, runner.outputs)
     subject = _Subject(path, type(model).__name__, runner, runtime, reference, proto, parts, folded, masks)
     example = as_taken(runner, bound(model, inputs))
     compared = subject.compare(example)
@@ -352,7 +352,8 @@ def _own(
             runs = [part.operator.apply_epilogue(run, *operands) for run in runs]
         feeds.append([x, *operands])
         wanted.append((y, float64, runs))
-    with opened(alone(proto, [part for part, _ in parts], feeds), runtime) as runner:
+    results = [y for y, _, _ in wanted]
+    with opened(alone(proto, [part for part, _ in parts], feeds, results), runtime) as runner:
         results = runner(*(array for feed in feeds for array in feed))
         compared = zip(parts, results, wanted, strict=True)
         own = {

@@ -214,7 +214,7 @@ class PyTorchModel:
         model = self._double
         if model is None:
             return None
-        wide = torch.from_numpy(x.astype(np.float64))
+        wide = torch.from_numpy(x.astype(np.float64)) if is_float(x.dtype) else to_tensor(x)
         with torch.no_grad(), without_fused_attention():
             return to_numpy(model.get_submodule(path)(wide))
 

@@ -26,7 +26,9 @@ from nnorm_export.parity.layer_by_layer.probe import ProbeReport
 from nnorm_export.parity.reference.pytorch_model import Passthrough
 from nnorm_export.parity.report.lambdas import lambdas
 from nnorm_export.parity.report.plots import bisection_figure, import_matplotlib, lambdas_figure, to_svg
+from nnorm_export.parity.verdict.criteria import PerOutput
 from nnorm_export.parity.verdict.outcome import ParityReport, share_text
+from nnorm_export.parity.verdict.where import Mask
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 from nnorm_export.steps import step
@@ -49,6 +51,7 @@ def write_report(
     *,
     probes: ProbeReport | None = None,
     runtime: str | None = None,
+    where: PerOutput[Mask] = None,
     passthrough: Passthrough = (),
     about: Mapping[str, str] | None = None,
 ) -> None:
@@ -60,7 +63,8 @@ def write_report(
 
     Args:
         output: an ``.html`` file.
-        path, model, inputs, runtime, passthrough: the arguments with which :func:`nnorm_export.verify` made ``report``.
+        path, model, inputs, runtime, where, passthrough: the arguments with which :func:`nnorm_export.verify` made
+            ``report``.
         probes: shown too, if given.
         about: where the model comes from, by names (``checkpoint``, ``command``, …); shown with the environment.
 
@@ -71,7 +75,7 @@ def write_report(
     check_page(output)
     passthrough = listed(passthrough, "passthrough", FreezeError)
     step("compare layer by layer")
-    layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough))
+    layers, no_layers = _or_reason(lambda: _layers(path, model, inputs, runtime, passthrough, where))
     step("estimate λ")
     values, no_lambdas = _or_reason(lambda: lambdas(model, inputs, passthrough=passthrough))
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
@@ -140,11 +144,16 @@ def _or_reason(look: Callable[[], _T]) -> tuple[_T | None, str]:
 
 
 def _layers(
-    path: str | Path, model: nn.Module, inputs: Any, runtime: str | None, passthrough: Passthrough
+    path: str | Path,
+    model: nn.Module,
+    inputs: Any,
+    runtime: str | None,
+    passthrough: Passthrough,
+    where: PerOutput[Mask],
 ) -> Bisection:
     if is_url(path):
         raise InputError("a server returns only its outputs; write the report of a file to see its layers")
-    return bisect(path, model, inputs, runtime=runtime, passthrough=passthrough)
+    return bisect(path, model, inputs, runtime=runtime, where=where, passthrough=passthrough)
 
 
 def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[HalfRisk]:

@@ -118,9 +118,13 @@ class ParityReport(ComparisonReport):
         batch = f"batch: {self.least_batch}" if self.least_batch else ""
         blamed = (f"suspect: {suspect}" for suspect in self.suspects)
         lost = about_float16(self.beyond_float16, fails=not self)
-        ignored = about_ignored_inputs(self.ignored_inputs if self else [])  # else a suspect is
-        notes = (*blamed, lost, self.given_only, batch, ignored, self.other_weights, signature)
+        notes = (*blamed, lost, self.given_only, batch, self.ignored, self.other_weights, signature)
         return "\n".join(filter(None, (*compared, *by_bodies, *notes)))
+
+    @property
+    def ignored(self) -> str:
+        """Says which inputs the file ignores; empty if it fails, because the suspects say so then."""
+        return about_ignored_inputs(self.ignored_inputs if self else [])
 
     @property
     def differs(self) -> bool:

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.parity.verdict.criteria import PerOutput
 
 # An input's name, a mask, or a function of the inputs and PyTorch's outputs, both by their names in the file.
 Mask: TypeAlias = str | Array | Callable[[Mapping[str, Array], Mapping[str, Array]], Any]
-
-
-class Named(Protocol):
-    """An input or output of a file."""
-
-    @property
-    def name(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -38,18 +32,23 @@ class Where:
             return cls({})
         return cls(dict(given) if isinstance(given, Mapping) else {"": given})
 
-    def check(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def check(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
         """Raises NnormExportError if a mask is for an output, or is an input, that the file does not have."""
-        if unknown := [name for name in self.masks if name and name not in outputs]:
+        taken, returned = ([info.name for info in infos] for infos in (inputs, outputs))
+        if unknown := [name for name in self.masks if name and name not in returned]:
             raise NnormExportError(
-                f"where: the file has no output {unknown[0]!r}; its outputs are {', '.join(outputs)}"
+                f"where: the file has no output {unknown[0]!r}; its outputs are {', '.join(returned)}"
             )
         named = [mask for mask in self.masks.values() if isinstance(mask, str)]
-        if missing := [name for name in named if name not in inputs]:
-            raise NnormExportError(f"where: the file has no input {missing[0]!r}; its inputs are {', '.join(inputs)}")
+        if missing := [name for name in named if name not in taken]:
+            raise NnormExportError(f"where: the file has no input {missing[0]!r}; its inputs are {', '.join(taken)}")
 
     def of_run(
-        self, inputs: Sequence[Named], feed: Sequence[Array], outputs: Sequence[Named], results: Sequence[Array]
+        self,
+        inputs: Sequence[TensorInfo],
+        feed: Sequence[Array],
+        outputs: Sequence[TensorInfo],
+        results: Sequence[Array],
     ) -> list[Array | None] | None:
         """For each of PyTorch's ``results``, whether each index of its first axes counts; None if all do.
 
@@ -71,17 +70,16 @@ class Where:
         elif callable(mask):
             found, called = mask(inputs, results), "the mask that the function returned"
         counts: Array = as_array(found) != 0
-        lengths = results[name].shape[: counts.ndim]
-        if any(length not in (1, whole) for length, whole in zip(counts.shape, lengths, strict=False)) or (
-            len(lengths) < counts.ndim
-        ):
+        shape = results[name].shape
+        try:
+            return np.broadcast_to(counts, shape[: counts.ndim])
+        except ValueError as error:
             raise InputError(
-                f"where: {called} has shape {list(counts.shape)}, and the first axes of {name} are "
-                f"{list(results[name].shape)}; give a function (inputs, outputs) -> mask that has their lengths"
-            )
-        return np.broadcast_to(counts, lengths)
+                f"where: {called} has shape {list(counts.shape)}, and the first axes of {name} are {list(shape)}; give "
+                "a function (inputs, outputs) -> mask that has their lengths"
+            ) from error
 
 
-def _by_name(infos: Sequence[Named], arrays: Sequence[Array]) -> dict[str, Array]:
+def _by_name(infos: Sequence[TensorInfo], arrays: Sequence[Array]) -> dict[str, Array]:
     # A file with more or fewer outputs than the model is refused by the comparison.
     return {info.name: array for info, array in zip(infos, arrays, strict=False)}
