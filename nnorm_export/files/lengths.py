@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import LinearLength, TensorInfo
+from nnorm_export.names import terms_of
 from nnorm_export.reading import parse_json
 
 # Name of an axis -> its least and greatest length, None without a greatest. All axes of a name here have one length.
@@ -51,6 +52,19 @@ def within(lengths: Lengths, name: str, length: int) -> int:
     """``length``, or the next one that the axis ``name`` may have."""
     low, high = lengths.get(name, (length, length))
     return max(low, length if high is None else min(length, high))
+
+
+def refuse_wrong_sums(infos: Sequence[TensorInfo], feed: Mapping[str, Array]) -> None:
+    """Raises an InputError if an axis named ``past + sequence`` is not as long as these two together."""
+    axes = [(info.name, axis, dim) for info in infos for axis, dim in enumerate(info.shape) if isinstance(dim, str)]
+    lengths = {dim: feed[name].shape[axis] for name, axis, dim in axes}
+    for name, axis, dim in axes:
+        terms = terms_of(dim)
+        if terms and lengths.keys() >= {*terms} and lengths[dim] != sum(lengths[term] for term in terms):
+            listed = " and ".join(f"{term} is {lengths[term]}" for term in terms)
+            raise InputError(
+                f"axis {axis} of input {name!r} ({dim}) has the length {lengths[dim]}, and {listed}; give their sum"
+            )
 
 
 def refuse_others(lengths: Lengths, infos: Sequence[TensorInfo], feed: Mapping[str, Array]) -> None:

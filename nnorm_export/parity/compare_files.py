@@ -212,9 +212,14 @@ def _lengths(infos: Sequence[TensorInfo], rows: int, other: int) -> dict[str, in
 def _random(info: TensorInfo, rows: int, other: int, named: Mapping[str, int], generator: np.random.Generator) -> Array:
     lengths = []
     for axis, dim in enumerate(info.shape):
-        linear = LinearLength.parse(dim)
-        unnamed = sum(named[term] for term in terms_of(dim)) or (rows if axis == 0 else other)
-        lengths.append(dim if isinstance(dim, int) else unnamed if linear is None else linear.at(named[linear.name]))
+        if isinstance(dim, int):
+            lengths.append(dim)
+        elif linear := LinearLength.parse(dim):
+            lengths.append(linear.at(named[linear.name]))
+        elif terms := terms_of(dim):
+            lengths.append(sum(named[term] for term in terms))
+        else:
+            lengths.append(rows if axis == 0 else other)
     if is_float(info.dtype):
         return generator.standard_normal(lengths).astype(info.dtype)
     # Integers are usually indices, and 0 and 1 are valid for most tables.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -14,8 +15,9 @@ from numpy.typing import ArrayLike
 from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
 from nnorm_export.files.least_batch import LEAST_BATCH, refuse_smaller_batch
-from nnorm_export.files.lengths import Lengths, refuse_others
+from nnorm_export.files.lengths import Lengths, refuse_others, refuse_wrong_sums
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.names import terms_of
 
 
 class Runner(ABC):
@@ -122,11 +124,21 @@ class Runner(ABC):
             _refuse_dicts(arrays)
             raise InputError(f"missing input {', '.join(map(repr, sorted(missing)))}; the model takes {self._expected}")
         feed = {info.name: _fit(info, given[info.name]) for info in self.inputs}
-        if self.lengths and (shapes := tuple(array.shape for array in feed.values())) != self._accepted:
+        if self._checks_lengths and (shapes := tuple(array.shape for array in feed.values())) != self._accepted:
             refuse_others(self.lengths, self.inputs, feed)
+            if self.noted:  # another program's file may use such a name for something else
+                refuse_wrong_sums(self.inputs, feed)
             self._accepted = shapes
         refuse_smaller_batch(self.least_batch, feed.values())
         return feed
+
+    @property
+    def _checks_lengths(self) -> bool:
+        return bool(self.lengths) or self._has_sums
+
+    @cached_property
+    def _has_sums(self) -> bool:
+        return any(terms_of(dim) for info in self.inputs for dim in info.shape)
 
     @property
     def _expected(self) -> str:
@@ -168,8 +180,8 @@ def number_of_threads(value: int, runtime: str) -> int:
     return int(value)
 
 
-def refuse_disagreement(inputs: Iterable[TensorInfo], feed: Mapping[str, Array]) -> None:
-    """Raises InputError if axes of one name have different lengths."""
+def refuse_disagreement(inputs: Sequence[TensorInfo], feed: Mapping[str, Array]) -> None:
+    """Raises InputError if axes of one name have different lengths, or an axis that is a sum has another one."""
     lengths: dict[str, tuple[int, str]] = {}
     for info in inputs:
         for axis, length in zip(info.shape, feed[info.name].shape, strict=info.has_rank):
@@ -178,3 +190,4 @@ def refuse_disagreement(inputs: Iterable[TensorInfo], feed: Mapping[str, Array])
                     f"axis {axis} is {lengths[axis][0]} in input {lengths[axis][1]} and {length} in {info.name}; "
                     "it must have one length"
                 )
+    refuse_wrong_sums(inputs, feed)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from command_line import run
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -16,6 +18,7 @@ from nnorm_export.files.inspection import describe
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.models.dynamic_axes import parse_dynamic
 from nnorm_export.names import length_by_names, terms_of
+from nnorm_export.runtimes.runner import refuse_disagreement
 
 
 class Joined(nn.Module):
@@ -65,6 +68,35 @@ def test_names_and_ranges(written: ExportReport) -> None:
         InputError, match=r"axis 1 of input 'past' \(past\) has the length 65, and the file is right for 0"
     ):
         load(written.path)(*(tensor.numpy() for tensor in inputs_of(1, 1, 65)))
+
+
+def test_another_length_is_refused(written: ExportReport) -> None:
+    said = r"axis 1 of input 'mask' \(past \+ sequence\) has the length 9, and past is 4 and sequence is 3"
+    infos, inputs = describe(written.path).inputs, [tensor.numpy() for tensor in inputs_of(2, 3, 4, 9)]
+    with pytest.raises(InputError, match=said):
+        load(written.path)(*inputs)
+    feed = {info.name: array for info, array in zip(infos, inputs, strict=True)}
+    with pytest.raises(InputError, match=said):  # of AOTInductor and tract, which read beyond a shorter axis
+        refuse_disagreement(infos, feed)
+
+
+def test_another_programs_names_are_not_held_against_its_users(written: ExportReport, tmp_path: Path) -> None:
+    model = onnx.load(written.path)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(InputError, match="onnxruntime fails on these inputs"):  # it is the runtime that refuses them
+        load(tmp_path / "other.onnx")(*(tensor.numpy() for tensor in inputs_of(2, 3, 4, 9)))
+
+
+def test_the_command_line_makes_inputs_of_sums(written: ExportReport, tmp_path: Path) -> None:
+    (tmp_path / "joined_nets.py").write_text(
+        "from test_sums_of_lengths import Joined\ndef build():\n    return Joined().eval()\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        patch.syspath_prepend(str(Path(__file__).parent))
+        found = run("verify", written.path, "-m", "joined_nets:build")
+    assert "float32[4, 8]" in found.stderr  # the mask over a cache of 4 and 4 new ones
 
 
 def test_an_empty_cache_is_tried(tmp_path: Path) -> None:
