@@ -19,6 +19,7 @@ from nnorm_export.layers.layer import LayerNormalNorm
 from nnorm_export.layers.likelihood import exact_lmbda, skewness_and_kurtosis
 from nnorm_export.layers.warm_start import _run
 from nnorm_export.mathematics import curvature_at_one, gaussianize, standardize_over
+from nnorm_export.models.modules import modes_kept
 from nnorm_export.reports import Report
 
 _CHUNK = 2**21  # values that are measured at a time; about twenty arrays of this many float64
@@ -165,14 +166,13 @@ def _with_batch_statistics(
     model: nn.Module, layers: dict[str, _Kind], measured: dict[str, list[_Sets]]
 ) -> Iterator[None]:
     """Only ``layers`` are in training mode, without noise; ``measured`` gets what each call of them has."""
-    modes = {module: module.training for module in model.modules()}
     settings = [
         (layer, name, getattr(layer, name)) for layer in layers.values() for name in _OFF if hasattr(layer, name)
     ]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     hooks = []
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
-    with torch.random.fork_rng(sorted(devices, key=str)):
+    with torch.random.fork_rng(sorted(devices, key=str)), modes_kept(model):
         try:
             model.eval()
             for path, layer in layers.items():
@@ -189,8 +189,6 @@ def _with_batch_statistics(
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-            for module, training in modes.items():
-                module.training = training
 
 
 _OFF = {"noise_train": 0.0, "track_running_stats": False}

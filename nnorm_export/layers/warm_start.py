@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nnorm_export.errors import InputError
 from nnorm_export.layers._base import NormalNorm
 from nnorm_export.layers._running import RunningStatistics
+from nnorm_export.models.modules import modes_kept
 
 Tracking = RunningStatistics | _BatchNorm
 
@@ -63,30 +64,28 @@ def _moves(layer: Tracking) -> bool:
 @contextmanager
 def _averaging(model: nn.Module, norms: Sequence[Tracking]) -> Iterator[None]:
     """Only ``norms`` are in training mode, without noise, and their statistics become averages over all batches."""
-    modes = {module: module.training for module in model.modules()}
     settings = [
         {name: getattr(norm, name) for name in ("momentum", "noise_train") if hasattr(norm, name)} for norm in norms
     ]
     counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
     before = [count.clone() for count in counts]
-    try:
-        model.eval()
-        for norm in norms:
-            norm.train()
-            norm.momentum = None
-            if isinstance(norm, NormalNorm):
-                norm.noise_train = 0.0
-        for count in counts:
-            count.zero_()
-        yield
-    finally:
-        for norm, kept in zip(norms, settings, strict=True):
-            for name, value in kept.items():
-                setattr(norm, name, value)
-        for count, value in zip(counts, before, strict=True):
-            count.copy_(value)
-        for module, training in modes.items():
-            module.training = training
+    with modes_kept(model):
+        try:
+            model.eval()
+            for norm in norms:
+                norm.train()
+                norm.momentum = None
+                if isinstance(norm, NormalNorm):
+                    norm.noise_train = 0.0
+            for count in counts:
+                count.zero_()
+            yield
+        finally:
+            for norm, kept in zip(norms, settings, strict=True):
+                for name, value in kept.items():
+                    setattr(norm, name, value)
+            for count, value in zip(counts, before, strict=True):
+                count.copy_(value)
 
 
 def _run(model: nn.Module, batch: Any) -> None:

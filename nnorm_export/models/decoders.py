@@ -9,9 +9,10 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from nnorm_export.errors import InputError, first_line
+from nnorm_export.errors import InputError, class_and_first_line
 from nnorm_export.models.ambient import neutral
-from nnorm_export.models.modules import require_module
+from nnorm_export.models.configs import text_config
+from nnorm_export.models.modules import modes_kept, require_module
 
 _BATCH, _PAST, _TOKENS = 2, 4, 3  # lengths of the example, each another one
 
@@ -49,16 +50,16 @@ def decoder_arguments(model: nn.Module) -> DecoderArguments:
         model: a causal language model of transformers, of any dtype, which is not changed.
 
     Raises:
-        InputError: the model does not take tokens, or does not return a DynamicCache of keys and values.
+        InputError: the model has no config of transformers, does not run on tokens and a mask, takes no cache, or does
+            not return a DynamicCache of keys and values.
     """
     require_module("decoder_arguments", model)
     parameters = inspect.signature(model.forward).parameters
     if missing := [name for name in ("input_ids", "attention_mask", "past_key_values") if name not in parameters]:
         raise InputError(f"{type(model).__name__} does not take {missing[0]}: it is not a decoder of transformers")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    vocabulary = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (_BATCH, _PAST + _TOKENS), generator=generator)
+    ids = torch.randint(text_config(model).vocab_size, (_BATCH, _PAST + _TOKENS), generator=generator)
     mask = torch.ones_like(ids)
     mask[-1, : _PAST // 2] = 0
     given = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
@@ -93,15 +94,14 @@ def _names(of: str, layers: Iterable[int]) -> list[str]:
 def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
     """The cache that ``model`` fills in eval mode."""
     name = type(model).__name__
-    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), modes_kept(model):
             cache = model.eval()(**prompt, use_cache=True).past_key_values
-    except Exception as error:  # the model's own code runs
-        raise InputError(f"{name} does not run on tokens, a mask and positions: {first_line(error)}") from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given
+        raise InputError(
+            f"{name} returns no cache for {', '.join(prompt)} and use_cache=True "
+            f"({class_and_first_line(error)}); give export the example inputs yourself"
+        ) from error
     layers = getattr(cache, "layers", None)
     if type(cache).__name__ != "DynamicCache" or not layers or any(not hasattr(layer, "keys") for layer in layers):
         raise InputError(

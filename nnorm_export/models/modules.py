@@ -35,6 +35,17 @@ _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # of torch.nn.utils; parametrizations are not hooks
 
 
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """After the block, each module of ``model`` is in the mode, training or evaluation, that it was in before."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def require_module(function: str, model: object) -> None:
     """Raises an InputError if ``model``, the argument of ``function``, is not a torch.nn.Module."""
     if isinstance(model, nn.Module):

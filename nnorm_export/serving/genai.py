@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.files.formats import ONNX
 from nnorm_export.files.inspection import describe
 from nnorm_export.files.staging import staged, writing
 from nnorm_export.library import get_library_path
+from nnorm_export.models.configs import text_config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,17 +51,11 @@ def write_genai_config(path: str | Path, model: nn.Module, *, kernels: bool = Fa
     path = Path(path)
     description = describe(path)
     inputs = {info.name: info for info in description.inputs}
-    outputs = {info.name: info for info in description.outputs}
+    if description.format != ONNX:
+        raise ModelFileError(f"{path}: its format is {description.format}, and genai opens ONNX files; export one")
     if missing := [name for name in ("input_ids", "attention_mask", _KEY % 0, _VALUE % 0) if name not in inputs]:
-        raise InputError(
-            f"{path}: it has no input {missing[0]}; export it with **nnorm_export.decoder_arguments(model)"
-        )
-    if description.format != "onnx" or "logits" not in outputs:
-        raise ModelFileError(f"{path}: it is not an ONNX file with an output logits; export one for genai")
-    config = getattr(model, "config", None)
-    if config is None:
-        raise InputError(f"{type(model).__name__} has no config, which names its tokens; give a model of transformers")
-    text = config.get_text_config()
+        raise InputError(f"{path}: it has no input {missing[0]}; export it with nnorm_export.decoder_arguments(model)")
+    text = text_config(model)
     _, heads, _, head_size = inputs[_KEY % 0].shape
     session: dict[str, Any] = {"provider_options": []}
     if kernels:
