@@ -16,7 +16,7 @@ from command_line import fill_folder
 from everywhere.runtimes import NODE
 from small_network import Network, randomized
 from torch import Tensor, nn
-from torch.onnx._internal.exporter import _constants, _registration
+from torch.onnx._internal.exporter import _registration
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -66,11 +66,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(autouse=True, scope="session")
 def _translations_once() -> None:
     """Lets ``torch.onnx.export`` parse the 500 functions of its library once, instead of 0.7 s in each call."""
-    parse = _registration.ONNXRegistry.from_torchlib
-    parsed = functools.cache(parse)
+    parsed = functools.cache(_registration.ONNXRegistry.from_torchlib)
 
-    def from_torchlib(opset_version: int = _constants.TORCHLIB_OPSET) -> _registration.ONNXRegistry:
-        registry = copy.copy(parsed(opset_version))
+    def from_torchlib(**options: Any) -> _registration.ONNXRegistry:
+        registry = copy.copy(parsed(**options))
         registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
         return registry
 

@@ -47,6 +47,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """Files may not exceed 1 kB, as if the disk were full; one process writes all formats, and must not end."""

@@ -36,7 +36,8 @@ def run(folder: Path, *command: str) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize(("sample", "normalizations"), [("resnet", 8), pytest.param("vit", 7, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("sample", "normalizations"), [("resnet", 8), ("vit", 7)])
 def test_sample_trains_exports_and_serves(sample: str, normalizations: int, tmp_path: Path) -> None:
     output = run(tmp_path, str(ROOT / "samples" / f"train_and_export_{sample}.py"), "--epochs", "1", "--output", "out")
     model = onnx.load(tmp_path / "out" / f"{sample}.onnx")
