@@ -76,6 +76,13 @@ def _translations_once() -> None:
     _registration.ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiles_anew() -> None:
+    """Forgets what ``torch.compile`` made for other files: it refuses the ninth variant of a function in a process."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -84,19 +84,22 @@ add_library(nnorm_cuda_kernels INTERFACE)
 target_include_directories(nnorm_cuda_kernels INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include")
 # The static runtime, so that the library loads without libcudart.
 target_link_libraries(nnorm_cuda_kernels INTERFACE CUDA::cudart_static)
-foreach(type float double nnorm::Float16 nnorm::BFloat16)
-  string(REGEX REPLACE "^nnorm::" "" name "nnorm_cuda_${type}")
-  string(REPLACE "::" "_" name "${name}")
-  add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
-  target_compile_definitions(${name} PRIVATE NNORM_TYPE=${type} NNORM_INSTRUCTION_SET=cuda)
-  target_compile_features(${name} PRIVATE cuda_std_17)
+# Compiles kernels.cu, the source of `target`, for one type of tensor.
+function(nnorm_cuda_options target type architectures)
+  target_compile_definitions(${target} PRIVATE NNORM_TYPE=${type} NNORM_INSTRUCTION_SET=cuda)
+  target_compile_features(${target} PRIVATE cuda_std_17)
   # -fmad=false: as in Compiler.cmake, only the formulas decide what is fused.
-  target_compile_options(${name} PRIVATE -fmad=false $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
+  target_compile_options(${target} PRIVATE -fmad=false $<$<BOOL:${NNORM_WERROR}>:-Werror=all-warnings>)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # 12.8 has it, but its result needs a newer driver than 12
-    target_compile_options(${name} PRIVATE --compress-mode=size) # a sixth of the size
+    target_compile_options(${target} PRIVATE --compress-mode=size) # a sixth of the size
   endif()
-  target_include_directories(${name} PRIVATE include)
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${NNORM_CUDA_ARCHITECTURES}"
-    CUDA_VISIBILITY_PRESET hidden)
+  target_include_directories(${target} PRIVATE include)
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_VISIBILITY_PRESET hidden)
+endfunction()
+
+foreach(type float double nnorm::Float16 nnorm::BFloat16)
+  string(REPLACE "::" "_" name "nnorm_cuda_${type}")
+  add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
+  nnorm_cuda_options(${name} ${type} "${NNORM_CUDA_ARCHITECTURES}")
   target_sources(nnorm_cuda_kernels INTERFACE $<TARGET_OBJECTS:${name}>)
 endforeach()
