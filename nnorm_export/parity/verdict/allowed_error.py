@@ -18,7 +18,8 @@ rounding error of an element therefore is the greatest of
   (:class:`~nnorm_export.parity.reference.perturbation.AbsoluteSigmoids`),
 - the least positive normal number, below which runtimes may return 0.
 
-The greatest of n normally distributed rounding errors grows as √(2 ln n). Beyond a hundred elements the rounding error
+Of fewer runs than four, as where a branch moved the others, the greatest error is less by chance: sensitivities grow by
+√((1 + ln 4) / (1 + ln runs)). The greatest of n normally distributed rounding errors grows as √(2 ln n). Beyond a hundred elements the rounding error
 of each therefore grows as √(ln n), by 1.7 for a million.
 """
 
@@ -115,6 +116,9 @@ def _took_another_branch(run: Array, center: Array, dtype: str) -> bool:
 _ERROR_AFTER_SIGMOIDS = 2.0**-19  # 32 times the error that AbsoluteSigmoids makes, because layers after it enlarge it
 
 
+_ENOUGH_RUNS = 4  # the fewest that PyTorch has where no branch moves one
+
+
 def rounding_error(runs: Sequence[Array], float64: Array, dtype: str) -> Array:
     """The rounding error of each element, in float64.
 
@@ -129,6 +133,8 @@ def rounding_error(runs: Sequence[Array], float64: Array, dtype: str) -> Array:
     for run in runs:
         error = distance(run.astype(np.float64), float64)
         sensitivity = np.maximum(sensitivity, np.where(finite & np.isfinite(error), error, 0.0))
+    if 0 < len(runs) < _ENOUGH_RUNS:
+        sensitivity *= math.sqrt((1 + math.log(_ENOUGH_RUNS)) / (1 + math.log(len(runs))))
     magnitude = np.where(finite, np.abs(float64), 0.0)
     floor = float(limits.eps) * np.maximum(magnitude, scale_about(magnitude))
     # float16 is computed in float32 and rounded, so that no runtime flushes it to 0 before its least number.
