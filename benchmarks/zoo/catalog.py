@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.zoo.decoders import FAMILIES
+
 _TIMM = """
 test_vit test_nfnet test_mambaout test_byobnet test_resnet starnet_s050 test_vit_relpos dla46x_c mobilevit_xxs
 edgenext_xx_small mobilenetv3_small_050 ese_vovnet19b_slim_dw mnasnet_small repghostnet_050 efficientvit_m0
@@ -44,12 +46,16 @@ _DEFAULT_SIZE = 64  # of networks that take images of any size
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network with random weights: ``build`` makes it, and ``inputs`` its example, as arguments by name."""
+    """A network with random weights: ``build`` makes it, and ``inputs`` its example, as arguments by name.
+
+    One that ``decodes`` generates tokens by its file, and its RMS norms are converted too.
+    """
 
     source: str
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[nn.Module], dict[str, Tensor]]
+    decodes: bool = False
 
 
 TWELVE = (
@@ -64,6 +70,7 @@ def catalog() -> dict[str, Architecture]:
     """``source/name`` -> the architecture, for the libraries that are installed."""
     entries = [*(_timm(name) for name in _TIMM.split()), *(_torchvision(name) for name in _TORCHVISION.split())]
     entries += [_transformers(name, *parts) for name, parts in _TRANSFORMERS.items()]
+    entries += [_decoder(name, *parts) for name, parts in FAMILIES.items()]
     return {f"{entry.source}/{entry.name}": entry for entry in entries}
 
 
@@ -202,3 +209,13 @@ def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[st
         }
 
     return Architecture("transformers", name, build, inputs)
+
+
+def _decoder(name: str, config: str, settings: dict[str, Any]) -> Architecture:
+    def build() -> nn.Module:
+        without_operators_of_torchvision()
+        transformers = importlib.import_module("transformers")  # as for timm
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings))
+        return model
+
+    return Architecture("decoders", name, build, lambda _: {"input_ids": torch.randint(3, 90, (2, 6))}, decodes=True)

@@ -23,10 +23,12 @@ from torch.utils import _pytree as pytree
 import nnorm_export
 from benchmarks.measure import open_session, session_options, time_in_turns
 from benchmarks.zoo.catalog import catalog
+from benchmarks.zoo.decoders import cache_of, generate
 from nnorm_export.errors import first_line
 from nnorm_export.layers import convert_normal_norm
 
 _STEPS = 3
+_GENERATED, _PAST = 16, 64  # tokens
 _REPEATS = 7
 _SHORT_EXPORT = 60  # seconds: exports that take less run twice
 _TOLERANCE = 1e-3  # of a file of plain torch.onnx.export, in shares of the greatest value
@@ -38,7 +40,7 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     torch.manual_seed(0)
     twin = architecture.build()
     inputs = architecture.inputs(twin)
-    model, report = convert_normal_norm(copy.deepcopy(twin), return_report=True)
+    model, report = convert_normal_norm(copy.deepcopy(twin), rms_norms=architecture.decodes, return_report=True)
     found: dict[str, Any] = {
         "name": name,
         "converted": len(report.converted),
@@ -51,16 +53,18 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     path = folder / "model.onnx"
     if timed:
         _import_exporters(folder)
-    options: dict[str, Any] = {"kwargs": inputs}
+    options: dict[str, Any] = {"args": (), "kwargs": inputs}
     start = time.process_time()
     try:
+        if architecture.decodes:
+            options = dict(nnorm_export.decoder_arguments(model))
         try:
-            written = nnorm_export.export(model, (), path, **options)
+            written = nnorm_export.export(model, f=path, **options)
         except nnorm_export.ExportError as error:
             found["with_dynamic_batch"] = first_line(error)
             options["dynamic_shapes"] = {}
             start = time.process_time()
-            written = nnorm_export.export(model, (), path, **options)
+            written = nnorm_export.export(model, f=path, **options)
     except nnorm_export.NnormExportError as error:
         found["failure"] = first_line(error)
         found["plain_export"] = _plain_is_right(model, inputs, folder / "plain.onnx")
@@ -72,12 +76,38 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
         "nodes": written.nodes,
         "budget_share": max((share or 0.0 for share in shares), default=0),
     }
-    implementations = nnorm_export.load(path).implementations
-    found["by_kernel"] = sum("kernel" in how for how in implementations.values())
-    found["normalizations"] = len(implementations)
+    runner = nnorm_export.load(path)
+    found["by_kernel"] = sum("kernel" in how for how in runner.implementations.values())
+    found["normalizations"] = len(runner.implementations)
+    if architecture.decodes:
+        found["tokens"] = _right_tokens(model, runner, inputs["input_ids"])
     if not timed:
         return found
+    if architecture.decodes:
+        return found | {"export_seconds": seconds, "ratio": _time_of_a_step(twin, path)}
     return found | _timed(twin.eval(), model, path, options, seconds)
+
+
+def _right_tokens(model: Any, runner: nnorm_export.Runner, ids: Tensor) -> int:
+    """How many tokens the file generates before one that ``model.generate`` does not, of _GENERATED."""
+    mask = torch.ones_like(ids)
+    mask[-1, : ids.shape[1] // 2] = 0
+    how = {"do_sample": False, "max_new_tokens": _GENERATED, "min_new_tokens": _GENERATED}
+    expected = model.generate(ids, attention_mask=mask, **how).numpy()
+    equal = (generate(runner, ids.numpy(), mask.numpy(), _GENERATED) == expected).all(0)[ids.shape[1] :]
+    return int(np.cumprod(equal).sum())
+
+
+def _time_of_a_step(twin: nn.Module, path: Path) -> float:
+    """The time of one token after 64 others, divided by that of the twin, which is exported as it is."""
+    plain = path.with_name("twin.onnx")
+    norms = sorted({type(layer).__name__ for layer in twin.modules() if "Norm" in type(layer).__name__})
+    arguments = nnorm_export.decoder_arguments(twin.eval())
+    nnorm_export.export(twin, f=plain, passthrough=norms, verify=False, **arguments)
+    cache = cache_of(nnorm_export.load(plain), 1, _PAST)
+    ids, mask, positions = np.array([[5]]), np.ones((1, _PAST + 1), np.int64), np.array([[_PAST]])
+    step = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **cache}
+    return _time(path, plain, {name: torch.from_numpy(step[name]) for name in arguments["input_names"]})
 
 
 def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -99,7 +129,7 @@ def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any
         torch.onnx.export(twin, (), plain, **same)
         plain_seconds = min(plain_seconds, time.process_time() - start)
         start = time.process_time()
-        nnorm_export.export(model, (), path, **options)
+        nnorm_export.export(model, f=path, **options)
         seconds = min(seconds, time.process_time() - start)
     return {"export_seconds": seconds, "plain_seconds": plain_seconds, "ratio": _time(path, plain, inputs)}
 

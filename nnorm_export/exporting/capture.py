@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.experimental import _config
 from torch.utils import _pytree as pytree
 
@@ -65,6 +65,8 @@ def capture(
     _refuse_scripted(frozen.module)
     if dynamic_shapes:
         _refuse_dynamic_var_keyword(frozen.module, example)
+    if frozen.request.target.format.name != AOTI:  # whose code reads tensors of the example's strides
+        example = pytree.tree_map_only(Tensor, _whole, example)
     ways = [Way(strict, dynamic_shapes) for strict in (False, True)]
     if frozen.dynamic_batch and frozen.request.target.format.name not in _KEEP_CONDITIONS:
         # torch.export proves that each length of a Dim fulfills a condition of forward, and cannot prove n // 2 <= n.
@@ -113,6 +115,11 @@ def _captured(module: nn.Module, example: dict[str, Any], way: Way) -> torch.exp
     _replace_source_lines(program)
     _turn_gradients_off(program)
     return program
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """``tensor`` without gaps in memory, whose widths torch.export would take for lengths that the model refuses."""
+    return tensor.contiguous() if tensor.layout == torch.strided else tensor
 
 
 def _oblivious(is_oblivious: bool) -> contextlib.AbstractContextManager[Any]:

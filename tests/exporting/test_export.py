@@ -277,6 +277,26 @@ def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("target", "name"), [("onnxruntime", "net.onnx"), ("pt2", "net.pt2")])
+def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, tmp_path: Path) -> None:
+    """Tokens after those in a cache: the width of the whole tensor is no length that the model refuses."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.norm = nn.Embedding(9, 8), layers.LayerNormalNorm(8)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return self.norm(self.embedding(ids)) * mask[:, -ids.shape[1] :, None]
+
+    model, ids, mask = Masked().eval(), torch.arange(18).reshape(2, 9) % 9, torch.randn(2, 9)
+    shapes = {"ids": {0: "batch", 1: "tokens"}, "mask": {0: "batch", 1: "all"}}
+    written = export(model, (ids[:, 4:], mask), tmp_path / name, target=target, dynamic_shapes=shapes)
+    for length in (5, 7):
+        (found,) = load(written.path)(ids[:, :length].numpy(), mask.numpy())
+        torch.testing.assert_close(torch.from_numpy(found), model(ids[:, :length], mask).detach())
+
+
 def test_keyword_inputs_and_names(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     scale = torch.rand(2, 8)
     report = export(

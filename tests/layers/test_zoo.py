@@ -25,6 +25,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
+from benchmarks.zoo.decoders import TOKENS, generate
 from benchmarks.zoo.one import measure
 from nnorm_export import (
     ExportError,
@@ -53,8 +54,14 @@ def without_the_libraries_warnings() -> Iterator[None]:
         yield
 
 
+LONG = (
+    "timm/regnetx_002", "timm/convnext_atto", "torchvision/segmentation.lraspp_mobilenet_v3_large", "torchvision/DenseNet",
+    "transformers/detr",
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TWELVE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in TWELVE])
 def test_a_network_is_converted_trained_exported_and_run_by_kernel(name: str, tmp_path: Path) -> None:
     found = measure(name, tmp_path, timed=False)
     assert (found["trained"], found["exported"]) == ("yes", True), found
@@ -165,9 +172,6 @@ def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_pat
         export(decoder, (), tmp_path / "m.onnx", kwargs={"input_ids": IDS, "past_key_values": past})
 
 
-TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
 @pytest.fixture(scope="module")
 def written_decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, **TOKENS)
@@ -196,21 +200,9 @@ def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder
     assert axes["past_key_values.1.key"][2] == "past"
     assert axes["present.1.value"][2] == "past + sequence"
     assert set(file.implementations.values()) == {"kernel"}
-    seen, mask = torch.where(PADDED.bool(), IDS, 0).numpy(), PADDED.numpy()
-    expected = generated(model, torch.from_numpy(seen), PADDED)
-    shape = [2, *axes["past_key_values.0.key"][1:2], 0, 8]
-    cache = {name: np.zeros(shape, np.float32) for name in axes if name.startswith("past_key_values")}
-    tokens = seen
-    for _ in range(8):
-        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -tokens.shape[1] :]
-        results = file(input_ids=tokens, attention_mask=mask, position_ids=positions, **cache)
-        logits, *present = results
-        logits[..., TOKENS["eos_token_id"]] = -np.inf  # as min_new_tokens does
-        tokens = logits[:, -1].argmax(-1)[:, None]
-        seen, mask = np.concatenate([seen, tokens], 1), np.concatenate([mask, np.ones_like(tokens)], 1)
-        names = [info.name.replace("present", "past_key_values") for info in file.outputs[1:]]
-        cache = dict(zip(names, present, strict=True))
-    np.testing.assert_array_equal(seen, expected)
+    ids = torch.where(PADDED.bool(), IDS, 0)
+    found = generate(file, ids.numpy(), PADDED.numpy(), 8)
+    np.testing.assert_array_equal(found, generated(model, ids, PADDED))
 
 
 @pytest.mark.slow
