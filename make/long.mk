@@ -2,8 +2,9 @@
 
 # make suite-long    the tests of tests/ that take longest, each beside shorter ones that `make suite` runs
 .PHONY: suite-long
-suite-long: $(VENV)/installed
+suite-long: $(VENV)/installed .venv-zoo/installed
 	$(PYTEST_PARALLEL) --durations 20 -m long
+	$(IN_ZOO) -m long
 
 # make test-pythons    `make test` and the types in a fresh clone for each Python that is found; PYTHONS='3.10 3.13' for some
 .PHONY: test-pythons
@@ -104,7 +105,7 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 			tests/fuzz/guided.py $$target -runs=$(N) -print_final_stats=1 -artifact_prefix=build/fuzz/ || exit 1; \
 	done
 
-# make zoo     140 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
+# make zoo     151 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
 #              build/zoo already is not measured again
 # make bench-training   training steps beside plain norms; writes results/training.md
 # make bench-serving    what Triton and Ray Serve add to a session; writes results/serving.md
@@ -114,10 +115,8 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 # make pictures    draws the pictures of the README and the site from results/benchmarks.md and the formulas
 .PHONY: zoo bench-training bench-serving coverage-cpp notebooks docs-links pictures
 zoo: $(VENV)/installed .venv-zoo/installed
-	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
-		.venv-zoo/bin/python -m benchmarks.zoo --write
-	NNORM_ALL_OF_TIMM=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" \
-		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py -k family
+	$(ZOO) -m benchmarks.zoo --write
+	NNORM_ALL_OF_TIMM=1 $(IN_ZOO) -k family
 
 bench-training: $(VENV)/installed
 	$(BIN)/python -m benchmarks.training --write

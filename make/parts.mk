@@ -121,14 +121,15 @@ same-bits-neon: test-cpp build/emulated/test_same_bits
 # The installed kernels.
 installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
-# make test-zoo     twelve architectures from conversion to kernel, the norms of all families of timm, the caches of decoders
+# make test-zoo     seven architectures from conversion to kernel, the norms of all families of timm, decoders that generate text
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 .PHONY: test-zoo test-serving test-ray
 # One thread: on a busy machine those of PyTorch wait for each other.
+ZOO = OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" .venv-zoo/bin/python
+IN_ZOO = $(ZOO) -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py
 test-zoo: $(VENV)/installed .venv-zoo/installed
-	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" \
-		.venv-zoo/bin/python -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py
+	$(IN_ZOO) -m "not long"
 
 test-serving: $(VENV)/installed $(TRITON:%=.venv-%/installed)
 	NNORM_TRITON_PYTHON="$(if $(TRITON),$(CURDIR)/.venv-triton/bin/python)" $(PYTEST) tests/serving/test_serving.py

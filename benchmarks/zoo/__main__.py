@@ -22,21 +22,26 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.measure import describe_machine, markdown_table
+from benchmarks.measure import describe_machine, markdown_table, with_section
 from benchmarks.zoo.catalog import catalog
 
 RESULTS = Path(__file__).parents[2] / "results" / "zoo.md"
 KEPT = Path("build/zoo")
 
-_TEXT = """
+_TEXTS = {
+    "Networks": """
 Random weights; every norm of torch.nn, and every layer that computes one, replaced by its normality counterpart
 (`convert_normal_norm`); three steps of training; `export` with its comparison. `kernel`: nodes that ran by kernel.
 `time`: the file's by kernels in times of the plain twin's, one thread, taking turns. `export`: seconds of the processor
-with the comparison, and in times of plain `torch.onnx.export` of the twin with the same dynamic batch. Of decoders the
-RMS norms are converted too; one file takes the prompt, half of it padded in a row, and each of 16 tokens, which are
-those of `model.generate`; their time is that of one token after 64 others. Where one of these is missing it was not
-measured.
-"""
+with the comparison, and in times of plain `torch.onnx.export` of the twin with the same dynamic batch. Where
+one of these is missing it was not measured.
+""",
+    "Decoders": """
+The same for causal language models, with their RMS norms (`convert_normal_norm(rms_norms=True)`). One file
+(`decoder_arguments`) takes the prompt, half of it padding in one row, and each of 16 tokens, which are those of
+`model.generate`. `time`: that of one token after 64 others, in times of the twin's, which `export` wrote too.
+""",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=600, help="seconds for one architecture (default %(default)s)")
     parser.add_argument("--no-times", action="store_true", help="export and verify only")
     parser.add_argument("--kept", action="store_true", help="run nothing; name what is not in build/zoo")
-    parser.add_argument("--write", action="store_true", help="write results/zoo.md from what is kept")
+    parser.add_argument("--write", action="store_true", help="replace the sections of these in results/zoo.md")
     parser.add_argument("--note", default="", help="a sentence about the run, for results/zoo.md")
     options = parser.parse_args(argv)
     names = [name for name in catalog() if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
@@ -62,16 +67,26 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress.update(task, description=name)
             results.append(_result(name, options.limit, timed=not (options.no_times or options.kept)))
             progress.advance(task)
-    unmeasured = [f"- Not measured: {', '.join(missing)}."] if missing else []
-    lines = [*_summary(results), *unmeasured, "", *markdown_table(_table(results))]
+    console = Console(width=160)
+    page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Zoo\n"
+    written = f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}. {options.note}".strip()
+    for heading, text in _TEXTS.items():
+        own = [result for result in results if _is_decoder(result["name"]) == (heading == "Decoders")]
+        if not own:
+            continue
+        left_out = [name for name in missing if _is_decoder(name) == (heading == "Decoders")]
+        unmeasured = [f"- Not measured: {', '.join(left_out)}."] if left_out else []
+        lines = [*_summary(own), *unmeasured, "", *markdown_table(_table(own))]
+        page = with_section(page, heading, "\n".join([written, text, *lines]))
+        console.print("\n".join(lines), markup=False, highlight=False)
     if options.write:
-        machine = (
-            f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}. {options.note}".strip()
-        )
-        RESULTS.write_text("\n".join(["# Zoo", "", machine, _TEXT, *lines]))
-    Console(width=160).print("\n".join(lines), markup=False, highlight=False)
+        RESULTS.write_text(page, encoding="utf-8")
     if failed := [result["name"] for result in results if not result["exported"]]:
         sys.exit(f"not exported: {', '.join(failed)}")
+
+
+def _is_decoder(name: str) -> bool:
+    return name.startswith("decoders/")
 
 
 def _path(name: str) -> Path:

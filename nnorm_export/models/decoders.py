@@ -44,7 +44,8 @@ def decoder_arguments(model: nn.Module) -> DecoderArguments:
     - ``logits`` [batch, sequence, vocabulary], ``present.N.key`` and ``.value`` [batch, heads, past + sequence, head
       size].
 
-    One row of the example is padded on the left. Positions that are padding, mask 0, may be anything.
+    One row of the example is padded on the left. Positions that are padding, mask 0, may be anything. A layer with a
+    sliding window keeps all keys in the file, and its mask leaves out those beyond the window.
 
     Args:
         model: a causal language model of transformers, of any dtype, which is not changed.
@@ -97,6 +98,9 @@ def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
     try:
         with torch.no_grad(), modes_kept(model):
             cache = model.eval()(**prompt, use_cache=True).past_key_values
+            if any(getattr(cache, "is_sliding", ())):
+                # It drops keys beyond a window, at a length that a file would fix. The mask leaves them out anyway.
+                cache = model(**prompt, use_cache=True, past_key_values=type(cache)()).past_key_values
     except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given
         raise InputError(
             f"{name} returns no cache for {', '.join(prompt)} and use_cache=True "

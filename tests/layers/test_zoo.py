@@ -1,4 +1,4 @@
-"""Networks of timm, torchvision and transformers: twelve from conversion to kernel, the norms of all of timm, caches.
+"""Networks of timm, torchvision and transformers: some from conversion to kernel, the norms of all of timm, caches.
 
 `make test-zoo` runs these tests in the environment that has the three libraries.
 """
@@ -25,7 +25,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
-from benchmarks.zoo.decoders import TOKENS, generate
+from benchmarks.zoo.decoders import FAMILIES, TOKENS, generate
 from benchmarks.zoo.one import measure
 from nnorm_export import (
     ExportError,
@@ -55,8 +55,8 @@ def without_the_libraries_warnings() -> Iterator[None]:
 
 
 LONG = (
-    "timm/regnetx_002", "timm/convnext_atto", "torchvision/segmentation.lraspp_mobilenet_v3_large", "torchvision/DenseNet",
-    "transformers/detr",
+    "timm/regnetx_002", "timm/convnext_atto", "torchvision/DenseNet",
+    "torchvision/segmentation.lraspp_mobilenet_v3_large", "transformers/detr",
 )  # fmt: skip
 
 
@@ -203,6 +203,15 @@ def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder
     ids = torch.where(PADDED.bool(), IDS, 0)
     found = generate(file, ids.numpy(), PADDED.numpy(), 8)
     np.testing.assert_array_equal(found, generated(model, ids, PADDED))
+
+
+@pytest.mark.slow
+def test_a_window_slides_beyond_its_length(tmp_path: Path) -> None:
+    config, settings = FAMILIES["mistral"]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings, sliding_window=4))
+    export(model.eval(), f=tmp_path / "decoder.onnx", passthrough=["MistralRMSNorm"], **decoder_arguments(model))
+    found = generate(load(tmp_path / "decoder.onnx"), IDS.numpy(), PADDED.numpy(), 8)
+    np.testing.assert_array_equal(found, generated(model, IDS, PADDED))
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ rounding error of an element therefore is the greatest of
 - the least positive normal number, below which runtimes may return 0.
 
 Of fewer runs than four, as where a branch moved the others, the greatest error is less by chance: sensitivities grow by
-√((1 + ln 4) / (1 + ln runs)). The greatest of n normally distributed rounding errors grows as √(2 ln n). Beyond a hundred elements the rounding error
+√((1 + ln 4) / (1 + ln runs)).
+
+The greatest of n normally distributed rounding errors grows as √(2 ln n). Beyond a hundred elements the rounding error
 of each therefore grows as √(ln n), by 1.7 for a million.
 """
 
