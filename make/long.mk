@@ -107,16 +107,20 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 
 # make zoo     151 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
 #              build/zoo already is not measured again
+# make bench-token    the price of one token: a row of LayerNormalNorm, and a step of GPT-2, beside plain norms
 # make bench-training   training steps beside plain norms; writes results/training.md
 # make bench-serving    what Triton and Ray Serve add to a session; writes results/serving.md
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
 # make notebooks    runs the notebooks of docs/ and writes their outputs into them
 # make docs-links    whether the links to other sites lead somewhere; needs a network
 # make pictures    draws the pictures of the README and the site from results/benchmarks.md and the formulas
-.PHONY: zoo bench-training bench-serving coverage-cpp notebooks docs-links pictures
+.PHONY: zoo bench-token bench-training bench-serving coverage-cpp notebooks docs-links pictures
 zoo: $(VENV)/installed .venv-zoo/installed
 	$(ZOO) -m benchmarks.zoo --write
 	NNORM_ALL_OF_TIMM=1 $(IN_ZOO) -k family
+
+bench-token: $(VENV)/installed .venv-zoo/installed
+	$(ZOO) -m benchmarks.one_token --write
 
 bench-training: $(VENV)/installed
 	$(BIN)/python -m benchmarks.training --write

@@ -72,16 +72,19 @@ def main() -> None:
     arguments = nnorm_export.decoder_arguments(twin.eval())
     nnorm_export.export(twin, f=plain, passthrough=["LlamaRMSNorm"], **arguments)
 
+    runner = nnorm_export.load(report.path)
+    has_kernels = set(runner.implementations.values()) == {"kernel"}
+    how = "by kernels" if has_kernels else "by bodies"
     ways: dict[str, Generate] = {
         "PyTorch, model.generate": by_pytorch(model),
-        "nnorm_export.load, by kernels": by_load(report.path),
+        f"nnorm_export.load, {how}": by_load(runner),
         "onnxruntime alone, by bodies": by_onnxruntime(report.path),
     }
-    twins: dict[str, Generate] = {"its twin with RMSNorm, nnorm_export.load": by_load(plain)}
+    twins: dict[str, Generate] = {"its twin with RMSNorm, nnorm_export.load": by_load(nnorm_export.load(plain))}
     if importlib.util.find_spec("onnxruntime_genai"):
-        nnorm_export.write_genai_config(report.path, model, kernels=True)
+        nnorm_export.write_genai_config(report.path, model, kernels=has_kernels)
         nnorm_export.write_genai_config(plain, twin)
-        ways["onnxruntime-genai, by kernels"] = by_genai(folder)
+        ways[f"onnxruntime-genai, {how}"] = by_genai(folder)
         twins["its twin with RMSNorm, onnxruntime-genai"] = by_genai(plain.parent)
 
     prompt = encoded(PROMPT)
@@ -161,8 +164,7 @@ def by_file(run: Callable[[dict[str, Any]], list[Any]], inputs: Sequence[Any], o
     return generate
 
 
-def by_load(path: Path) -> Generate:
-    runner = nnorm_export.load(path)
+def by_load(runner: nnorm_export.Runner) -> Generate:
     return by_file(lambda feeds: runner(**feeds), runner.inputs, runner.outputs)
 
 

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.measure import describe_machine, markdown_table, with_section
 from benchmarks.zoo.catalog import catalog
+from benchmarks.zoo.decoders import GENERATED
 
 RESULTS = Path(__file__).parents[2] / "results" / "zoo.md"
 KEPT = Path("build/zoo")
@@ -71,22 +72,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Zoo\n"
     written = f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}. {options.note}".strip()
     for heading, text in _TEXTS.items():
-        own = [result for result in results if _is_decoder(result["name"]) == (heading == "Decoders")]
-        if not own:
-            continue
-        left_out = [name for name in missing if _is_decoder(name) == (heading == "Decoders")]
+        own = [result for result in results if _heading_of(result["name"]) == heading]
+        left_out = [name for name in missing if _heading_of(name) == heading]
         unmeasured = [f"- Not measured: {', '.join(left_out)}."] if left_out else []
-        lines = [*_summary(own), *unmeasured, "", *markdown_table(_table(own))]
-        page = with_section(page, heading, "\n".join([written, text, *lines]))
-        console.print("\n".join(lines), markup=False, highlight=False)
+        lines = [*(_summary(own) if own else []), *unmeasured, "", *markdown_table(_table(own))]
+        if own:
+            page = with_section(page, heading, "\n".join([written, text, *lines]))
+        if own or left_out:
+            console.print("\n".join(lines), markup=False, highlight=False)
     if options.write:
         RESULTS.write_text(page, encoding="utf-8")
     if failed := [result["name"] for result in results if not result["exported"]]:
         sys.exit(f"not exported: {', '.join(failed)}")
+    if wrong := [result["name"] for result in results if result.get("tokens", GENERATED) < GENERATED]:
+        sys.exit(f"not the tokens of model.generate: {', '.join(wrong)}")
 
 
-def _is_decoder(name: str) -> bool:
-    return name.startswith("decoders/")
+def _heading_of(name: str) -> str:
+    return "Decoders" if name.startswith("decoders/") else "Networks"
 
 
 def _path(name: str) -> Path:

@@ -11,6 +11,7 @@ from nnorm_export import Runner
 from nnorm_export.dtypes import Array
 
 END = 2
+GENERATED, PAST = 16, 64  # the tokens that are compared, and those before the one that is timed
 TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": END}
 _SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -42,6 +43,13 @@ def cache_of(runner: Runner, batch: int, length: int) -> dict[str, Array]:
         for info in runner.inputs
         if info.name.startswith("past_key_values")
     }
+
+
+def step_of(runner: Runner) -> dict[str, Array]:
+    """The inputs for one token after PAST others."""
+    given = {"input_ids": np.array([[5]]), "position_ids": np.array([[PAST]])}
+    given |= {"attention_mask": np.ones((1, PAST + 1), np.int64), **cache_of(runner, 1, PAST)}
+    return {info.name: given[info.name] for info in runner.inputs}
 
 
 def generate(runner: Runner, ids: Array, mask: Array, count: int) -> Array:

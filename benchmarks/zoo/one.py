@@ -23,13 +23,14 @@ from torch.utils import _pytree as pytree
 import nnorm_export
 from benchmarks.measure import open_session, session_options, time_in_turns
 from benchmarks.zoo.catalog import catalog
-from benchmarks.zoo.decoders import cache_of, generate
+from benchmarks.zoo.decoders import GENERATED, generate, step_of
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import first_line
 from nnorm_export.layers import convert_normal_norm
 
 _STEPS = 3
-_GENERATED, _PAST = 16, 64  # tokens
 _REPEATS = 7
+_RUNS_OF_A_STEP = 100  # in a turn, because a step of a small decoder takes less than a millisecond
 _SHORT_EXPORT = 60  # seconds: exports that take less run twice
 _TOLERANCE = 1e-3  # of a file of plain torch.onnx.export, in shares of the greatest value
 
@@ -91,25 +92,22 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
 
 
 def _right_tokens(model: Any, runner: nnorm_export.Runner, ids: Tensor) -> int:
-    """How many tokens the file generates before one that ``model.generate`` does not, of _GENERATED."""
+    """How many tokens the file generates before one that ``model.generate`` does not, of GENERATED."""
     mask = torch.ones_like(ids)
     mask[-1, : ids.shape[1] // 2] = 0
-    how = {"do_sample": False, "max_new_tokens": _GENERATED, "min_new_tokens": _GENERATED}
+    how = {"do_sample": False, "max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
     expected = model.generate(ids, attention_mask=mask, **how).numpy()
-    equal = (generate(runner, ids.numpy(), mask.numpy(), _GENERATED) == expected).all(0)[ids.shape[1] :]
+    equal = (generate(runner, ids.numpy(), mask.numpy(), GENERATED) == expected).all(0)[ids.shape[1] :]
     return int(np.cumprod(equal).sum())
 
 
 def _time_of_a_step(twin: nn.Module, path: Path) -> float:
-    """The time of one token after 64 others, divided by that of the twin, which is exported as it is."""
+    """The time of one token after others, divided by that of the twin, which is exported as it is."""
     plain = path.with_name("twin.onnx")
     norms = sorted({type(layer).__name__ for layer in twin.modules() if "Norm" in type(layer).__name__})
     arguments = nnorm_export.decoder_arguments(twin.eval())
     nnorm_export.export(twin, f=plain, passthrough=norms, verify=False, **arguments)
-    cache = cache_of(nnorm_export.load(plain), 1, _PAST)
-    ids, mask, positions = np.array([[5]]), np.ones((1, _PAST + 1), np.int64), np.array([[_PAST]])
-    step = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **cache}
-    return _time(path, plain, {name: torch.from_numpy(step[name]) for name in arguments["input_names"]})
+    return _time(path, plain, list(step_of(nnorm_export.load(plain)).values()), runs=_RUNS_OF_A_STEP)
 
 
 def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -133,7 +131,11 @@ def _timed(twin: nn.Module, model: nn.Module, path: Path, options: dict[str, Any
         start = time.process_time()
         nnorm_export.export(model, f=path, **options)
         seconds = min(seconds, time.process_time() - start)
-    return {"export_seconds": seconds, "plain_seconds": plain_seconds, "ratio": _time(path, plain, inputs)}
+    return {
+        "export_seconds": seconds,
+        "plain_seconds": plain_seconds,
+        "ratio": _time(path, plain, [value.numpy() for value in inputs.values()]),
+    }
 
 
 def _import_exporters(folder: Path) -> None:
@@ -177,15 +179,12 @@ def _plain_is_right(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> 
     return "right" if all(np.abs(a - b).max() <= _TOLERANCE * np.abs(b).max() for a, b in pairs) else "wrong"
 
 
-def _time(path: Path, twin: Path, inputs: dict[str, Tensor]) -> float:
+def _time(path: Path, twin: Path, arrays: list[Array], runs: int = 1) -> float:
     """The time of the file with kernels divided by the time of the twin, on one thread, taking turns."""
-    arrays = [value.numpy() for value in inputs.values()]
     ours = open_session(path, 1, kernels=True)
     plain = open_session(twin, 1, kernels=False)
-    timings = time_in_turns(
-        {"ours": lambda: ours(*arrays), "twin": lambda: plain(*arrays)}, base="twin", repeats=_REPEATS
-    )
-    return timings["ours"].ratio
+    candidates = {"ours": lambda: ours(*arrays), "twin": lambda: plain(*arrays)}
+    return time_in_turns(candidates, base="twin", repeats=_REPEATS, runs=runs)["ours"].ratio
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import inspect
 import io
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,8 +66,9 @@ def capture(
     _refuse_scripted(frozen.module)
     if dynamic_shapes:
         _refuse_dynamic_var_keyword(frozen.module, example)
-    if frozen.request.target.format.name != AOTI:  # whose code reads tensors of the example's strides
-        example = pytree.tree_map_only(Tensor, _whole, example)
+    # AOTInductor's code reads contiguous tensors; the other formats keep orders such as channels-last.
+    order = torch.contiguous_format if frozen.request.target.format.name == AOTI else torch.preserve_format
+    example = pytree.tree_map_only(Tensor, partial(_whole, order=order), example)
     ways = [Way(strict, dynamic_shapes) for strict in (False, True)]
     if frozen.dynamic_batch and frozen.request.target.format.name not in _KEEP_CONDITIONS:
         # torch.export proves that each length of a Dim fulfills a condition of forward, and cannot prove n // 2 <= n.
@@ -117,9 +119,10 @@ def _captured(module: nn.Module, example: dict[str, Any], way: Way) -> torch.exp
     return program
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: Tensor, order: torch.memory_format) -> Tensor:
     """``tensor`` without gaps in memory, whose widths torch.export would take for lengths that the model refuses."""
-    return tensor.contiguous() if tensor.layout == torch.strided else tensor
+    is_whole = tensor.layout != torch.strided or tensor.is_contiguous()
+    return tensor if is_whole else tensor.clone(memory_format=order)
 
 
 def _oblivious(is_oblivious: bool) -> contextlib.AbstractContextManager[Any]:

@@ -98,7 +98,7 @@ def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
     try:
         with torch.no_grad(), modes_kept(model):
             cache = model.eval()(**prompt, use_cache=True).past_key_values
-            if any(getattr(cache, "is_sliding", ())):
+            if type(cache).__name__ == "DynamicCache" and any(getattr(cache, "is_sliding", ())):
                 # It drops keys beyond a window, at a length that a file would fix. The mask leaves them out anyway.
                 cache = model(**prompt, use_cache=True, past_key_values=type(cache)()).past_key_values
     except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given

@@ -277,7 +277,7 @@ def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "name"), [("onnxruntime", "net.onnx"), ("pt2", "net.pt2")])
+@pytest.mark.parametrize(("target", "name"), [("onnxruntime", "net.onnx"), ("pt2", "net.pt2"), ("aoti", "net.pt2")])
 def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, tmp_path: Path) -> None:
     """Tokens after those in a cache: the width of the whole tensor is no length that the model refuses."""
 
@@ -297,6 +297,7 @@ def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, tmp_path: 
         torch.testing.assert_close(torch.from_numpy(found), model(ids[:, :length], mask).detach())
 
 
+@pytest.mark.slow
 def test_keyword_inputs_and_names(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     scale = torch.rand(2, 8)
     report = export(

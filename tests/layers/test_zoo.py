@@ -247,7 +247,8 @@ def test_the_sample_generates_the_same_tokens_in_every_runtime(
     runpy.run_path(str(SAMPLES / "generate_text.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert "decoder.onnx: 171 nodes, 5 normalizations, equal to PyTorch" in printed
-    assert len(re.findall(r"^ *[\d,]+ tokens/s  ", printed, re.MULTILINE)) == 6
+    ways = re.findall(r"^ *[\d,]+ tokens/s  (.*)$", printed, re.MULTILINE)
+    assert {"nnorm_export.load, by kernels", "onnxruntime alone, by bodies", "onnxruntime-genai, by kernels"} < {*ways}
 
 
 def test_a_model_without_keys_and_values_is_refused() -> None:
