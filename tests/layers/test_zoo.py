@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
-from benchmarks.zoo.decoders import FAMILIES, TOKENS, generate
+from benchmarks.zoo.decoders import FAMILIES, TOKENS, generate, step_of
 from benchmarks.zoo.one import measure
 from nnorm_export import (
     ExportError,
@@ -205,13 +207,40 @@ def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder
     np.testing.assert_array_equal(found, generated(model, ids, PADDED))
 
 
-@pytest.mark.slow
-def test_a_window_slides_beyond_its_length(tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=["fp32", "fp16"])
+def with_window(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A Mistral with a window that is shorter than the prompt."""
     config, settings = FAMILIES["mistral"]
+    torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings, sliding_window=4))
-    export(model.eval(), f=tmp_path / "decoder.onnx", passthrough=["MistralRMSNorm"], **decoder_arguments(model))
-    found = generate(load(tmp_path / "decoder.onnx"), IDS.numpy(), PADDED.numpy(), 8)
+    model = convert_normal_norm(model, rms_norms=True).eval()
+    path = tmp_path_factory.mktemp("window") / "decoder.onnx"
+    export(model, f=path, dtype=request.param, **decoder_arguments(model))
+    return model.half() if request.param == "fp16" else model, path
+
+
+@pytest.mark.slow
+def test_a_window_slides_in_both_dtypes(with_window: tuple[Any, Path]) -> None:
+    model, path = with_window
+    file = load(path)
+    assert set(file.implementations.values()) == {"kernel"}
+    found = generate(file, IDS.numpy(), PADDED.numpy(), 8)
     np.testing.assert_array_equal(found, generated(model, IDS, PADDED))
+
+
+@pytest.mark.slow
+def test_weights_of_four_bits_beside_whole_norms(with_window: tuple[Any, Path], tmp_path: Path) -> None:
+    _, path = with_window
+    quantizer = MatMulNBitsQuantizer(onnx.load(path), block_size=32, is_symmetric=True)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(tmp_path / "decoder.onnx"), use_external_data_format=False)
+    whole, quantized = load(path), load(tmp_path / "decoder.onnx")
+    assert quantized.implementations == whole.implementations
+    cache = {name: array[:, :, :5] for name, array in step_of(whole).items() if name.startswith("past")}
+    given = {"input_ids": IDS.numpy()[:1], "attention_mask": np.ones((1, 11), np.int64), **cache}
+    given["position_ids"] = np.arange(5, 11)[None]
+    logits, expected = (np.float32(file(**given)[0]).reshape(-1) for file in (quantized, whole))
+    assert 0.98 < np.corrcoef(logits, expected)[0, 1] < 1
 
 
 @pytest.mark.slow
