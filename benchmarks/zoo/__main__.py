@@ -31,16 +31,16 @@ KEPT = Path("build/zoo")
 
 _TEXTS = {
     "Networks": """
-Random weights; every norm of torch.nn, and every layer that computes one, replaced by its normality counterpart
-(`convert_normal_norm`); three steps of training; `export` with its comparison. `kernel`: nodes that ran by kernel.
-`time`: the file's by kernels in times of the plain twin's, one thread, taking turns. `export`: seconds of the processor
-with the comparison, and in times of plain `torch.onnx.export` of the twin with the same dynamic batch. Where
-one of these is missing it was not measured.
+Random weights; every norm of torch.nn, every layer that computes one, and every RMS norm of transformers replaced by
+its normality counterpart (`convert_normal_norm`); three steps of training; `export` with its comparison. `kernel`:
+nodes that ran by kernel. `time`: the file's by kernels in times of the plain twin's, one thread, taking turns.
+`export`: seconds of the processor with the comparison, and in times of plain `torch.onnx.export` of the twin with the
+same dynamic batch. Where one of these is missing it was not measured.
 """,
     "Decoders": """
-The same for causal language models, with their RMS norms (`convert_normal_norm(rms_norms=True)`). One file
-(`decoder_arguments`) takes the prompt, half of it padding in one row, and each of 16 tokens, which are those of
-`model.generate`. `time`: that of one token after 64 others, in times of the twin's, which `export` wrote too.
+The same for causal language models. One file (`decoder_arguments`) takes the prompt, half of it padding in one row,
+and each of 16 tokens, which are those of `model.generate`. `time`: that of one token after 64 others, in times of the
+twin's, which `export` wrote too.
 """,
 }
 

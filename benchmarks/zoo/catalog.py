@@ -48,7 +48,7 @@ _DEFAULT_SIZE = 64  # of networks that take images of any size
 class Architecture:
     """A network with random weights: ``build`` makes it, and ``inputs`` its example, as arguments by name.
 
-    One that ``decodes`` generates tokens by its file, and its RMS norms are converted too.
+    One that ``decodes`` generates tokens by its file. RMS norms are converted if ``rms_norms``.
     """
 
     source: str
@@ -56,6 +56,7 @@ class Architecture:
     build: Callable[[], nn.Module]
     inputs: Callable[[nn.Module], dict[str, Tensor]]
     decodes: bool = False
+    rms_norms: bool = False
 
 
 TWELVE = (
@@ -172,6 +173,12 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]]
          "eos_token_id": 2, "decoder_start_token_id": 1, "num_mel_bins": 20, "use_cache": False},
         {"input_features": (2, 20, 100), "decoder_input_ids": (2, 8)},
     ),
+    "mamba2": (
+        "Mamba2Model",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1,
+         "chunk_size": 8, "vocab_size": 100, "use_cache": False},
+        _TOKENS,
+    ),
     "audio-spectrogram-transformer": (
         "ASTModel", {**_SMALL, "max_length": 64, "num_mel_bins": 32}, {"input_values": (2, 64, 32)}
     ),
@@ -208,7 +215,7 @@ def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[st
             for key, shape in shapes.items()
         }
 
-    return Architecture("transformers", name, build, inputs)
+    return Architecture("transformers", name, build, inputs, rms_norms=True)
 
 
 def _decoder(name: str, config: str, settings: dict[str, Any]) -> Architecture:
@@ -218,4 +225,7 @@ def _decoder(name: str, config: str, settings: dict[str, Any]) -> Architecture:
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings))
         return model
 
-    return Architecture("decoders", name, build, lambda _: {"input_ids": torch.randint(3, 90, (2, 6))}, decodes=True)
+    def inputs(_: nn.Module) -> dict[str, Tensor]:
+        return {"input_ids": torch.randint(3, 90, (2, 6))}
+
+    return Architecture("decoders", name, build, inputs, decodes=True, rms_norms=True)

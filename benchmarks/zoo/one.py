@@ -41,7 +41,7 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     torch.manual_seed(0)
     twin = architecture.build()
     inputs = architecture.inputs(twin)
-    model, report = convert_normal_norm(copy.deepcopy(twin), rms_norms=architecture.decodes, return_report=True)
+    model, report = convert_normal_norm(copy.deepcopy(twin), rms_norms=architecture.rms_norms, return_report=True)
     found: dict[str, Any] = {
         "name": name,
         "converted": len(report.converted),
