@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import kernels, networks
-from benchmarks.measure import describe_machine, markdown_table, with_section
+from benchmarks.measure import describe_machine, markdown_table, write_section
 from nnorm_export.runtimes.processor import processor
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks.md"
@@ -86,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             KERNELS_TEXT,
             *markdown_table(kernel_lines),
         ]
-        page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Results\n"
-        RESULTS.write_text(with_section(page, processor(), "\n".join(text)), encoding="utf-8")
+        write_section(RESULTS, processor(), "\n".join(text))
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

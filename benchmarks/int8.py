@@ -34,9 +34,10 @@ from benchmarks.measure import (
     describe_machine,
     markdown_table,
     session_options,
+    threads_text,
     time_in_turns,
     timings_of,
-    with_section,
+    write_section,
 )
 from benchmarks.models import build
 from benchmarks.networks import IMAGES, NETWORKS, write_plain
@@ -125,7 +126,7 @@ def _open(name: str, row: Row, threads: int, folder: Path) -> nnorm_export.Runne
 
 def lines_of(name: str, rows: Sequence[Row]) -> list[list[str]]:
     settings = list(rows[0].timings)
-    headings = [f"{t} thread{'s' * (t > 1)}, batch {b}" for t, b in settings]
+    headings = [f"{threads_text(t)}, batch {b}" for t, b in settings]
     lines = [[name, *COUNTED, *headings]]
     for row in rows:
         timed = [f"{row.timings[key].milliseconds:.1f} ms ({row.timings[key].ratio:.2f})" for key in settings]
@@ -197,10 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             command=command, machine=describe_machine(), repeats=options.repeats, sessions=options.sessions
         )
         shown = [line for lines in tables for line in markdown_table(lines)]
-        page = with_section(
-            RESULTS.read_text(encoding="utf-8"), HEADING.format(processor=processor()), "\n".join([text, *shown])
-        )
-        RESULTS.write_text(page, encoding="utf-8")
+        write_section(RESULTS, HEADING.format(processor=processor()), "\n".join([text, *shown]))
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.progress import Progress
 
 import nnorm_export
-from benchmarks.measure import Timing, session_options, time_in_turns
+from benchmarks.measure import Timing, session_options, threads_text, time_in_turns
 from nnorm_export.domain import OPERATORS
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 
@@ -33,6 +33,7 @@ UNTIL_ASLEEP = 0.1  # seconds; ONNX Runtime's threads spin for half of this time
 UNTIL_AWAKE = 0.02  # seconds of untimed runs, because the first hundred runs are slower
 TIMED_RUNS = 20
 ROTATING = 2**20  # elements of all inputs through which the runs rotate
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 DTYPES = {
     "float32": (np.float32, TensorProto.FLOAT),
     "float16": (np.float16, TensorProto.FLOAT16),
@@ -48,18 +49,33 @@ class Kernel:
     base: str
     per_channel: bool
     dtype: str = "float32"
+    width: int = WIDTH  # of a row
+
+    @property
+    def domain(self) -> str:
+        if self.op_type in OPERATORS:
+            return DOMAIN
+        return MICROSOFT if self.op_type.startswith("Skip") else ""
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The inputs with one number for each channel, or for each element of a row."""
         if self.op_type in OPERATORS:
             return OPERATORS[self.op_type].parameters
-        return ("weight", "bias") if self.op_type == "LayerNormalization" else ()
+        return ("weight", "bias") if self.op_type.endswith("LayerNormalization") else ()
 
     @property
     def operands(self) -> tuple[str, ...]:
         """The inputs after X of the same shape as X."""
-        return OPERATORS[self.op_type].operands if self.op_type in OPERATORS else ()
+        if self.op_type in OPERATORS:
+            return OPERATORS[self.op_type].operands
+        return ("residual",) if self.domain == MICROSOFT else ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All inputs, in the operator's order."""
+        others = (self.operands, self.parameters) if self.domain == MICROSOFT else (self.parameters, self.operands)
+        return ("X", *itertools.chain(*others))
 
     @property
     def name(self) -> str:
@@ -67,7 +83,7 @@ class Kernel:
 
     def shape(self, elements: int) -> tuple[int, ...]:
         if not self.per_channel:
-            return elements // WIDTH, WIDTH
+            return elements // self.width, self.width
         extent = min(EXTENT, elements // CHANNELS)
         return elements // (CHANNELS * extent), CHANNELS, extent
 
@@ -84,8 +100,11 @@ KERNELS = [
 ]
 
 
-def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any]:
-    """A function that runs the node on tensors that are bound once, so that a run allocates and copies nothing."""
+def open_kernel(kernel: Kernel, elements: int, threads: int, rotating: int = ROTATING) -> Callable[[], Any]:
+    """A function that runs the node on tensors that are bound once, so that a run allocates and copies nothing.
+
+    The runs rotate through inputs of ``rotating`` elements together.
+    """
     rng = np.random.default_rng(0)
     kind, element = DTYPES[kernel.dtype]
     arithmetic = np.float64 if kernel.dtype == "float64" else np.float32
@@ -95,13 +114,7 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
     parameters = {name: rng.uniform(0.5, 1.5, width).astype(arithmetic) for name in kernel.parameters}
     tensors = {"X": x} | {name: x.copy() for name in kernel.operands}
     attributes = {"GroupNormalNorm": {"num_groups": 8}}.get(kernel.op_type, {})
-    node = helper.make_node(
-        kernel.op_type,
-        ["X", *parameters, *list(tensors)[1:]],
-        ["Y"],
-        domain=DOMAIN if kernel.op_type in OPERATORS else "",
-        **attributes,
-    )
+    node = helper.make_node(kernel.op_type, kernel.inputs, ["Y"], domain=kernel.domain, **attributes)
     graph = helper.make_graph(
         [node],
         kernel.op_type,
@@ -109,7 +122,7 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
         [helper.make_tensor_value_info("Y", element, shape)],
         [numpy_helper.from_array(value, name) for name, value in parameters.items()],
     )
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    opsets = [helper.make_opsetid(*each) for each in (("", 20), (DOMAIN, DOMAIN_VERSION), (MICROSOFT, 1))]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = session_options(threads, stop_spinning=elements > SMALL)
     nnorm_export.register(options)  # the nodes have no bodies: only kernels run them
@@ -122,7 +135,7 @@ def open_kernel(kernel: Kernel, elements: int, threads: int) -> Callable[[], Any
         binding.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(x)))
         return binding
 
-    bindings = itertools.cycle([bind() for _ in range(max(1, ROTATING // elements))])
+    bindings = itertools.cycle([bind() for _ in range(max(1, rotating // elements))])
     return lambda: session.run_with_iobinding(next(bindings))
 
 
@@ -155,7 +168,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[tuple[str, 
 def table(results: dict[tuple[str, str, int], Timing], options: argparse.Namespace) -> list[list[str]]:
     """Nanoseconds per element, gigabytes per second read and written, and the ratio."""
     columns = list(dict.fromkeys((size, threads) for _, size, threads in results))
-    lines = [["kernel", *(f"{size}, {threads} thread{'s' * (threads > 1)}" for size, threads in columns)]]
+    lines = [["kernel", *(f"{size}, {threads_text(threads)}" for size, threads in columns)]]
     for kernel in KERNELS:
         cells = []
         for size, threads in columns:

@@ -122,6 +122,14 @@ def markdown_table(lines: list[list[str]]) -> list[str]:
     return [*(f"| {' | '.join(line)} |" for line in (lines[0], ruler, *lines[1:])), ""]
 
 
+def threads_text(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads > 1)}"
+
+
+def write_section(page: Path, heading: str, text: str) -> None:
+    page.write_text(with_section(page.read_text(encoding="utf-8"), heading, text), encoding="utf-8")
+
+
 def with_section(page: str, heading: str, text: str) -> str:
     """``page`` with ``text`` as the section ``## heading``, which is replaced, or added at the end."""
     introduction, *sections = page.split("\n## ")

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import nnorm_export
-from benchmarks.measure import Timing, open_session, time_in_turns
+from benchmarks.measure import Timing, open_session, threads_text, time_in_turns
 from benchmarks.models import (
     MaskedBatchNormalNorm1d,
     MaskedBatchNormalNorm2d,
@@ -293,7 +293,7 @@ def settings_of(name: str, options: argparse.Namespace) -> list[tuple[int, int]]
 
 
 def headings(name: str, options: argparse.Namespace) -> list[str]:
-    timed = [f"{t} thread{'s' * (t > 1)}, batch {b}" for t, b in settings_of(name, options)]
+    timed = [f"{threads_text(t)}, batch {b}" for t, b in settings_of(name, options)]
     return [name, "nodes", *timed]
 
 
@@ -320,7 +320,7 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
     for (network, variant), timings in found.items():
         others = found.get((network, AGAINST.get(variant, "")), {})
         shown = [
-            f"{timing.times(others[threads, batch]):.2f} ({threads} thread{'s' * (threads > 1)}, batch {batch})"
+            f"{timing.times(others[threads, batch]):.2f} ({threads_text(threads)}, batch {batch})"
             for (threads, batch), timing in timings.items()
             if (threads, batch) in others
         ]

@@ -15,78 +15,44 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import torch
-from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 import nnorm_export
 from benchmarks.__main__ import RESULTS, terminal_table
+from benchmarks.kernels import Kernel, open_kernel
 from benchmarks.measure import (
     Timing,
     describe_machine,
     markdown_table,
     open_session,
-    session_options,
+    threads_text,
     time_in_turns,
-    with_section,
+    write_section,
 )
-from benchmarks.zoo.catalog import without_operators_of_torchvision
+from benchmarks.zoo.catalog import build_decoder
 from benchmarks.zoo.decoders import PAST, step_of
 from nnorm_export.layers import convert_normal_norm
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION
 from nnorm_export.runtimes.processor import processor
 
 WIDTHS = (768, 1024, 2048, 4096)
 RUNS = 200  # of a row in a turn; their median counts
-PARAMETERS = ("weight", "bias")
-NORMS = {  # its domain, and what it takes beside x
-    "LayerNormalization": ("", PARAMETERS),
-    "SkipLayerNormalization": ("com.microsoft", ("residual", *PARAMETERS)),
-    "LayerNormalNorm": (DOMAIN, PARAMETERS),
-}
+NORMS = ("LayerNormalization", "SkipLayerNormalization", "LayerNormalNorm")
 TEXT = """
 Written by `python -m benchmarks.one_token {command}`.
 
 Machine: {machine}.
 
 Medians of {repeats} turns, all rows of a column taking turns; in brackets the median of the ratios to the first row.
-`one row`: one node on [1, 1, width], one thread, {runs} runs in a turn; SkipLayerNormalization adds a residual too.
+`one row`: one node on [1, width], one thread, {runs} runs in a turn; SkipLayerNormalization adds a residual too.
 `GPT-2`: a session on one token after {past} others, {layers} layers of width 768.
 """
 
 
-def row(op_type: str, width: int) -> Callable[[], Any]:
-    """A function that runs the node on tensors that are bound once, so that a run allocates and copies nothing."""
-    domain, names = NORMS[op_type]
-    rng = np.random.default_rng(0)
-    given = {name: rng.standard_normal((1, 1, width), np.float32) for name in ("x", *names) if name not in PARAMETERS}
-    parameters = [numpy_helper.from_array(rng.uniform(0.5, 1.5, width).astype(np.float32), name) for name in PARAMETERS]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, width]) for name in given]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, width])
-    node = helper.make_node(op_type, ["x", *names], ["y"], domain=domain)
-    graph = helper.make_graph([node], op_type, inputs, [output], parameters)
-    opsets = [helper.make_opsetid(*each) for each in (("", 20), ("com.microsoft", 1), (DOMAIN, DOMAIN_VERSION))]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    options = session_options(1)
-    nnorm_export.register(options)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    for name, value in given.items():
-        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(value))
-    binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(given["x"])))
-    return lambda: session.run_with_iobinding(binding)
-
-
 def write_decoders(layers: int, folder: Path) -> tuple[Path, Path]:
     """GPT-2 with LayerNorm, and with LayerNormalNorm, as files for a prompt and for each token."""
-    without_operators_of_torchvision()
-    import transformers  # noqa: PLC0415 - after the line above, which makes it importable
-
-    config = transformers.GPT2Config(n_layer=layers, vocab_size=1000, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     torch.manual_seed(0)
-    twin = transformers.GPT2LMHeadModel(config).eval()
+    twin = build_decoder("gpt2", n_embd=768, n_head=12, n_layer=layers, vocab_size=1000).eval()
     model = convert_normal_norm(copy.deepcopy(twin)).eval()
     paths = folder / "twin.onnx", folder / "normal.onnx"
     for network, path in zip((twin, model), paths, strict=True):
@@ -96,6 +62,7 @@ def write_decoders(layers: int, folder: Path) -> tuple[Path, Path]:
 
 def step(path: Path, threads: int, *, kernels: bool) -> Callable[[], Any]:
     runner = open_session(path, threads, kernels=kernels)
+    assert set(runner.implementations.values()) <= {"kernel" if kernels else "body"}, runner.counts
     given = step_of(runner)
     return lambda: runner(**given)
 
@@ -117,8 +84,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     rows = {}
     for width in WIDTHS:
-        runs = {name: row(name, width) for name in NORMS}
-        rows[str(width)] = time_in_turns(runs, base="LayerNormalization", repeats=options.repeats, runs=RUNS)
+        # One tensor: in a network the node before has just written the row.
+        kernels = {name: Kernel(name, NORMS[0], per_channel=False, width=width) for name in NORMS}
+        runs = {name: open_kernel(kernel, width, threads=1, rotating=1) for name, kernel in kernels.items()}
+        rows[str(width)] = time_in_turns(runs, base=NORMS[0], repeats=options.repeats, runs=RUNS)
     steps = {}
     with tempfile.TemporaryDirectory() as folder:
         twin, normal = write_decoders(options.layers, Path(folder))
@@ -129,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "LayerNormalNorm, bodies": step(normal, threads, kernels=False),
             }
             timings = time_in_turns(candidates, base="LayerNorm", repeats=options.repeats, runs=10)
-            steps[f"{threads} thread{'s' * (threads > 1)}"] = timings
+            steps[threads_text(threads)] = timings
     tables = [table("one row", rows, "µs", 1000), table("GPT-2", steps, "ms", 1)]
     console = Console(width=None if Console().is_terminal else 200)
     console.print(describe_machine(), highlight=False)
@@ -141,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             repeats=options.repeats, runs=RUNS, past=PAST, layers=options.layers,
         )  # fmt: skip
         shown = [line for lines in tables for line in markdown_table(lines)]
-        page = with_section(RESULTS.read_text(encoding="utf-8"), f"{processor()}, one token", "\n".join([text, *shown]))
-        RESULTS.write_text(page, encoding="utf-8")
+        write_section(RESULTS, f"{processor()}, one token", "\n".join([text, *shown]))
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

@@ -24,20 +24,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.measure import Timing, describe_machine, markdown_table, time_in_turns, with_section
+from benchmarks.measure import Timing, describe_machine, markdown_table, threads_text, time_in_turns, write_section
 from benchmarks.models import ResNet, VisionTransformer
 from nnorm_export.layers import BatchNormalNorm1d, BatchNormalNorm2d, GroupNormalNorm, LayerNormalNorm
 from nnorm_export.layers.fused import library, operator
 from nnorm_export.runtimes.processor import processor
 
 RESULTS = Path(__file__).parents[1] / "results" / "training.md"
-INTRODUCTION = """# Training on processors
-
-`make bench-training`: medians of turns in which all candidates of a row take part, in another order each time; in
-brackets the median of the ratios to the twin, turn by turn. Compare ratios, not milliseconds, between machines.
-`formulas` are the same layers without the fused operator. Memory is what one forward pass keeps for the backward pass.
-Layers have their default noise.
-"""
 LAST = torch.channels_last
 
 
@@ -153,7 +146,7 @@ def main() -> None:
     if not library.is_available():
         parser.error("the training kernels are not installed (NNORM_EXPORT_BUILD_LIBRARY=0): nothing to measure")
     console = Console(width=None if Console().is_terminal else 200)
-    times = [f"{name}, ms, {n} thread{'s'[: n != 1]}" for n in options.threads for name in ("twin", "ours", "formulas")]
+    times = [f"{name}, ms, {threads_text(n)}" for n in options.threads for name in ("twin", "ours", "formulas")]
     lines = [["a training step of", *times, *(f"{name}, MiB kept" for name in ("twin", "ours", "formulas"))]]
     for row in ROWS:
         if options.only in row.name:
@@ -165,8 +158,7 @@ def main() -> None:
             "",
             *markdown_table(lines),
         ]
-        page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else INTRODUCTION
-        RESULTS.write_text(with_section(page, processor(), "\n".join(text)), encoding="utf-8")
+        write_section(RESULTS, processor(), "\n".join(text))
         console.print(f"wrote {RESULTS.name}", highlight=False)
 
 

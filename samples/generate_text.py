@@ -5,13 +5,14 @@ tokens are those of ``model.generate``, or the program ends with an error.
 
 python samples/generate_text.py [--steps N] [--tokens N] [--output FOLDER]
 
-Needs transformers beside the samples' packages. Where onnxruntime-genai is installed, it generates too.
+Needs transformers beside the samples' packages. Where onnxruntime-genai is installed, it generates the text too.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import importlib.util
 import pydoc_data.topics
 import statistics
@@ -175,8 +176,7 @@ def by_onnxruntime(path: Path) -> Generate:
 
 
 def by_genai(folder: Path) -> Generate:
-    import onnxruntime_genai as genai  # noqa: PLC0415 - not everybody has it
-
+    genai: Any = importlib.import_module("onnxruntime_genai")
     model = genai.Model(str(folder))
 
     def generate(prompt: Tokens, count: int) -> Tokens:

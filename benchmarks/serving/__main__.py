@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from triton_server import serving
 
 import nnorm_export
-from benchmarks.measure import describe_machine, markdown_table, time_in_turns, with_section
+from benchmarks.measure import describe_machine, markdown_table, time_in_turns, write_section
 from benchmarks.networks import NETWORKS, build
 from nnorm_export import library
 
@@ -241,8 +241,7 @@ def main() -> None:
     section = f"Machine: {describe_machine()}.\n{text}"
     print(section)
     if options.write:
-        page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# What a server adds\n"
-        RESULTS.write_text(with_section(page, TITLES[options.server], section), encoding="utf-8")
+        write_section(RESULTS, TITLES[options.server], section)
         print(f"wrote {RESULTS.name}", file=sys.stderr)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.measure import describe_machine, markdown_table, with_section
+from benchmarks.measure import describe_machine, markdown_table, write_section
 from benchmarks.zoo.catalog import catalog
 from benchmarks.zoo.decoders import GENERATED
 
@@ -69,19 +69,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             results.append(_result(name, options.limit, timed=not (options.no_times or options.kept)))
             progress.advance(task)
     console = Console(width=160)
-    page = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Zoo\n"
     written = f"Written by `python -m benchmarks.zoo --write`. Machine: {describe_machine()}. {options.note}".strip()
     for heading, text in _TEXTS.items():
         own = [result for result in results if _heading_of(result["name"]) == heading]
         left_out = [name for name in missing if _heading_of(name) == heading]
         unmeasured = [f"- Not measured: {', '.join(left_out)}."] if left_out else []
         lines = [*(_summary(own) if own else []), *unmeasured, "", *markdown_table(_table(own))]
-        if own:
-            page = with_section(page, heading, "\n".join([written, text, *lines]))
+        if own and options.write:
+            write_section(RESULTS, heading, "\n".join([written, text, *lines]))
         if own or left_out:
             console.print("\n".join(lines), markup=False, highlight=False)
-    if options.write:
-        RESULTS.write_text(page, encoding="utf-8")
     if failed := [result["name"] for result in results if not result["exported"]]:
         sys.exit(f"not exported: {', '.join(failed)}")
     if wrong := [result["name"] for result in results if result.get("tokens", GENERATED) < GENERATED]:

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def catalog() -> dict[str, Architecture]:
     """``source/name`` -> the architecture, for the libraries that are installed."""
     entries = [*(_timm(name) for name in _TIMM.split()), *(_torchvision(name) for name in _TORCHVISION.split())]
     entries += [_transformers(name, *parts) for name, parts in _TRANSFORMERS.items()]
-    entries += [_decoder(name, *parts) for name, parts in FAMILIES.items()]
+    entries += [_decoder(name) for name in FAMILIES]
     return {f"{entry.source}/{entry.name}": entry for entry in entries}
 
 
@@ -173,12 +174,6 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]]
          "eos_token_id": 2, "decoder_start_token_id": 1, "num_mel_bins": 20, "use_cache": False},
         {"input_features": (2, 20, 100), "decoder_input_ids": (2, 8)},
     ),
-    "mamba2": (
-        "Mamba2Model",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1,
-         "chunk_size": 8, "vocab_size": 100, "use_cache": False},
-        _TOKENS,
-    ),
     "audio-spectrogram-transformer": (
         "ASTModel", {**_SMALL, "max_length": 64, "num_mel_bins": 32}, {"input_values": (2, 64, 32)}
     ),
@@ -218,14 +213,20 @@ def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[st
     return Architecture("transformers", name, build, inputs, rms_norms=True)
 
 
-def _decoder(name: str, config: str, settings: dict[str, Any]) -> Architecture:
-    def build() -> nn.Module:
-        without_operators_of_torchvision()
-        transformers = importlib.import_module("transformers")  # as for timm
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings))
-        return model
+def build_decoder(name: str, **changed: Any) -> nn.Module:
+    """A decoder of the family ``name``, with random weights; ``changed`` are settings of its config."""
+    without_operators_of_torchvision()
+    transformers = importlib.import_module("transformers")  # as for timm
+    config, settings = FAMILIES[name]
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
+        getattr(transformers, config)(**settings | changed)
+    )
+    return model
 
+
+def _decoder(name: str) -> Architecture:
     def inputs(_: nn.Module) -> dict[str, Tensor]:
         return {"input_ids": torch.randint(3, 90, (2, 6))}
 
-    return Architecture("decoders", name, build, inputs, decodes=True, rms_norms=True)
+    has_cache = FAMILIES[name][1].get("use_cache", True)
+    return Architecture("decoders", name, partial(build_decoder, name), inputs, decodes=has_cache, rms_norms=True)

@@ -32,7 +32,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", _SMALL),
     "olmo2": ("Olmo2Config", _SMALL),
     "gpt_neox": ("GPTNeoXConfig", _SMALL),
-}
+    # It has states in place of keys and values, which one file for the prompt and for each token does not take.
+    "mamba2": (
+        "Mamba2Config",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1,
+         "chunk_size": 8, "use_cache": False, **TOKENS},
+    ),
+}  # fmt: skip
 
 
 def cache_of(runner: Runner, batch: int, length: int) -> dict[str, Array]:

@@ -104,9 +104,7 @@ def _right_tokens(model: Any, runner: nnorm_export.Runner, ids: Tensor) -> int:
 def _time_of_a_step(twin: nn.Module, path: Path) -> float:
     """The time of one token after others, divided by that of the twin, which is exported as it is."""
     plain = path.with_name("twin.onnx")
-    norms = sorted({type(layer).__name__ for layer in twin.modules() if "Norm" in type(layer).__name__})
-    arguments = nnorm_export.decoder_arguments(twin.eval())
-    nnorm_export.export(twin, f=plain, passthrough=norms, verify=False, **arguments)
+    nnorm_export.export(twin, f=plain, verify=False, **nnorm_export.decoder_arguments(twin.eval()))
     return _time(path, plain, list(step_of(nnorm_export.load(plain)).values()), runs=_RUNS_OF_A_STEP)
 
 

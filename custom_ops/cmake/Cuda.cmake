@@ -84,8 +84,9 @@ add_library(nnorm_cuda_kernels INTERFACE)
 target_include_directories(nnorm_cuda_kernels INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include")
 # The static runtime, so that the library loads without libcudart.
 target_link_libraries(nnorm_cuda_kernels INTERFACE CUDA::cudart_static)
-# Compiles kernels.cu, the source of `target`, for one type of tensor.
-function(nnorm_cuda_options target type architectures)
+# The object library `target`: the kernels for one type of tensor.
+function(nnorm_add_cuda_kernels target type architectures)
+  add_library(${target} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
   target_compile_definitions(${target} PRIVATE NNORM_TYPE=${type} NNORM_INSTRUCTION_SET=cuda)
   target_compile_features(${target} PRIVATE cuda_std_17)
   # -fmad=false: as in Compiler.cmake, only the formulas decide what is fused.
@@ -99,7 +100,6 @@ endfunction()
 
 foreach(type float double nnorm::Float16 nnorm::BFloat16)
   string(REPLACE "::" "_" name "nnorm_cuda_${type}")
-  add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
-  nnorm_cuda_options(${name} ${type} "${NNORM_CUDA_ARCHITECTURES}")
+  nnorm_add_cuda_kernels(${name} ${type} "${NNORM_CUDA_ARCHITECTURES}")
   target_sources(nnorm_cuda_kernels INTERFACE $<TARGET_OBJECTS:${name}>)
 endforeach()

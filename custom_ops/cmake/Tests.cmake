@@ -202,13 +202,12 @@ if(TARGET nnorm_cuda_kernels)
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   endforeach()
 
-  # The oldest GPU: its assembler refuses a kernel that asks for more threads than its multiprocessors have. Those of
-  # float ask for the most, and those of bfloat16 have the most code of their own before compute capability 8.0.
+  # The oldest GPU: its assembler warns of a kernel that asks for more threads than a multiprocessor has. The kernels of
+  # float ask for the most. Those of bfloat16 have code of their own before compute capability 8.0.
   if(NNORM_WERROR)
     foreach(type float nnorm::BFloat16)
       string(REPLACE "::" "_" name "nnorm_cuda_oldest_${type}")
-      add_library(${name} OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.cu")
-      nnorm_cuda_options(${name} ${type} 75-real)
+      nnorm_add_cuda_kernels(${name} ${type} 75-real)
     endforeach()
   endif()
 

@@ -120,7 +120,7 @@ def _captured(module: nn.Module, example: dict[str, Any], way: Way) -> torch.exp
 
 
 def _whole(tensor: Tensor, order: torch.memory_format) -> Tensor:
-    """``tensor`` without gaps in memory, whose widths torch.export would take for lengths that the model refuses."""
+    """Returns ``tensor``, or a copy without gaps in memory: torch.export forbids lengths that equal a stride."""
     is_whole = tensor.layout != torch.strided or tensor.is_contiguous()
     return tensor if is_whole else tensor.clone(memory_format=order)
 

@@ -98,7 +98,8 @@ def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
     try:
         with torch.no_grad(), modes_kept(model):
             cache = model.eval()(**prompt, use_cache=True).past_key_values
-            if type(cache).__name__ == "DynamicCache" and any(getattr(cache, "is_sliding", ())):
+            is_dynamic = type(cache).__name__ == "DynamicCache"
+            if is_dynamic and any(cache.is_sliding):
                 # It drops keys beyond a window, at a length that a file would fix. The mask leaves them out anyway.
                 cache = model(**prompt, use_cache=True, past_key_values=type(cache)()).past_key_values
     except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given
@@ -107,7 +108,7 @@ def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
             f"({class_and_first_line(error)}); give export the example inputs yourself"
         ) from error
     layers = getattr(cache, "layers", None)
-    if type(cache).__name__ != "DynamicCache" or not layers or any(not hasattr(layer, "keys") for layer in layers):
+    if not is_dynamic or not layers or any(not hasattr(layer, "keys") for layer in layers):
         raise InputError(
             f"{name} returns a {type(cache).__name__} instead of a DynamicCache of keys and values: give export the "
             "example inputs yourself, with use_cache=False or the tensors of its cache"

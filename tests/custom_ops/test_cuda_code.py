@@ -98,7 +98,7 @@ def test_the_compiler_fuses_nothing_by_itself() -> None:
 
 
 def test_no_kernel_asks_for_more_threads_than_a_multiprocessor_has() -> None:
-    """The GPU's assembler would refuse it. From Ampere on 1536 are the least; a build for Turing assembles its own."""
+    """The GPU's assembler would ignore the number. All GPUs since Ampere have 1536; CMake assembles for Turing too."""
     asked = re.findall(r"^\.maxntid (\d+).*?\n\.minnctapersm (\d+)", dump(cuda_library(), "ptx"), re.MULTILINE)
     assert asked
     assert max(int(threads) * int(blocks) for threads, blocks in asked) <= 1536

@@ -277,9 +277,12 @@ def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "name"), [("onnxruntime", "net.onnx"), ("pt2", "net.pt2"), ("aoti", "net.pt2")])
-def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, tmp_path: Path) -> None:
-    """Tokens after those in a cache: the width of the whole tensor is no length that the model refuses."""
+@pytest.mark.parametrize(
+    ("target", "name", "lengths"),
+    [("onnxruntime", "net.onnx", (5, 7, 9)), ("pt2", "net.pt2", (5, 7)), ("aoti", "net.pt2", (5, 7))],
+)
+def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, lengths: tuple[int, ...], tmp_path: Path) -> None:
+    """Of such an example torch.export forbids the length 9, its stride, and then fails."""
 
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -292,7 +295,7 @@ def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, tmp_path: 
     model, ids, mask = Masked().eval(), torch.arange(18).reshape(2, 9) % 9, torch.randn(2, 9)
     shapes = {"ids": {0: "batch", 1: "tokens"}, "mask": {0: "batch", 1: "all"}}
     written = export(model, (ids[:, 4:], mask), tmp_path / name, target=target, dynamic_shapes=shapes)
-    for length in (5, 7):
+    for length in lengths:
         (found,) = load(written.path)(ids[:, :length].numpy(), mask.numpy())
         torch.testing.assert_close(torch.from_numpy(found), model(ids[:, :length], mask).detach())
 

@@ -189,7 +189,6 @@ def test_repetition_does_not_keep_its_regularizer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "reentrant"), [("aot_eager", True), ("aot_eager", False), ("inductor", False)])
 def test_a_compiled_checkpoint_counts_one_batch(backend: str, reentrant: bool) -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), layers.BatchNormalNorm2d(4))
     plain = copy.deepcopy(model)
     x = torch.randn(IMAGE)
@@ -207,7 +206,6 @@ def test_a_compiled_checkpoint_counts_one_batch(backend: str, reentrant: bool) -
 
 @pytest.mark.slow
 def test_a_graph_break_in_a_compiled_checkpoint_counts_one_batch() -> None:
-    torch._dynamo.reset()
     layer = layers.BatchNormalNorm2d(4)
 
     def block(x: Tensor) -> Tensor:

@@ -193,7 +193,6 @@ def _train(model: nn.Module, x: Tensor) -> list[Tensor]:
 def _train_part(rank: int, parts: list[Tensor], backend: str | None) -> list[Tensor]:
     model: Any = DistributedDataParallel(_network(sync=True))
     if backend is not None:
-        torch._dynamo.reset()
         model = torch.compile(model, backend=backend)
     return _train(model, parts[rank])
 
@@ -219,7 +218,6 @@ def test_distributed_data_parallel_trains_as_one_process_does_compiled_too(count
 def _compiled(rank: int, parts: list[Tensor]) -> dict[str, Any]:
     group = dist.new_group([0, 1])
     layer = make(process_group=group)
-    torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     return step(layer, parts[rank], lambda _, x: compiled(x))
 

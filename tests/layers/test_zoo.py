@@ -26,8 +26,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
-from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
-from benchmarks.zoo.decoders import FAMILIES, TOKENS, generate, step_of
+from benchmarks.zoo.catalog import TWELVE, build_decoder, catalog, without_operators_of_torchvision
+from benchmarks.zoo.decoders import generate, step_of
 from benchmarks.zoo.one import measure
 from nnorm_export import (
     ExportError,
@@ -176,10 +176,8 @@ def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_pat
 
 @pytest.fixture(scope="module")
 def written_decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, **TOKENS)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model = convert_normal_norm(model.train(), rms_norms=True)
+    model = convert_normal_norm(build_decoder("gpt2").train())
     arguments = decoder_arguments(model)
     assert model.training
     path = tmp_path_factory.mktemp("decoder") / "decoder.onnx"
@@ -210,10 +208,8 @@ def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
 def with_window(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A Mistral with a window that is shorter than the prompt."""
-    config, settings = FAMILIES["mistral"]
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings, sliding_window=4))
-    model = convert_normal_norm(model, rms_norms=True).eval()
+    model = convert_normal_norm(build_decoder("mistral", sliding_window=4), rms_norms=True).eval()
     path = tmp_path_factory.mktemp("window") / "decoder.onnx"
     export(model, f=path, dtype=request.param, **decoder_arguments(model))
     return model.half() if request.param == "fp16" else model, path
@@ -235,7 +231,7 @@ def test_weights_of_four_bits_beside_whole_norms(with_window: tuple[Any, Path], 
     quantizer.process()
     quantizer.model.save_model_to_file(str(tmp_path / "decoder.onnx"), use_external_data_format=False)
     whole, quantized = load(path), load(tmp_path / "decoder.onnx")
-    assert quantized.implementations == whole.implementations
+    assert quantized.implementations == whole.implementations == dict.fromkeys(whole.implementations, "kernel")
     cache = {name: array[:, :, :5] for name, array in step_of(whole).items() if name.startswith("past")}
     given = {"input_ids": IDS.numpy()[:1], "attention_mask": np.ones((1, 11), np.int64), **cache}
     given["position_ids"] = np.arange(5, 11)[None]
