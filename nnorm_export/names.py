@@ -16,6 +16,7 @@ PRODUCER = "nnorm_export"
 
 # Choices of export() and of the command line.
 FORMS = ("portable", "primitives", "custom")
+GENAI = ("bodies", "kernels")  # what onnxruntime-genai runs
 TORCHSCRIPT_METHODS = ("trace", "script")
 PT2_OPERATORS = ("decomposed", "kept")
 DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}

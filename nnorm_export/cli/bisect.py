@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnorm_export.cli.options import BisectOptions, OptionalModelOptions
+from nnorm_export.cli.options import BisectOptions, OptionalModelOptions, refuse
 from nnorm_export.cli.output import Output, one_line, print_bits, print_facts, print_table
 from nnorm_export.errors import NnormExportError
 
@@ -58,7 +58,7 @@ def bisect(
         check_plot(Path(options.plot))  # before the comparison, which may take minutes
     with output.working("Loading the model"):
         source = load_source(model)
-        inputs, notices = inputs_for(source, model.input_specs, path, options.runtime)
+        inputs, notices = inputs_for(source, model, path, options.runtime)
     output.notices([*source.notices, *notices])
     with output.working(f"Comparing {path} with PyTorch layer by layer"):
         report = find_first_difference(
@@ -79,8 +79,8 @@ def bisect(
 
 
 def _compare_bits(path: str, against: str, model: OptionalModelOptions, options: BisectOptions, output: Output) -> None:
-    if model.model or options.layer or options.where or options.plot:
-        raise NnormExportError("--exact compares two runs of the file; leave out --model, --layer, --where and --plot")
+    given = {"--model": model.model, "--decoder": model.decoder, "--layer": options.layer}
+    refuse({**given, "--where": options.where, "--plot": options.plot}, "--exact, which compares two runs of the file")
     from nnorm_export.files.inspection import describe
     from nnorm_export.parity.certificates.compare_bits import compare_bits
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nnorm_export.cli.options import ExportOptions, ModelOptions
-from nnorm_export.cli.output import Output, counted, print_facts, print_parity, print_table, size_text
+from nnorm_export.cli.options import DECODER, ExportOptions, ModelOptions, refuse
+from nnorm_export.cli.output import Output, counted, print_facts, print_parity, print_table, shown, size_text
 from nnorm_export.errors import NnormExportError, ParityError
 
 if TYPE_CHECKING:
@@ -48,15 +48,20 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
       nnorm-export export -m program.pt2 --form primitives
 
       nnorm-export export -m nets:build -c best.pth -i data.npz --target aoti
+
+      nnorm-export export -m nets:llama -c best.safetensors --decoder \\
+        --genai kernels -o llama/decoder.onnx
     """
     from nnorm_export.exporting.targets import DEFAULT_TARGET, refuse_options, target_named
-    from nnorm_export.files.formats import TORCHSCRIPT
+    from nnorm_export.files.formats import ONNX, TORCHSCRIPT
 
     target = target_named(options.target)
     path = Path(options.output or target.format.file_name).expanduser()
     own_options = _own_options(options)
     _refuse_misnamed(path, target)
     refuse_options(target, path, own_options)
+    if options.genai is not None and (target.format.name != ONNX or not model.decoder):
+        raise NnormExportError("--genai goes with --decoder and an ONNX file, which onnxruntime-genai runs")
     import nnorm_export
     from nnorm_export.cli.source import bisect_command, load_source
     from nnorm_export.files.inspection import describe
@@ -65,28 +70,26 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     check_output(path)  # before the model is loaded, which may take minutes
     with output.working("Loading the model"):
         source = load_source(model)
-        args, kwargs, notices = _example(source, model.input_specs, options)
-        dynamic_shapes = _dynamic_shapes(source, args, kwargs, options)
+        arguments, notices = _arguments(source, model, options)
     notices = [*source.notices, *notices]
     output.notices([*notices, _DEPRECATED] if target.name == TORCHSCRIPT else notices)
     try:
         with output.working(f"Exporting to {path}"):
             report = nnorm_export.export(
                 source.program or source.module,
-                args,
-                path,
+                f=path,
                 target=target.name,
-                kwargs=kwargs,
-                dynamic_shapes=dynamic_shapes,
-                input_names=_names(options.input_names),
-                output_names=_names(options.output_names),
                 dtype=options.dtype,
                 verify=not options.no_verify,
                 passthrough=model.passthrough or (),
                 strict=options.strict,
+                **arguments,
                 **own_options,
             )
             description = describe(path)
+            config = None
+            if options.genai is not None:
+                config = nnorm_export.write_genai_config(path, source.module, kernels=options.genai == "kernels")
     except ParityError as error:
         if not error.advice:  # bisect cannot help
             raise
@@ -103,7 +106,14 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
         "outputs": [str(info) for info in description.outputs],
         "notices": notices,
     }
-    output.show(as_json, lambda: _print(report, description, output.verbose))
+    as_json |= {} if config is None else {"genai_config": str(config)}
+
+    def print_text() -> None:
+        _print(report, description, output.verbose)
+        if config is not None:
+            typer.echo(f"wrote {shown(str(config))}")
+
+    output.show(as_json, print_text)
 
 
 def _refuse_misnamed(path: Path, target: Target) -> None:
@@ -131,25 +141,32 @@ def _own_options(options: ExportOptions) -> dict[str, Any]:
     }
 
 
-def _example(source: Source, specs: list[str] | None, options: ExportOptions) -> tuple[Any, dict[str, Any], list[str]]:
+def _arguments(source: Source, model: ModelOptions, options: ExportOptions) -> tuple[dict[str, Any], list[str]]:
+    """The example, its dynamic axes and the names, as arguments of ``export``; and notices."""
+    from nnorm_export.models.decoders import decoder_arguments
+
+    names = {"input_names": _names(options.input_names), "output_names": _names(options.output_names)}
+    given = {"--input": model.input_specs, "--fixed-shape": options.fixed_shape, "--dynamic": options.dynamic}
+    if source.program is not None:
+        refuse({**given, "--decoder": model.decoder}, "a .pt2 file, which carries its inputs and their shapes")
+        return {"args": (), **names}, []
+    if model.decoder:
+        refuse({**given, "--input-names": options.input_names, "--output-names": options.output_names}, DECODER)
+        return {**decoder_arguments(source.module)}, []
+    args, kwargs, notices = _example(source, model.input_specs)
+    dynamic_shapes = _dynamic_shapes(source, args, kwargs, options)
+    return {"args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes, **names}, notices
+
+
+def _example(source: Source, specs: list[str] | None) -> tuple[Any, dict[str, Any], list[str]]:
     from nnorm_export.cli.arrays import EXAMPLES
     from nnorm_export.cli.inputs import forward_parameters, read_inputs
 
-    if source.program is not None:
-        for option, value in (
-            ("--input", specs),
-            ("--fixed-shape", options.fixed_shape),
-            ("--dynamic", options.dynamic),
-        ):
-            if value:
-                raise NnormExportError(
-                    f"{option} does not go with a .pt2 file, which carries its inputs and their shapes"
-                )
-        return (), {}, []
     if not specs:
         parameters = forward_parameters(source.module)
         takes = f" (forward takes {', '.join(parameters)})" if parameters else ""
-        raise NnormExportError(f"the shape of the model's input is unknown{takes}; give {EXAMPLES}")
+        decoder = ", or --decoder" if parameters and "past_key_values" in parameters else ""
+        raise NnormExportError(f"the shape of the model's input is unknown{takes}; give {EXAMPLES}{decoder}")
     inputs = read_inputs(specs, source.module)
     return tuple(inputs.args), inputs.kwargs, inputs.notices
 

@@ -6,13 +6,16 @@ Those that belong together are the fields of a dataclass. A command takes the da
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeAlias
 
 from nnorm_export.cli import panels
+from nnorm_export.errors import NnormExportError
 from nnorm_export.exporting.targets import listed_targets
 from nnorm_export.names import dtype_spelled
+
+DECODER = "--decoder, which gives the example, its axes and all names"
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -33,6 +36,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     # inspect.signature() reads this attribute, which mypy does not know of functions.
     with_groups.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     return with_groups
+
+
+def refuse(options: Mapping[str, object], beside: str) -> None:
+    """Raises the error of the first of ``options``, each with its value, that is given."""
+    for option, value in options.items():
+        if value:
+            raise NnormExportError(f"{option} does not go with {beside}; leave it out")
 
 
 def output_option(default: str) -> Any:
@@ -124,6 +134,14 @@ class ModelSourceOptions:
 @dataclass
 class ModelOptions(ModelSourceOptions):
     input_specs: Inputs = None
+    decoder: Annotated[
+        bool,
+        panels.inputs(
+            "--decoder",
+            "The model is a decoder of transformers: a prompt with padding and a cache are the example, with axes and "
+            "names of onnxruntime-genai (nnorm_export.decoder_arguments).",
+        ),
+    ] = False
 
 
 @dataclass
@@ -209,6 +227,15 @@ class ExportOptions:
     inductor_config: Annotated[
         list[str] | None,
         panels.pytorch("--inductor-config KEY=VALUE", "An option of Inductor for aoti: a literal or text. Repeatable."),
+    ] = None
+    genai: Annotated[
+        str | None,
+        panels.onnx(
+            "--genai IMPLEMENTATION",
+            "With --decoder, also write genai_config.json beside FILE, for onnxruntime-genai. bodies: the folder needs "
+            "no library. kernels: with a copy of the library of kernels.",
+            **panels.one_of("nnorm_export.names:GENAI"),
+        ),
     ] = None
     strict: Annotated[
         bool,

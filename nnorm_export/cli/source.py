@@ -13,13 +13,14 @@ from torch import nn
 
 from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, paths_of
 from nnorm_export.cli.inputs import forward_parameters, read_inputs
-from nnorm_export.cli.options import ModelOptions, ModelSourceOptions
+from nnorm_export.cli.options import DECODER, ModelOptions, ModelSourceOptions, refuse
 from nnorm_export.cli.output import Essential
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
 from nnorm_export.models import exported_programs
 from nnorm_export.models.arguments import bind
 from nnorm_export.models.checkpoints import load_checkpoint
+from nnorm_export.models.decoders import decoder_arguments
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.program_text import CodeFoundError
 from nnorm_export.names import terms_of
@@ -68,11 +69,8 @@ def load_source(options: ModelSourceOptions) -> Source:
     """
     model, checkpoint = options.model, options.checkpoint
     if model.endswith(".pt2"):
-        if options.model_arg or checkpoint:
-            option = "--model-arg" if options.model_arg else "--checkpoint"
-            raise NnormExportError(
-                f"{option} does not go with a .pt2 file, which carries its model and weights; leave it out"
-            )
+        given = {"--model-arg": options.model_arg, "--checkpoint": checkpoint}
+        refuse(given, "a .pt2 file, which carries its model and weights")
         program = load_program(model, trust_pickle=options.trust_pickle)
         return Source(program.module(), program)
     if model.endswith((".pt", ".pth", ".ckpt", ".safetensors")):
@@ -95,12 +93,16 @@ def load_source(options: ModelSourceOptions) -> Source:
 
 
 def inputs_for(
-    source: Source, specs: list[str] | None, path: str, runtime: str | None, *, timeout: float | None = None
+    source: Source, options: ModelOptions, path: str, runtime: str | None, *, timeout: float | None = None
 ) -> tuple[Any, list[str]]:
     """Returns inputs for comparing the model with the file ``path``, by position or by name, and notices."""
+    specs = options.input_specs
+    if options.decoder:
+        refuse({"--input": specs}, DECODER)
+        return bind(source.module, [], decoder_arguments(source.module)["kwargs"]), []
     # Only TensorRT can read the inputs of an engine, and only the server the inputs of its model.
-    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    described: Any = load(path, runtime, **options) if is_engine(path) or is_url(path) else describe(path)
+    limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    described: Any = load(path, runtime, **limit) if is_engine(path) or is_url(path) else describe(path)
     infos = described.inputs
     if specs:
         inputs = read_inputs(specs, source.module, aliases=[info.name for info in infos])
@@ -155,4 +157,5 @@ def bisect_command(path: str, options: ModelOptions, runtime: str | None = None,
     given = [(flag, [value]) for flag, value in single.items() if value is not None]
     for flag, values in (*given, *repeated.items()):
         words += [word for value in values or () for word in (flag, value)]
-    return shlex.join([*words, *(["--trust-pickle"] if options.trust_pickle else [])])
+    flags = {"--decoder": options.decoder, "--trust-pickle": options.trust_pickle}
+    return shlex.join([*words, *(flag for flag, is_given in flags.items() if is_given)])

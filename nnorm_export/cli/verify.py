@@ -91,7 +91,7 @@ def verify(
     _check_outputs(options)
     with output.working("Loading the model"):
         source = load_source(model)
-        inputs, notices = inputs_for(source, model.input_specs, path, options.runtime, timeout=options.timeout)
+        inputs, notices = inputs_for(source, model, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
     output.notices(notices)
     criteria: dict[str, Any] = {
@@ -239,7 +239,7 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
 
 
 def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
-    given = (model.model, model.input_specs, options.float16, options.probes)
+    given = (model.model, model.input_specs, model.decoder, options.float16, options.probes)
     fixed = (*given, options.record, options.sign_with, options.page)
     if any(fixed) or any(given is not None for given in _tolerances(options)):
         raise NnormExportError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -20,6 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from command_line import fails, run
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -174,15 +176,65 @@ def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_pat
         export(decoder, (), tmp_path / "m.onnx", kwargs={"input_ids": IDS, "past_key_values": past})
 
 
+USERS_DECODER = """
+import torch
+from benchmarks.zoo.catalog import build_decoder
+from nnorm_export.layers import convert_normal_norm
+
+def build(seed=0):
+    torch.manual_seed(seed)
+    return convert_normal_norm(build_decoder("gpt2")).eval()
+"""
+OF_USER = ("-m", "users_decoder:build", "--decoder")
+
+
 @pytest.fixture(scope="module")
-def written_decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    torch.manual_seed(0)
-    model = convert_normal_norm(build_decoder("gpt2").train())
-    arguments = decoder_arguments(model)
+def users_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("decoder")
+    (folder / "users_decoder.py").write_text(USERS_DECODER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def written_decoder(users_folder: Path) -> tuple[Any, Path]:
+    path = users_folder / "decoder.onnx"
+    found = json.loads(run("export", *OF_USER, "-o", path, "--genai", "bodies", "--json").stdout)
+    assert found["parity"]["passed"]
+    assert Path(found["genai_config"]) == users_folder / "genai_config.json"
+    return importlib.import_module("users_decoder").build(), path
+
+
+@pytest.mark.slow
+def test_the_command_line_compares_a_decoder(written_decoder: tuple[Any, Path]) -> None:
+    _, path = written_decoder
+    assert json.loads(run("verify", path, *OF_USER, "--json").stdout)["passed"]
+    other = run("verify", path, *OF_USER, "--model-arg", "seed=1", code=None)
+    assert "does not compute what users_decoder:build computes" in other.stderr
+    (layer, *_) = json.loads(run("bisect", path, *OF_USER, "--json").stdout)["layers"]
+    assert layer["own"]["passed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("-i", "input_ids:int64[2,3]"), "--input does not go with --decoder"),
+        (("--dynamic", "input_ids:0=batch"), "--dynamic does not go with --decoder"),
+        (("--output-names", "logits"), "--output-names does not go with --decoder"),
+        (("--genai", "bodies", "-t", "pt2", "-o", "decoder.pt2"), "--genai goes with --decoder and an ONNX file"),
+    ],
+)
+def test_what_does_not_go_with_decoders_is_refused(options: tuple[str, ...], error: str, users_folder: Path) -> None:
+    assert error in fails("export", *OF_USER, *options)
+    assert not list(users_folder.glob("decoder.pt2"))
+
+
+def test_the_mode_of_the_model_is_kept() -> None:
+    model = build_decoder("gpt2").train()
+    decoder_arguments(model)
     assert model.training
-    path = tmp_path_factory.mktemp("decoder") / "decoder.onnx"
-    assert export(model.eval(), f=path, **arguments).parity
-    return model, path
 
 
 def generated(model: Any, ids: Tensor, mask: Tensor) -> np.ndarray:
