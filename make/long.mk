@@ -105,7 +105,7 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 			tests/fuzz/guided.py $$target -runs=$(N) -print_final_stats=1 -artifact_prefix=build/fuzz/ || exit 1; \
 	done
 
-# make zoo     152 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
+# make zoo     155 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
 #              build/zoo already is not measured again
 # make bench-token    the price of one token: a row of LayerNormalNorm, and a step of GPT-2, beside plain norms
 # make bench-training   training steps beside plain norms; writes results/training.md

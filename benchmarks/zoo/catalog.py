@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.decoders import FAMILIES
+from benchmarks.zoo.decoders import END, FAMILIES, WITH_ENCODER
 
 _TIMM = """
 test_vit test_nfnet test_mambaout test_byobnet test_resnet starnet_s050 test_vit_relpos dla46x_c mobilevit_xxs
@@ -205,12 +205,22 @@ def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[st
         return model
 
     def inputs(_: nn.Module) -> dict[str, Tensor]:
-        return {
-            key: torch.randint(1, 90, shape) if key.endswith("input_ids") else torch.randn(shape)
-            for key, shape in shapes.items()
-        }
+        return _random(shapes)
 
     return Architecture("transformers", name, build, inputs, rms_norms=True)
+
+
+def _random(shapes: Mapping[str, tuple[int, ...]], first: int = 1) -> dict[str, Tensor]:
+    """Tokens from ``first`` on, a mask with padding on the left of the last row, and numbers."""
+
+    def of(name: str, shape: tuple[int, ...]) -> Tensor:
+        if name == "attention_mask":
+            mask = torch.ones(shape, dtype=torch.int64)
+            mask[-1, : shape[1] // 2] = 0
+            return mask
+        return torch.randint(first, 90, shape) if name.endswith("input_ids") else torch.randn(shape)
+
+    return {name: of(name, shape) for name, shape in shapes.items()}
 
 
 def build_decoder(name: str, **changed: Any) -> nn.Module:
@@ -218,15 +228,16 @@ def build_decoder(name: str, **changed: Any) -> nn.Module:
     without_operators_of_torchvision()
     transformers = importlib.import_module("transformers")  # as for timm
     config, settings = FAMILIES[name]
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
-        getattr(transformers, config)(**settings | changed)
-    )
+    kind, _ = WITH_ENCODER.get(name, ("AutoModelForCausalLM", {}))
+    model: nn.Module = getattr(transformers, kind).from_config(getattr(transformers, config)(**settings | changed))
     return model
 
 
 def _decoder(name: str) -> Architecture:
     def inputs(_: nn.Module) -> dict[str, Tensor]:
-        return {"input_ids": torch.randint(3, 90, (2, 6))}
+        if name in WITH_ENCODER:
+            return _random({**WITH_ENCODER[name][1], "decoder_input_ids": (2, 3)}, END + 1)
+        return _random({"input_ids": (2, 6)}, END + 1)
 
     has_cache = FAMILIES[name][1].get("use_cache", True)
     return Architecture("decoders", name, partial(build_decoder, name), inputs, decodes=has_cache, rms_norms=True)

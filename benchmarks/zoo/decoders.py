@@ -9,6 +9,7 @@ import numpy as np
 
 from nnorm_export import Runner
 from nnorm_export.dtypes import Array
+from nnorm_export.files.tensors import TensorInfo
 
 END = 2
 GENERATED, PAST = 16, 64  # the tokens that are compared, and those before the one that is timed
@@ -18,6 +19,12 @@ _SMALL = {
     "num_key_value_heads": 2, "max_position_embeddings": 256, **TOKENS,
 }  # fmt: skip
 _HEADS = {**_SMALL, "head_dim": 16}
+_ENCODER_DECODER = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "decoder_start_token_id": 1,
+    "forced_eos_token_id": None, **TOKENS,
+}  # fmt: skip
+_TEXT_IN = {"input_ids": (2, 9), "attention_mask": (2, 9)}
 
 # name -> (the config's class, its settings)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,43 +45,72 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1,
          "chunk_size": 8, "use_cache": False, **TOKENS},
     ),
+    "whisper": (
+        "WhisperConfig",
+        {**_ENCODER_DECODER, "num_mel_bins": 20, "max_source_positions": 50, "max_target_positions": 128},
+    ),
+    "bart": ("BartConfig", {**_ENCODER_DECODER, "max_position_embeddings": 128}),
+    "t5": (
+        "T5Config",
+        {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1,
+         **TOKENS},
+    ),
 }  # fmt: skip
-
-
-def cache_of(runner: Runner, batch: int, length: int) -> dict[str, Array]:
-    """Random keys and values of ``length`` positions, as inputs of a decoder's file."""
-    rng = np.random.default_rng(0)
-    return {
-        info.name: rng.standard_normal((batch, info.shape[1], length, info.shape[3])).astype(info.dtype)
-        for info in runner.inputs
-        if info.name.startswith("past_key_values")
-    }
+# Those with an encoder: name -> (the class of transformers, the shapes of encoder's inputs)
+WITH_ENCODER = {
+    "whisper": ("AutoModelForSpeechSeq2Seq", {"input_features": (2, 20, 100)}),
+    "bart": ("AutoModelForSeq2SeqLM", _TEXT_IN),
+    "t5": ("AutoModelForSeq2SeqLM", _TEXT_IN),
+}
 
 
 def step_of(runner: Runner) -> dict[str, Array]:
-    """The inputs for one token after PAST others."""
-    given = {"input_ids": np.array([[5]]), "position_ids": np.array([[PAST]])}
-    given |= {"attention_mask": np.ones((1, PAST + 1), np.int64), **cache_of(runner, 1, PAST)}
-    return {info.name: given[info.name] for info in runner.inputs}
+    """Inputs for one token after PAST others, their keys and values random."""
+    rng = np.random.default_rng(0)
+    integers = {"attention_mask": 1, "position_ids": PAST}
+
+    def of(info: TensorInfo) -> Array:
+        shape = _shape(info, batch=1, past=PAST)
+        if info.dtype == "int64":
+            return np.full(shape, integers.get(info.name, 5))
+        return rng.standard_normal(shape).astype(info.dtype)
+
+    return {info.name: of(info) for info in runner.inputs}
 
 
-def generate(runner: Runner, ids: Array, mask: Array, count: int) -> Array:
-    """``ids`` [batch, sequence] and ``count`` tokens more, the most likely ones but END, by the file of a decoder.
+def _shape(info: TensorInfo, batch: int, past: int) -> list[int]:
+    lengths = {"batch": batch, "sequence": 1, "past": past, "past + sequence": past + 1, "encoder_sequence": PAST}
+    return [lengths[length] if isinstance(length, str) else length for length in info.shape]
 
-    The prompt may be padded on its left, where ``mask`` is 0.
+
+def generate(first: Runner, step: Runner, given: Mapping[str, Array], count: int) -> Array:
+    """``count`` tokens [batch, count] after those in ``given``, the most likely ones but END.
+
+    Args:
+        first, step: the file of the first run, with an empty cache if it takes one, and that of all others. A decoder
+            without an encoder has one file.
+        given: the inputs of ``first`` but cache and positions, by their names. A prompt may be padded on its left,
+            where its mask is 0.
     """
-    names = {info.name for info in runner.inputs}
-    cache: Mapping[str, Array] = cache_of(runner, len(ids), 0)
-    tokens = ids
+    has_encoder = "decoder_input_ids" in given
+    name = "decoder_input_ids" if has_encoder else "input_ids"
+    caches = [info for info in first.inputs if info.name.startswith("past_key_values")]
+    feeds = {info.name: np.zeros(_shape(info, len(given[name]), 0), info.dtype) for info in caches} | dict(given)
+    found, runner = [], first
     for _ in range(count):
-        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -tokens.shape[1] :]
-        given = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
-        logits, *present = runner(**{name: given[name] for name in given.keys() & names}, **cache)
-        cache = {
-            info.name.replace("present", "past_key_values"): keys
-            for info, keys in zip(runner.outputs[1:], present, strict=True)
-        }
-        logits[..., END] = -np.inf
-        tokens = logits[:, -1].argmax(-1)[:, None]
-        ids, mask = np.concatenate([ids, tokens], 1), np.concatenate([mask, np.ones_like(tokens)], 1)
-    return ids
+        if not has_encoder:
+            positions = np.maximum(feeds["attention_mask"].cumsum(1) - 1, 0)
+            feeds["position_ids"] = positions[:, -feeds[name].shape[1] :]
+        results = runner(**{info.name: feeds[info.name] for info in runner.inputs})
+        outputs = dict(zip((info.name for info in runner.outputs), results, strict=True))
+        logits = outputs.pop("logits")[:, -1]
+        logits[:, END] = -np.inf
+        found.append(logits.argmax(-1)[:, None])
+        feeds |= {output.replace("present", "past_key_values"): array for output, array in outputs.items()}
+        feeds[name] = found[-1]
+        if has_encoder:
+            feeds["encoder_outputs"] = outputs["encoder_last_hidden_state"]
+        else:
+            feeds["attention_mask"] = np.concatenate([feeds["attention_mask"], np.ones_like(found[-1])], 1)
+        runner = step
+    return np.concatenate(found, 1)

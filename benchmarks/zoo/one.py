@@ -58,7 +58,9 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     start = time.process_time()
     try:
         if architecture.decodes:
-            options = dict(nnorm_export.decoder_arguments(model))
+            *before, options = _files(model, inputs)
+            for arguments in before:
+                nnorm_export.export(model, f=folder / "first.onnx", **arguments)
         try:
             written = nnorm_export.export(model, f=path, **options)
         except nnorm_export.ExportError as error:
@@ -83,28 +85,39 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     found["by_kernel"] = sum("kernel" in how for how in runner.implementations.values())
     found["normalizations"] = len(runner.implementations)
     if architecture.decodes:
-        found["tokens"] = _right_tokens(model, runner, inputs["input_ids"])
+        found["tokens"] = _right_tokens(model, runner, folder / "first.onnx", inputs)
     if not timed:
         return found
     if architecture.decodes:
-        return found | {"export_seconds": seconds, "ratio": _time_of_a_step(twin, path)}
+        return found | {"export_seconds": seconds, "ratio": _time_of_a_step(twin, inputs, path)}
     return found | _timed(twin.eval(), model, path, options, seconds)
 
 
-def _right_tokens(model: Any, runner: nnorm_export.Runner, ids: Tensor) -> int:
+def _files(model: nn.Module, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """The arguments of export for the file of a decoder, after those for the file with its encoder if it has one."""
+    if "decoder_input_ids" not in inputs:
+        return [{**nnorm_export.decoder_arguments(model)}]
+    of_encoder = {name: tensor for name, tensor in inputs.items() if name != "decoder_input_ids"}
+    return [{**arguments} for arguments in nnorm_export.encoder_decoder_arguments(model, of_encoder)]
+
+
+def _right_tokens(model: Any, step: nnorm_export.Runner, first: Path, inputs: dict[str, Tensor]) -> int:
     """How many tokens the file generates before one that ``model.generate`` does not, of GENERATED."""
-    mask = torch.ones_like(ids)
-    mask[-1, : ids.shape[1] // 2] = 0
-    how = {"do_sample": False, "max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
-    expected = model.generate(ids, attention_mask=mask, **how).numpy()
-    equal = (generate(runner, ids.numpy(), mask.numpy(), GENERATED) == expected).all(0)[ids.shape[1] :]
-    return int(np.cumprod(equal).sum())
+    given = dict(inputs)
+    if not first.exists():
+        given["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        given["attention_mask"][-1, : inputs["input_ids"].shape[1] // 2] = 0
+    how = {"do_sample": False, "num_beams": 1, "max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
+    expected = model.generate(**given, **how).numpy()[:, -GENERATED:]
+    arrays = {name: tensor.numpy() for name, tensor in given.items()}
+    found = generate(nnorm_export.load(first) if first.exists() else step, step, arrays, GENERATED)
+    return int(np.cumprod((found == expected).all(0)).sum())
 
 
-def _time_of_a_step(twin: nn.Module, path: Path) -> float:
+def _time_of_a_step(twin: nn.Module, inputs: dict[str, Tensor], path: Path) -> float:
     """The time of one token after others, divided by that of the twin, which is exported as it is."""
     plain = path.with_name("twin.onnx")
-    nnorm_export.export(twin, f=plain, verify=False, **nnorm_export.decoder_arguments(twin.eval()))
+    nnorm_export.export(twin, f=plain, verify=False, **_files(twin.eval(), inputs)[-1])
     return _time(path, plain, list(step_of(nnorm_export.load(plain)).values()), runs=_RUNS_OF_A_STEP)
 
 

@@ -1,9 +1,9 @@
-"""The arguments with which ``export`` writes a decoder of transformers as one file, for prompts and for steps."""
+"""The arguments with which ``export`` writes decoders of transformers: as one file, or beside an encoder as two."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -15,6 +15,8 @@ from nnorm_export.models.configs import text_config
 from nnorm_export.models.modules import modes_kept, require_module
 
 _BATCH, _PAST, _TOKENS = 2, 4, 3  # lengths of the example, each another one
+_ROWS, _SEQUENCE = torch.export.Dim("batch", min=1), torch.export.Dim("sequence", min=1)
+_EARLIER = torch.export.Dim("past", min=0)
 
 
 class DecoderArguments(TypedDict):
@@ -56,61 +58,146 @@ def decoder_arguments(model: nn.Module) -> DecoderArguments:
     """
     require_module("decoder_arguments", model)
     parameters = inspect.signature(model.forward).parameters
-    if missing := [name for name in ("input_ids", "attention_mask", "past_key_values") if name not in parameters]:
-        raise InputError(f"{type(model).__name__} does not take {missing[0]}: it is not a decoder of transformers")
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(text_config(model).vocab_size, (_BATCH, _PAST + _TOKENS), generator=generator)
+    if "decoder_input_ids" in parameters:
+        raise InputError(f"{type(model).__name__} has an encoder too; call encoder_decoder_arguments")
+    _check_takes(model, "input_ids", "attention_mask", "past_key_values")
+    ids = _tokens(model, _BATCH, _PAST + _TOKENS)
     mask = torch.ones_like(ids)
     mask[-1, : _PAST // 2] = 0
     given = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    given = {name: tensor.to(device) for name, tensor in given.items() if name in parameters}
+    given = {name: tensor for name, tensor in given.items() if name in parameters}
     cache = _cache_of(model, {name: tensor[:, :_PAST] for name, tensor in given.items()})
     kwargs: dict[str, Any] = {
         name: tensor if name == "attention_mask" else tensor[:, _PAST:] for name, tensor in given.items()
     }
-    batch, past = torch.export.Dim("batch", min=1), torch.export.Dim("past", min=0)
-    sequence = torch.export.Dim("sequence", min=1)
     lengths = {"attention_mask": "past + sequence"}
-    shapes: dict[str, Any] = {name: {0: batch, 1: lengths.get(name, sequence)} for name in kwargs}
+    shapes: dict[str, Any] = {name: {0: _ROWS, 1: lengths.get(name, _SEQUENCE)} for name in kwargs}
     layers = range(len(cache.layers))
-    shapes["past_key_values"] = [[{0: batch, 2: past} for _ in layers]] * 2
     kwargs["past_key_values"] = cache
-    names = {name: [name] for name in kwargs} | {"past_key_values": _names("past_key_values", layers)}
+    shapes["past_key_values"] = _axes(layers, _EARLIER)
+    names = _names("past_key_values.{}.", layers)
+    return _arguments(model, kwargs, shapes, names, ["logits", *_names("present.{}.", layers)])
+
+
+@neutral()
+def encoder_decoder_arguments(
+    model: nn.Module, encoder_inputs: Mapping[str, Tensor]
+) -> tuple[DecoderArguments, DecoderArguments]:
+    """Encoder's inputs and first tokens -> logits and caches; tokens and caches -> logits and caches with these tokens.
+
+    >>> first, step = nnorm_export.encoder_decoder_arguments(model, {"input_features": features})
+    >>> nnorm_export.export(model, f="first.onnx", **first)
+    >>> nnorm_export.export(model, f="step.onnx", **step)
+
+    The first file runs once for each text, and the second one for each further token. Inputs have the names of
+    forward's parameters, and caches those of optimum:
+
+    - ``decoder_input_ids`` [batch, sequence], int64,
+    - ``past_key_values.N.decoder.key`` and ``.value`` [batch, heads, past, head size] of the earlier tokens,
+    - ``past_key_values.N.encoder.key`` and ``.value`` [batch, heads, encoder length, head size],
+    - ``encoder_outputs`` [batch, encoder length, width] of a step, which computes nothing from it,
+    - ``logits`` [batch, sequence, vocabulary], both caches as ``present.…``, and ``encoder_last_hidden_state``.
+
+    The batch is dynamic, and of tokens that the encoder takes, and their ``attention_mask``, the length. The other axes
+    are those of ``encoder_inputs``.
+
+    Args:
+        model: a model of transformers with an encoder and a decoder, of any dtype, which is not changed.
+        encoder_inputs: what the encoder takes, by the names of forward's parameters, with a batch of 2 or more.
+
+    Raises:
+        InputError: the model has no config of transformers, does not run on the inputs, or does not return an
+            EncoderDecoderCache.
+    """
+    require_module("encoder_decoder_arguments", model)
+    _check_takes(model, "decoder_input_ids", "encoder_outputs", "past_key_values", *encoder_inputs)
+    ids = _tokens(model, len(next(iter(encoder_inputs.values()), ())), _PAST + _TOKENS)
+    kwargs: dict[str, Any] = {**encoder_inputs, "decoder_input_ids": ids[:, :_PAST], "use_cache": True}
+    cache, hidden = _results_of(model, kwargs)
+    if type(cache).__name__ != "EncoderDecoderCache":
+        raise _other_cache(model, cache, "an EncoderDecoderCache")
+    has_length = {name: tensor.dim() > 1 and not tensor.is_floating_point() for name, tensor in encoder_inputs.items()}
+    length = torch.export.Dim("encoder_sequence", min=1) if any(has_length.values()) else None
+    shapes: dict[str, Any] = {name: {0: _ROWS, 1: length if has else None} for name, has in has_length.items()}
+    shapes |= {"decoder_input_ids": {0: _ROWS, 1: _SEQUENCE}, "use_cache": None}
+    layers = range(len(cache.self_attention_cache.layers))
+    present = [*_names("present.{}.decoder.", layers), *_names("present.{}.encoder.", layers)]
+    outputs = ["logits", *present, "encoder_last_hidden_state"]
+    first = _arguments(model, kwargs, shapes, [], outputs)
+
+    of_step = {name: encoder_inputs[name] for name in ("attention_mask",) if name in encoder_inputs}
+    kwargs = {**of_step, "decoder_input_ids": ids[:, _PAST:], "encoder_outputs": (hidden,), "use_cache": True}
+    kwargs["past_key_values"] = cache
+    shapes["encoder_outputs"] = ({0: _ROWS, 1: length},)
+    shapes["past_key_values"] = [_axes(layers, _EARLIER), _axes(layers, length)]
+    past = [*_names("past_key_values.{}.decoder.", layers), *_names("past_key_values.{}.encoder.", layers)]
+    return first, _arguments(model, kwargs, shapes, past, outputs)
+
+
+def _check_takes(model: nn.Module, *names: str) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    if missing := [name for name in names if name not in parameters]:
+        raise InputError(f"{type(model).__name__} does not take {missing[0]}: it is not a decoder of transformers")
+
+
+def _tokens(model: nn.Module, batch: int, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(text_config(model).vocab_size, (batch, length), generator=generator)
+    return ids.to(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+
+
+def _axes(layers: Iterable[int], length: Any) -> list[Any]:
+    """The dynamic axes of a cache: of all keys, then of all values, as :mod:`.caches` flattens it."""
+    return [[{0: _ROWS, 2: length} for _ in layers]] * 2
+
+
+def _names(prefix: str, layers: Iterable[int]) -> list[str]:
+    """Of all keys, then of all values."""
+    return [prefix.format(layer) + part for part in ("key", "value") for layer in layers]
+
+
+def _arguments(
+    model: nn.Module, kwargs: dict[str, Any], shapes: dict[str, Any], past: list[str], outputs: list[str]
+) -> DecoderArguments:
+    names = {name: [name] for name in kwargs if name != "use_cache"} | {"past_key_values": past}
     return {
         "args": (),
         "kwargs": kwargs,
-        "dynamic_shapes": shapes,
+        "dynamic_shapes": {name: shapes[name] for name in kwargs},
         # A file takes its inputs in the order of forward's parameters.
-        "input_names": [each for name in parameters for each in names.get(name, ())],
-        "output_names": ["logits", *_names("present", layers)],
+        "input_names": [each for name in inspect.signature(model.forward).parameters for each in names.get(name, ())],
+        "output_names": outputs,
     }
 
 
-def _names(of: str, layers: Iterable[int]) -> list[str]:
-    """All keys, then all values, as :mod:`.caches` flattens them."""
-    return [f"{of}.{layer}.{part}" for part in ("key", "value") for layer in layers]
-
-
 def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
-    """The cache that ``model`` fills in eval mode."""
-    name = type(model).__name__
-    try:
-        with torch.no_grad(), modes_kept(model):
-            cache = model.eval()(**prompt, use_cache=True).past_key_values
-            is_dynamic = type(cache).__name__ == "DynamicCache"
-            if is_dynamic and any(cache.is_sliding):
-                # It drops keys beyond a window, at a length that a file would fix. The mask leaves them out anyway.
-                cache = model(**prompt, use_cache=True, past_key_values=type(cache)()).past_key_values
-    except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given
-        raise InputError(
-            f"{name} returns no cache for {', '.join(prompt)} and use_cache=True "
-            f"({class_and_first_line(error)}); give export the example inputs yourself"
-        ) from error
+    cache, _ = _results_of(model, {**prompt, "use_cache": True})
+    is_dynamic = type(cache).__name__ == "DynamicCache"
+    if is_dynamic and any(cache.is_sliding):
+        # It drops keys beyond a window, at a length that a file would fix. The mask leaves them out anyway.
+        cache, _ = _results_of(model, {**prompt, "use_cache": True, "past_key_values": type(cache)()})
     layers = getattr(cache, "layers", None)
     if not is_dynamic or not layers or any(not hasattr(layer, "keys") for layer in layers):
-        raise InputError(
-            f"{name} returns a {type(cache).__name__} instead of a DynamicCache of keys and values: give export the "
-            "example inputs yourself, with use_cache=False or the tensors of its cache"
-        )
+        raise _other_cache(model, cache, "a DynamicCache of keys and values")
     return cache
+
+
+def _results_of(model: nn.Module, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The cache, and the last hidden states of an encoder if there is one, in eval mode."""
+    try:
+        with torch.no_grad(), modes_kept(model):
+            result = model.eval()(**kwargs)
+            return result.past_key_values, getattr(result, "encoder_last_hidden_state", None)
+    except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given
+        given = ", ".join(name for name in kwargs if name != "use_cache")
+        raise InputError(
+            f"{type(model).__name__} returns no cache for {given} and use_cache=True "
+            f"({class_and_first_line(error)}); give export the example inputs yourself"
+        ) from error
+
+
+def _other_cache(model: nn.Module, cache: Any, needed: str) -> InputError:
+    return InputError(
+        f"{type(model).__name__} returns a {type(cache).__name__} instead of {needed}: give export the example inputs "
+        "yourself, with use_cache=False or the tensors of its cache"
+    )

@@ -29,13 +29,14 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.catalog import TWELVE, build_decoder, catalog, without_operators_of_torchvision
-from benchmarks.zoo.decoders import generate, step_of
+from benchmarks.zoo.decoders import END, generate, step_of
 from benchmarks.zoo.one import measure
 from nnorm_export import (
     ExportError,
     InputError,
     change_form,
     decoder_arguments,
+    encoder_decoder_arguments,
     export,
     load,
     write_genai_config,
@@ -156,18 +157,29 @@ def test_the_cache_of_a_decoder_goes_in_and_out_as_tensors(decoder: nn.Module, t
 
 
 @pytest.mark.slow
-def test_the_caches_of_an_encoder_and_decoder_are_outputs(tmp_path: Path) -> None:
-    model = catalog()["transformers/whisper"].build()
-    model.config.use_cache = True
-    report = export(
-        convert_normal_norm(model),
-        (),
-        tmp_path / "model.onnx",
-        kwargs={"input_features": torch.randn(2, 20, 100), "decoder_input_ids": IDS},
-    )
-    assert report.parity
-    names = [info.name for info in load(tmp_path / "model.onnx").outputs]
-    assert "past_key_values_cross_attention_cache_value_cache_1" in names
+@pytest.mark.parametrize("name", ["whisper", pytest.param("t5", marks=pytest.mark.long)])
+def test_an_encoder_and_its_decoder_are_two_files(name: str, tmp_path: Path) -> None:
+    """One with the first tokens, and one for each token after them; the logits are those of all tokens at once."""
+    torch.manual_seed(0)
+    model = convert_normal_norm(build_decoder(name), rms_norms=True).eval()
+    *of_encoder, tokens = catalog()[f"decoders/{name}"].inputs(model).items()
+    both = encoder_decoder_arguments(model, dict(of_encoder))
+    paths = tmp_path / "first.onnx", tmp_path / "step.onnx"
+    for path, arguments in zip(paths, both, strict=True):
+        assert export(model, f=path, **arguments).parity
+    first, step = map(load, paths)
+    assert {*first.implementations.values(), *step.implementations.values()} == {"kernel"}
+    axes = {info.name: info.shape for info in step.outputs}
+    assert axes["present.1.decoder.value"][2] == "past + sequence"
+    assert axes["present.1.encoder.value"][2] == (50 if name == "whisper" else "encoder_sequence")
+    given = {key: tensor[:1] for key, tensor in (*of_encoder, tokens)}
+    found = torch.from_numpy(generate(first, step, {key: tensor.numpy() for key, tensor in given.items()}, 12))
+    given["decoder_input_ids"] = torch.cat([given["decoder_input_ids"], found], 1)
+    logits = model(**given).logits[:, -13:-1]
+    logits[..., END] = -torch.inf
+    np.testing.assert_array_equal(found, logits.argmax(-1))
+    with pytest.raises(InputError, match="has an encoder too; call encoder_decoder_arguments"):
+        decoder_arguments(model)
 
 
 def test_other_caches_are_refused_with_the_way_round(decoder: nn.Module, tmp_path: Path) -> None:
@@ -253,8 +265,8 @@ def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder
     assert axes["present.1.value"][2] == "past + sequence"
     assert set(file.implementations.values()) == {"kernel"}
     ids = torch.where(PADDED.bool(), IDS, 0)
-    found = generate(file, ids.numpy(), PADDED.numpy(), 8)
-    np.testing.assert_array_equal(found, generated(model, ids, PADDED))
+    found = generate(file, file, {"input_ids": ids.numpy(), "attention_mask": PADDED.numpy()}, 8)
+    np.testing.assert_array_equal(found, generated(model, ids, PADDED)[:, -8:])
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
@@ -272,8 +284,8 @@ def test_a_window_slides_in_both_dtypes(with_window: tuple[Any, Path]) -> None:
     model, path = with_window
     file = load(path)
     assert set(file.implementations.values()) == {"kernel"}
-    found = generate(file, IDS.numpy(), PADDED.numpy(), 8)
-    np.testing.assert_array_equal(found, generated(model, IDS, PADDED))
+    found = generate(file, file, {"input_ids": IDS.numpy(), "attention_mask": PADDED.numpy()}, 8)
+    np.testing.assert_array_equal(found, generated(model, IDS, PADDED)[:, -8:])
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ NEEDING = [
     "nnorm_export.ProbeReport",
     "nnorm_export.bisect",
     "nnorm_export.decoder_arguments",
+    "nnorm_export.encoder_decoder_arguments",
     "nnorm_export.export",
     "nnorm_export.export_aoti",
     "nnorm_export.export_program",
