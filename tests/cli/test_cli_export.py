@@ -174,7 +174,12 @@ def test_arrays_of_other_names_are_refused_with_the_models() -> None:
         (("-t", "torchscript", "--method", "script", "--no-optimize"), "model.pt", {"method": "script"}),
         (("--target", "pt2", "--operators", "kept"), "model.pt2", {"operators": "kept"}),
         (("--target", "pt2", "-o", "other.pt2", "--dtype", "fp64"), "other.pt2", {"operators": "decomposed"}),
-        (("-t", "aoti", "--inductor-config", "cpp.threads=1", "-q"), "model.aoti.pt2", {"device": "cpu"}),
+        pytest.param(
+            ("-t", "aoti", "--inductor-config", "cpp.threads=1", "-q"),
+            "model.aoti.pt2",
+            {"device": "cpu"},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_formats_of_pytorch(options: tuple[str, ...], name: str, facts: dict[str, str]) -> None:

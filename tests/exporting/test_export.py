@@ -279,7 +279,11 @@ def test_fixed_and_user_chosen_shapes(network: nn.Module, image: Tensor, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "name", "lengths"),
-    [("onnxruntime", "net.onnx", (5, 7, 9)), ("pt2", "net.pt2", (5, 7)), ("aoti", "net.pt2", (5, 7))],
+    [
+        ("onnxruntime", "net.onnx", (5, 7, 9)),
+        ("pt2", "net.pt2", (5, 7)),
+        pytest.param("aoti", "net.pt2", (5, 7), marks=pytest.mark.long),
+    ],
 )
 def test_an_example_may_be_a_part_of_a_tensor(target: str, name: str, lengths: tuple[int, ...], tmp_path: Path) -> None:
     """Of such an example torch.export forbids the length 9, its stride, and then fails."""

@@ -21,8 +21,14 @@ import nnorm_export
 from nnorm_export import ModelFileError, export, layers
 
 # The opset of export's default is what `make test` runs.
-OPSETS = (18, pytest.param(20, marks=pytest.mark.core), newest_opset())
-FORMS = ("portable", "primitives")
+WAYS = (
+    pytest.param("portable", 18, marks=pytest.mark.long),
+    pytest.param("portable", 20, marks=pytest.mark.core),
+    ("portable", newest_opset()),
+    ("primitives", 18),
+    pytest.param("primitives", 20, marks=pytest.mark.core),
+    pytest.param("primitives", newest_opset(), marks=pytest.mark.long),
+)
 ONNXRUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 
@@ -48,8 +54,7 @@ def layer_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "opset"), WAYS)
 def test_recorded_layers(
     form: str, opset: int, backend: str, layer_results: Callable[[str, int, str], list[np.ndarray]]
 ) -> None:
@@ -79,8 +84,7 @@ def test_our_layers_freeze_to_the_recorded_results(case: LayerCase) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "opset"), WAYS)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_trained_networks(name: str, form: str, opset: int, tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")

@@ -116,7 +116,15 @@ def test_recorded_layers_scripted(case: LayerCase, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(name, kind, marks={"fc": pytest.mark.core, "wideresnet": pytest.mark.long}.get(name, ()))
+        pytest.param(
+            name,
+            kind,
+            marks=pytest.mark.core
+            if name == "fc"
+            else pytest.mark.long
+            if name == "wideresnet" or kind == "pt2"
+            else (),
+        )
         for kind in FORMATS
         for name in CHECKPOINTS
         # To compile the WideResNet or the ViT takes one or two minutes of a core.
