@@ -40,8 +40,8 @@ same dynamic batch. Where one of these is missing it was not measured.
     "Decoders": """
 The same for causal language models. One file (`decoder_arguments`) takes the prompt, half of it padding in one row,
 and each of 16 tokens, which are those of `model.generate`. Whisper, BART and T5 have a second file, for the encoder and
-the first tokens (`encoder_decoder_arguments`). `time`: that of one token after 64 others, in times of the twin's, which
-`export` wrote too.
+the first tokens (`encoder_decoder_arguments`): `norms` and `export` count both. `time`: that of one token after 64
+others, in times of the twin's, which `export` wrote too.
 """,
 }
 
