@@ -72,7 +72,7 @@ IN_TRITON = PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_librar
 	.venv-triton-compiler/bin/python -m pytest -p no:cacheprovider
 test-gpu-training: $(VENV)/installed $(TRITON_COMPILER:%=.venv-%/installed)
 	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_fused_on_gpu.py
-	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_layers.py -k "operator and (bnn1d_trained or order1 or oracle)"
+	TRITON_INTERPRET=1 $(IN_TRITON) tests/layers/test_layers.py -k "operator and (bnn1d_trained or oracle)"
 	$(IN_TRITON) tests/layers/test_fused_gpu_code.py
 
 # make test-tensorrt    engines of the real TensorRT-RTX, which are built without a GPU, and their kernels counted;

@@ -199,7 +199,7 @@ def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "bits first differ" not in failed.stdout
     report = json.loads(run("bisect", "net.onnx", "-i", "data.npz", "--exact", "onnxruntime", "--json").stdout)
     assert report["passed"]
-    assert "leave out --model" in run("bisect", "net.onnx", "-m", "a:b", "--exact", "net.parity", code=2).stderr
+    assert "--model does not go with" in run("bisect", "net.onnx", "-m", "a:b", "--exact", "net.parity", code=2).stderr
     assert "give inputs" in " ".join(run("bisect", "net.onnx", "--exact", "reference", code=2).stderr.split())
     assert "goes with --replay" in run("verify", "net.onnx", "-m", "a:b", "--exact", code=2).stderr
 

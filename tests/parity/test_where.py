@@ -204,4 +204,4 @@ def test_command_line(path: Path, nets: Any, inputs: dict[str, Tensor], tmp_path
     run("bisect", path, *model, *masks)
     run("verify", path, "--replay", tmp_path / "parity")
     assert "leave them out" in fails("verify", path, "--replay", tmp_path / "parity", *masks)
-    assert "leave out" in fails("bisect", path, "--exact", tmp_path / "parity", *masks)
+    assert "--where does not go with --exact" in fails("bisect", path, "--exact", tmp_path / "parity", *masks)
