@@ -58,6 +58,7 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     target = target_named(options.target)
     path = Path(options.output or target.format.file_name).expanduser()
     own_options = _own_options(options)
+    metadata = _metadata(options.metadata or [])
     _refuse_misnamed(path, target)
     refuse_options(target, path, own_options)
     if options.genai is not None and (target.format.name != ONNX or not model.decoder):
@@ -83,6 +84,7 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
                 verify=not options.no_verify,
                 passthrough=model.passthrough or (),
                 strict=options.strict,
+                metadata=metadata,
                 **arguments,
                 **own_options,
             )
@@ -183,6 +185,18 @@ def _dynamic_shapes(source: Source, args: Any, kwargs: dict[str, Any], options: 
     from nnorm_export.models.dynamic_axes import parse_dynamic
 
     return parse_dynamic(options.dynamic, bind(source.module, args, kwargs))
+
+
+def _metadata(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (key and equals):
+            raise NnormExportError(f"--metadata {pair!r} is not key=text; write it as in: --metadata author=Ada")
+        if key in found:
+            raise NnormExportError(f"--metadata {key} is given twice; give it once")
+        found[key] = text
+    return found
 
 
 def _names(text: str | None) -> list[str] | None:

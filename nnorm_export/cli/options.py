@@ -192,6 +192,10 @@ class ExportOptions:
         ),
     ] = None
     external_data: ExternalData = None
+    metadata: Annotated[
+        list[str] | None,
+        panels.file("--metadata KEY=TEXT", "A text that the file keeps and inspect shows: author=Ada. Repeatable."),
+    ] = None
     form: Annotated[
         str | None,
         panels.onnx(

@@ -40,6 +40,7 @@ def export(
     dynamic_shapes: Any = None,
     dtype: str | torch.dtype | None = None,
     external_data: bool | None = None,
+    metadata: Mapping[str, str] | None = None,
     verify: bool = True,
     passthrough: Passthrough = (),
     strict: bool = False,
@@ -77,6 +78,7 @@ def export(
             None keeps the model's. Normalizations compute in float32 in every dtype (float64 for fp64).
         external_data: of ONNX: True writes the weights to ``<f>.<16 digits>.data``, with digits of their hash
             (:mod:`nnorm_export.files.external_data`); None does so if they exceed 2 GiB.
+        metadata: texts of your own that the file keeps, ``{"author": "…", "license": "MIT"}``, and ``inspect`` shows.
         verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes
             too. An ONNX file runs in ONNX Runtime if that is installed, else in onnx's reference evaluator. The form
             ``custom`` is compared before its bodies are removed.
@@ -114,6 +116,7 @@ def export(
         output_names=output_names,
         dynamic_shapes=dynamic_shapes if row.has_dynamic_axes else {},
         dtype=dtype,
+        metadata=metadata or {},
         verify=verify,
         passthrough=passthrough,
         strict=strict,
@@ -133,6 +136,7 @@ class Options(TypedDict, total=False):
     output_names: Sequence[str] | None
     dynamic_shapes: Any
     dtype: str | torch.dtype | None
+    metadata: Mapping[str, str] | None
     verify: bool
     passthrough: Passthrough
     strict: bool
@@ -155,7 +159,7 @@ def export_program(
     expm1(x) as exp(x) − 1.
 
     Args:
-        model, args, kwargs, dynamic_shapes, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
+        model, args, kwargs, dynamic_shapes, dtype, metadata, passthrough, strict: as for :func:`nnorm_export.export`.
         f: the file to write; its name ends in ``.pt2``.
         operators: ``decomposed`` writes the normalizations in ATen's operators, so that the file runs without this
             package. ``kept`` keeps each of them as one call of an operator of ``torch.ops.nnorm``, for tools that have
@@ -187,7 +191,7 @@ def export_aoti(
     compiler (or CUDA) and takes about a minute.
 
     Args:
-        model, args, kwargs, dynamic_shapes, dtype, passthrough, strict, input_names, output_names: as
+        model, args, kwargs, dynamic_shapes, dtype, metadata, passthrough, strict, input_names, output_names: as
             for :func:`export_program`.
         f: the file to write; its name ends in ``.pt2``. Load it with ``torch._inductor.aoti_load_package``, or in C++
             with ``torch::inductor::AOTIModelPackageLoader``.
@@ -223,7 +227,7 @@ def export_torchscript(
     :func:`nnorm_export.export_aoti` for new programs.
 
     Args:
-        model, args, kwargs, dtype, passthrough, strict: as for :func:`nnorm_export.export`.
+        model, args, kwargs, dtype, metadata, passthrough, strict: as for :func:`nnorm_export.export`.
         f: the file to write, ``model.pt`` for example.
         method: ``trace`` records what the model does with the example. If that depends on the values of a tensor, the
             export is refused: ``torch.export`` reads the model first. The file takes the tensors among the inputs, in

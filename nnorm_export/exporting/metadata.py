@@ -75,6 +75,7 @@ def write_metadata(model: ir.Model, form: str, target: str, layers: list[Entry],
     if frozen.lengths:
         facts[lengths.KEY] = lengths.to_json(frozen.lengths)
     model.metadata_props.update({METADATA_PREFIX + name: fact for name, fact in facts.items()})
+    model.metadata_props.update(frozen.request.metadata)
 
 
 def note(
@@ -102,6 +103,7 @@ def note(
         layers=layers,
         lengths={name: bounds for name, bounds in frozen.lengths.items() if name in axes},
         least_batch=frozen.least_batch,
+        metadata=dict(frozen.request.metadata),
     )
 
 

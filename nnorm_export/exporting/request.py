@@ -18,6 +18,7 @@ from nnorm_export.exporting.mutations import Changes
 from nnorm_export.exporting.passes.program import nodes_of
 from nnorm_export.exporting.targets import DEFAULT_TARGET, TARGETS, Target, refuse_dtype
 from nnorm_export.files.staging import check_output, refuse_unencodable
+from nnorm_export.files.user_metadata import check_user_metadata
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.normal import NORMAL_CLASS_NAMES
 from nnorm_export.freezing.weights import weights_sha256
@@ -47,6 +48,7 @@ class Request:
     output_names: Sequence[str] | None = None
     dynamic_shapes: Any = None
     dtype: str | torch.dtype | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     verify: bool = True
     passthrough: Passthrough = ()
     strict: bool = False
@@ -54,6 +56,7 @@ class Request:
     def __post_init__(self) -> None:
         # A tuple, because it is read several times and may be an iterator.
         object.__setattr__(self, "passthrough", tuple(listed(self.passthrough, "passthrough", FreezeError)))
+        check_user_metadata(self.metadata)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from nnorm_export.files.ignored_inputs import ignored_of
 from nnorm_export.files.onnx_file import ModelFile, name_of, read
 from nnorm_export.files.optimized_for import Machine, machine_of
 from nnorm_export.files.tensors import TensorInfo, inputs_of, outputs_of
-from nnorm_export.names import LAYER_PATH, PRODUCER
+from nnorm_export.names import LAYER_PATH, METADATA_PREFIX, PRODUCER
 from nnorm_export.reports import Report
 
 STANDARD_DOMAIN = "ai.onnx"
@@ -76,6 +76,7 @@ class ModelDescription(Report):
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
         ignored_inputs: the inputs on whose values no output depends (:mod:`.ignored_inputs`).
         lengths: name of a dynamic axis -> its least and greatest length, see :mod:`.lengths`.
+        metadata: what the user, or the program that wrote the file, noted in it; without what this package notes.
         files: file name -> bytes, external data included; None for a missing file.
         problems: why a node of the domain ``nnorm`` is invalid, or its body unknown; no kernel runs such a file.
         changes: what other programs changed after the file was written, and what to do (:mod:`.files.changes`).
@@ -105,6 +106,7 @@ class ModelDescription(Report):
     outputs: list[TensorInfo]
     ignored_inputs: list[str]
     lengths: dict[str, tuple[int, int | None]]
+    metadata: dict[str, str]
     files: dict[str, int | None]
     problems: list[str]
     changes: list[str]
@@ -160,6 +162,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
         ignored_inputs=[],
         lengths=note.lengths if note else {},
+        metadata=note.metadata if note else {},
         files={archive.path.name: archive.size},
         problems=[],
         changes=[],
@@ -196,6 +199,9 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         outputs=outputs_of(file.proto),
         ignored_inputs=ignored_of(graph),
         lengths=file.lengths,
+        metadata={
+            prop.key: prop.value for prop in file.proto.metadata_props if not prop.key.startswith(METADATA_PREFIX)
+        },
         files=_files(file),
         problems=problems_of(file),
         changes=changes_of(file),

@@ -28,6 +28,7 @@ class Note:
         layers: one entry for each normalization.
         lengths: see :mod:`.files.lengths`; files of older versions have none.
         least_batch: see :mod:`.least_batch`; empty in files of older versions.
+        metadata: see :mod:`.user_metadata`; empty in files of older versions.
     """
 
     format: str
@@ -43,6 +44,7 @@ class Note:
     layers: list[Entry]
     lengths: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     least_batch: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
