@@ -41,7 +41,11 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     }
     table[SQUARE_ROOT_OF_LENGTH] = onnxscript.opset18.Sqrt  # torch's own table does not have it
     what = "torch.onnx.export cannot translate the model"
-    remedy = "Replace that operator in the model, or export for the target pt2, which has every operator of PyTorch"
+    remedy = (
+        "Replace that operator in the model (grouped_mm of transformers' experts by "
+        "model.set_experts_implementation('batched_mm')), or export for the target pt2, which has every operator of "
+        "PyTorch"
+    )
     with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, root_cause):
         program = with_attention_of_rank_4(with_masks_of_pytorch(traced.program))
         onnx_program = torch.onnx.export(

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nnorm_export.dtypes import Array
+from nnorm_export.dtypes import Array, is_float
 from nnorm_export.errors import InputError
 from nnorm_export.models.arguments import tensors_in, with_tensors
 from nnorm_export.parity.reference.changed_inputs import SEED, Run
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel
+from nnorm_export.parity.verdict.allowed_error import stable_runs
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.dependence import has_new_faults
 
@@ -65,7 +66,7 @@ def other_integers(pytorch: PyTorchModel, example: Mapping[str, Any], expected: 
                 ranges |= learnt
                 continue
             is_other = not all(map(torch.equal, changed, tensors))
-            if is_other and _is_sound(pytorch, inputs, results, expected):
+            if is_other and _is_sound(pytorch, inputs, results, expected, is_moved=limit is not given):
                 return [(inputs, results)]
             break
     return []
@@ -99,12 +100,31 @@ def _drawn(tensor: Tensor, seed: int, within: _Range) -> Tensor:
 
 
 def _is_sound(
-    pytorch: PyTorchModel, inputs: Mapping[str, Any], results: Sequence[Array], expected: Sequence[Array]
+    pytorch: PyTorchModel,
+    inputs: Mapping[str, Any],
+    results: Sequence[Array],
+    expected: Sequence[Array],
+    *,
+    is_moved: bool,
 ) -> bool:
-    """Whether PyTorch's results are finite where ``expected`` is, and near those in float64."""
+    """Whether PyTorch's results are finite where ``expected`` is, and near those in float64.
+
+    If ``is_moved``, also whether random last bits leave them near: an angle of 2⁴⁰ times a frequency, in a model that
+    computes it in float32 also where the rest is float64, has no bit that two runtimes must share.
+    """
     if len(results) != len(expected) or has_new_faults(results, expected):
         return False
-    return Case([], results, []).with_runs(pytorch.run_in_float64(inputs), ()).is_stable(pytorch.computed_in)
+    case = Case([], results, []).with_runs(pytorch.run_in_float64(inputs), ())
+    if not case.is_stable(pytorch.computed_in):
+        return False
+    centers = results if case.float64 is None else case.float64
+    moved = pytorch.perturbed_runs(inputs, results, seeds=range(1, 2)) if is_moved else []
+    return all(
+        bool(stable_runs([run], center.astype(np.float64), run.dtype.name))
+        for runs in moved
+        for run, center in zip(runs, centers, strict=True)
+        if is_float(run.dtype)
+    )
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it

@@ -218,21 +218,24 @@ class PyTorchModel:
         with torch.no_grad(), without_fused_attention():
             return to_numpy(model.get_submodule(path)(wide))
 
-    def perturbed_runs(self, example: Mapping[str, Any], result: Sequence[Array]) -> list[list[Array]]:
+    def perturbed_runs(
+        self, example: Mapping[str, Any], result: Sequence[Array], seeds: range | None = None
+    ) -> list[list[Array]]:
         """Returns the outputs for inputs and weights with random last bits, a few times.
 
         Args:
             example, result: inputs, and what :meth:`run` returned for them.
+            seeds: those of the runs; by default as many as ``result`` needs.
         """
-        return [outputs for outputs, _ in self.perturbed_runs_with_hooks(example, result, ())]
+        return [outputs for outputs, _ in self.perturbed_runs_with_hooks(example, result, (), seeds)]
 
     def perturbed_runs_with_hooks(
-        self, example: Mapping[str, Any], result: Sequence[Array], paths: Iterable[str]
+        self, example: Mapping[str, Any], result: Sequence[Array], paths: Iterable[str], seeds: range | None = None
     ) -> list[tuple[list[Array], dict[str, list[LayerCall]]]]:
         """As :meth:`perturbed_runs`, with the input and output of each layer in ``paths``."""
         shapes = [array.shape for array in result]
         found = []
-        for seed in counted("PyTorch with random last bits", seeds_for(result)):
+        for seed in counted("PyTorch with random last bits", seeds or seeds_for(result)):
             try:
                 (outputs, calls), dtypes = _perturbed(self._in_dtype, seed, self.run_with_hooks, example, paths)
             except InputError:  # the model refuses such inputs, above 1 for example
