@@ -55,6 +55,7 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     if timed:
         _import_exporters(folder)
     options: dict[str, Any] = {"args": (), "kwargs": inputs}
+    before: list[dict[str, Any]] = []
     start = time.process_time()
     try:
         if architecture.decodes:
@@ -85,7 +86,8 @@ def measure(name: str, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     found["by_kernel"] = sum("kernel" in how for how in runner.implementations.values())
     found["normalizations"] = len(runner.implementations)
     if architecture.decodes:
-        found["tokens"] = _right_tokens(model, runner, folder / "first.onnx", inputs)
+        first = nnorm_export.load(folder / "first.onnx") if before else runner
+        found["tokens"] = _right_tokens(model, first, runner, inputs)
     if not timed:
         return found
     if architecture.decodes:
@@ -101,16 +103,16 @@ def _files(model: nn.Module, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
     return [{**arguments} for arguments in nnorm_export.encoder_decoder_arguments(model, of_encoder)]
 
 
-def _right_tokens(model: Any, step: nnorm_export.Runner, first: Path, inputs: dict[str, Tensor]) -> int:
+def _right_tokens(model: Any, first: nnorm_export.Runner, step: nnorm_export.Runner, inputs: dict[str, Tensor]) -> int:
     """How many tokens the file generates before one that ``model.generate`` does not, of GENERATED."""
     given = dict(inputs)
-    if not first.exists():
+    if first is step:
         given["attention_mask"] = torch.ones_like(inputs["input_ids"])
         given["attention_mask"][-1, : inputs["input_ids"].shape[1] // 2] = 0
     how = {"do_sample": False, "num_beams": 1, "max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
     expected = model.generate(**given, **how).numpy()[:, -GENERATED:]
     arrays = {name: tensor.numpy() for name, tensor in given.items()}
-    found = generate(nnorm_export.load(first) if first.exists() else step, step, arrays, GENERATED)
+    found = generate(first, step, arrays, GENERATED)
     return int(np.cumprod((found == expected).all(0)).sum())
 
 

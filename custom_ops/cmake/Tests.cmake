@@ -18,10 +18,6 @@ foreach(type float double nnorm::Float16 nnorm::BFloat16)
   target_include_directories(${name} PRIVATE cuda)
   target_link_libraries(${name} PRIVATE nnorm_options nnorm_cuda_on_host_options)
   target_sources(nnorm_cuda_on_host INTERFACE $<TARGET_OBJECTS:${name}>)
-  # The memory that kernels of one size access is the same, and those of bfloat16 take two minutes to compile.
-  if(NNORM_SANITIZE AND type MATCHES "BFloat16")
-    target_compile_options(${name} PRIVATE -fno-sanitize=all)
-  endif()
 endforeach()
 
 add_library(nnorm_mathematics_tables INTERFACE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nnorm_export.cli.options import DECODER, ExportOptions, ModelOptions, refuse
+from nnorm_export.cli.options import DECODER, PROGRAM, ExportOptions, ModelOptions, refuse
 from nnorm_export.cli.output import Output, counted, print_facts, print_parity, print_table, shown, size_text
 from nnorm_export.errors import NnormExportError, ParityError
 
@@ -63,15 +64,26 @@ def export(model: ModelOptions, options: ExportOptions, output: Output) -> None:
     refuse_options(target, path, own_options)
     if options.genai is not None and (target.format.name != ONNX or not model.decoder):
         raise NnormExportError("--genai goes with --decoder and an ONNX file, which onnxruntime-genai runs")
+    if options.genai == "bodies" and options.form == "custom":
+        raise NnormExportError(
+            "--genai bodies does not go with --form custom, whose nodes have none; say --genai kernels"
+        )
+    if model.decoder and not target.has_dynamic_axes:
+        raise NnormExportError(
+            f"--decoder needs dynamic axes, which {target.title} does not take; choose another target"
+        )
     import nnorm_export
     from nnorm_export.cli.source import bisect_command, load_source
     from nnorm_export.files.inspection import describe
     from nnorm_export.files.staging import check_output
+    from nnorm_export.serving.genai import check_genai
 
     check_output(path)  # before the model is loaded, which may take minutes
     with output.working("Loading the model"):
         source = load_source(model)
         arguments, notices = _arguments(source, model, options)
+        if options.genai is not None:
+            check_genai(source.module, kernels=options.genai == "kernels")
     notices = [*source.notices, *notices]
     output.notices([*notices, _DEPRECATED] if target.name == TORCHSCRIPT else notices)
     try:
@@ -150,7 +162,7 @@ def _arguments(source: Source, model: ModelOptions, options: ExportOptions) -> t
     names = {"input_names": _names(options.input_names), "output_names": _names(options.output_names)}
     given = {"--input": model.input_specs, "--fixed-shape": options.fixed_shape, "--dynamic": options.dynamic}
     if source.program is not None:
-        refuse({**given, "--decoder": model.decoder}, "a .pt2 file, which carries its inputs and their shapes")
+        refuse({**given, "--decoder": model.decoder}, PROGRAM)
         return {"args": (), **names}, []
     if model.decoder:
         refuse({**given, "--input-names": options.input_names, "--output-names": options.output_names}, DECODER)
@@ -163,11 +175,13 @@ def _arguments(source: Source, model: ModelOptions, options: ExportOptions) -> t
 def _example(source: Source, specs: list[str] | None) -> tuple[Any, dict[str, Any], list[str]]:
     from nnorm_export.cli.arrays import EXAMPLES
     from nnorm_export.cli.inputs import forward_parameters, read_inputs
+    from nnorm_export.models.modules import unwrapped
 
     if not specs:
         parameters = forward_parameters(source.module)
         takes = f" (forward takes {', '.join(parameters)})" if parameters else ""
-        decoder = ", or --decoder" if parameters and "past_key_values" in parameters else ""
+        has_cache = "past_key_values" in inspect.signature(unwrapped(source.module).forward).parameters
+        decoder = ", or --decoder for a decoder of transformers" if has_cache else ""
         raise NnormExportError(f"the shape of the model's input is unknown{takes}; give {EXAMPLES}{decoder}")
     inputs = read_inputs(specs, source.module)
     return tuple(inputs.args), inputs.kwargs, inputs.notices
@@ -188,6 +202,8 @@ def _dynamic_shapes(source: Source, args: Any, kwargs: dict[str, Any], options: 
 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:
+    from nnorm_export.files.user_metadata import check_user_metadata
+
     found: dict[str, str] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -196,6 +212,7 @@ def _metadata(pairs: list[str]) -> dict[str, str]:
         if key in found:
             raise NnormExportError(f"--metadata {key} is given twice; give it once")
         found[key] = text
+    check_user_metadata(found)
     return found
 
 

@@ -109,7 +109,7 @@ def _facts(description: ModelDescription) -> list[tuple[str, str]]:
         ("batch", description.least_batch),
         # What the writer noted, which is not computed from the file.
         ("made from", f"weights of sha256 {description.weights_sha256}" if description.weights_sha256 else ""),
-        *((key, one_line(text)) for key, text in description.metadata.items()),
+        *(("metadata", one_line(f"{key}: {text}")) for key, text in description.metadata.items()),
         *(("problem", problem) for problem in description.problems),
         *(("changed", change) for change in description.changes),
         ("runtime", description.runtime or ""),

@@ -15,6 +15,7 @@ from nnorm_export.errors import NnormExportError
 from nnorm_export.exporting.targets import listed_targets
 from nnorm_export.names import dtype_spelled
 
+PROGRAM = "a .pt2 file, which carries its inputs and their shapes"
 DECODER = "--decoder, which gives the example, its axes and all names"
 
 

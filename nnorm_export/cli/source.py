@@ -13,7 +13,7 @@ from torch import nn
 
 from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, paths_of
 from nnorm_export.cli.inputs import forward_parameters, read_inputs
-from nnorm_export.cli.options import DECODER, ModelOptions, ModelSourceOptions, refuse
+from nnorm_export.cli.options import DECODER, PROGRAM, ModelOptions, ModelSourceOptions, refuse
 from nnorm_export.cli.output import Essential
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
 from nnorm_export.files.inspection import describe
@@ -99,6 +99,7 @@ def inputs_for(
     specs = options.input_specs
     if options.decoder:
         refuse({"--input": specs}, DECODER)
+        refuse({"--decoder": source.program is not None}, PROGRAM)
         return bind(source.module, [], decoder_arguments(source.module)["kwargs"]), []
     # Only TensorRT can read the inputs of an engine, and only the server the inputs of its model.
     limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}

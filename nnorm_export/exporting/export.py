@@ -116,7 +116,7 @@ def export(
         output_names=output_names,
         dynamic_shapes=dynamic_shapes if row.has_dynamic_axes else {},
         dtype=dtype,
-        metadata=metadata or {},
+        metadata={} if metadata is None else metadata,
         verify=verify,
         passthrough=passthrough,
         strict=strict,

@@ -41,12 +41,8 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     }
     table[SQUARE_ROOT_OF_LENGTH] = onnxscript.opset18.Sqrt  # torch's own table does not have it
     what = "torch.onnx.export cannot translate the model"
-    remedy = (
-        "Replace that operator in the model (grouped_mm of transformers' experts by "
-        "model.set_experts_implementation('batched_mm')), or export for the target pt2, which has every operator of "
-        "PyTorch"
-    )
-    with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, root_cause):
+    remedy = "Replace that operator in the model, or export for the target pt2, which has every operator of PyTorch"
+    with _registered_schemas(), exact_constants(), reported_as(ExportError, what, remedy, _cause):
         program = with_attention_of_rank_4(with_masks_of_pytorch(traced.program))
         onnx_program = torch.onnx.export(
             with_exact_operators(with_constants_of_pytorch(program)),
@@ -78,6 +74,12 @@ def translate(traced: Traced, opset: int) -> ir.Model:
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
     return model
+
+
+def _cause(error: BaseException) -> str:
+    cause = root_cause(error)
+    experts = "\nCall model.set_experts_implementation('batched_mm') of transformers first\n"
+    return cause + (experts if "grouped_mm" in cause else "")
 
 
 def _round_folded_weights(model: ir.Model) -> None:

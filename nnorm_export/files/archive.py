@@ -140,10 +140,8 @@ def _note(text: bytes) -> Note:
     least_rows(note.least_batch)
     optional = [choice for choice in (note.method, note.operators) if choice is not None]
     texts = (note.format, *optional, note.version, note.torch, note.device, note.weights_sha256, *note.nodes)
-    dicts = (note.nodes, note.metadata)
-    if not all(isinstance(each, dict) for each in dicts):
-        raise ValueError("a fact of the wrong type")
-    if not all(isinstance(text, str) for text in (*texts, *note.metadata.values())):
+    is_typed = isinstance(note.nodes, dict) and isinstance(note.metadata, dict)
+    if not is_typed or not all(isinstance(text, str) for text in (*texts, *note.metadata.values())):
         raise ValueError("a fact of the wrong type")
     return replace(note, lengths=checked(note.lengths))
 

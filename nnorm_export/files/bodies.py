@@ -53,7 +53,7 @@ def problems_of(file: ModelFile) -> list[str]:
 
 def _unknown_text(file: ModelFile, unknown: dict[str, str]) -> str:
     """The text about unknown bodies: their operators, the reasons, and the remedy."""
-    writer = file.metadata.get("version", "")
+    writer = file.noted.get("version", "")
     found = "; ".join(f"unknown body of {op_type}: {why}" for op_type, why in unknown.items())
     if _numbers(writer) > _numbers(__version__):
         remedy = f"{PRODUCER} {writer} wrote the file: upgrade {PRODUCER} to it"

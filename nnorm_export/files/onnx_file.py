@@ -32,32 +32,32 @@ _BEGINNING = re.compile(rb"\x08[\x03-\x1f][\x12\x1a\x22\x28\x32\x3a\x42]")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An ONNX file: its graph, without the weights in external data, and the metadata that export() wrote."""
+    """An ONNX file: its graph, without the weights in external data, and what export() noted in its metadata."""
 
     path: Path
     proto: onnx.ModelProto
-    metadata: dict[str, str]
+    noted: dict[str, str]
 
     @property
     def form(self) -> str:
         """``portable``, ``primitives``, ``custom``, ``optimized``; ``unknown`` for a file that others wrote."""
-        return self.metadata.get("form", "unknown")
+        return self.noted.get("form", "unknown")
 
     @property
     def layers(self) -> list[dict[str, Any]]:
         """The entries that export() wrote about each normalization, checked by :func:`.check_layers`."""
-        layers: list[dict[str, Any]] = json.loads(self.metadata.get("layers", "[]"))
+        layers: list[dict[str, Any]] = json.loads(self.noted.get("layers", "[]"))
         return layers
 
     @property
     def lengths(self) -> dict[str, tuple[int, int | None]]:
         """The lengths of the dynamic axes at which the file is right (:mod:`.lengths`)."""
-        return lengths.from_json(self.metadata.get(lengths.KEY, "{}"))
+        return lengths.from_json(self.noted.get(lengths.KEY, "{}"))
 
     @property
     def least_batch(self) -> str:
         """See :mod:`.least_batch`."""
-        return self.metadata.get(LEAST_BATCH, "")
+        return self.noted.get(LEAST_BATCH, "")
 
     @property
     def normalizations(self) -> list[onnx.NodeProto]:
@@ -168,7 +168,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
         raise ModelFileError(f"{path}: an ONNX model without outputs{_REMEDY}")
     if undecoded := find_undecoded(proto):
         raise ModelFileError(f"{path}: its {undecoded[0]} is {undecoded[1][:40]!r}, which is not UTF-8{_REMEDY}")
-    metadata = {
+    noted = {
         prop.key.removeprefix(METADATA_PREFIX): prop.value
         for prop in proto.metadata_props
         if prop.key.startswith(METADATA_PREFIX)
@@ -177,12 +177,12 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
         locate(path, location)
     refuse_many(path, proto)
     try:
-        check_layers(parse_json(metadata.get("layers", "[]")))
-        lengths.from_json(metadata.get(lengths.KEY, "{}"))
-        least_rows(metadata.get(LEAST_BATCH, ""))
+        check_layers(parse_json(noted.get("layers", "[]")))
+        lengths.from_json(noted.get(lengths.KEY, "{}"))
+        least_rows(noted.get(LEAST_BATCH, ""))
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None
-    return ModelFile(path, proto, metadata)
+    return ModelFile(path, proto, noted)
 
 
 def _not_a_model(path: Path) -> ModelFileError:

@@ -64,7 +64,7 @@ def machine_of(file: ModelFile) -> Machine | None:
     if file.form != OPTIMIZED:
         return None
     try:
-        return _checked(Machine(**parse_json(file.metadata[METADATA_KEY])))
+        return _checked(Machine(**parse_json(file.noted[METADATA_KEY])))
     except (KeyError, TypeError, ValueError):
         raise ModelFileError(
             f"{file.path}: the file is in the form '{OPTIMIZED}' but does not say for which machine; make it again "

@@ -13,11 +13,13 @@ def check_user_metadata(metadata: Mapping[str, str]) -> None:
     if not isinstance(metadata, Mapping):
         raise ExportError(f"metadata is {type(metadata).__name__}; give a dict of texts: {{'author': '…'}}")
     for key, value in metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise ExportError(f"metadata {key!r}: {value!r} is not text; a file keeps text alone: give str({value!r})")
+        if not isinstance(key, str):
+            raise ExportError(f"metadata: the key {key!r} is not text; a file keeps text alone")
+        if not isinstance(value, str):
+            raise ExportError(f"metadata {key!r} is {type(value).__name__}; a file keeps text alone: give str(…)")
         if not key or key.startswith(METADATA_PREFIX):
             raise ExportError(
                 f"metadata {key!r}: give a key that is not empty and does not begin with {METADATA_PREFIX}"
             )
         if any("\ud800" <= character <= "\udfff" for character in key + value):
-            raise ExportError(f"metadata {key!r} is not of UTF-8's characters; give other text")
+            raise ExportError(f"metadata {key!r} has a lone surrogate, which UTF-8 does not have; give other text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
@@ -59,7 +60,9 @@ def decoder_arguments(model: nn.Module) -> DecoderArguments:
     require_module("decoder_arguments", model)
     parameters = inspect.signature(model.forward).parameters
     if "decoder_input_ids" in parameters:
-        raise InputError(f"{type(model).__name__} has an encoder too; call encoder_decoder_arguments")
+        raise InputError(
+            f"{type(model).__name__} has an encoder too; call nnorm_export.encoder_decoder_arguments, for two files"
+        )
     _check_takes(model, "input_ids", "attention_mask", "past_key_values")
     ids = _tokens(model, _BATCH, _PAST + _TOKENS)
     mask = torch.ones_like(ids)
@@ -83,14 +86,14 @@ def decoder_arguments(model: nn.Module) -> DecoderArguments:
 def encoder_decoder_arguments(
     model: nn.Module, encoder_inputs: Mapping[str, Tensor]
 ) -> tuple[DecoderArguments, DecoderArguments]:
-    """Encoder's inputs and first tokens -> logits and caches; tokens and caches -> logits and caches with these tokens.
+    """Encoder's inputs and first tokens -> logits and caches; next tokens and caches -> logits and longer caches.
 
     >>> first, step = nnorm_export.encoder_decoder_arguments(model, {"input_features": features})
     >>> nnorm_export.export(model, f="first.onnx", **first)
     >>> nnorm_export.export(model, f="step.onnx", **step)
 
-    The first file runs once for each text, and the second one for each further token. Inputs have the names of
-    forward's parameters, and caches those of optimum:
+    The first file runs once for each input of the encoder, and the second one for each further token. Inputs have the
+    names of forward's parameters, and caches those of optimum:
 
     - ``decoder_input_ids`` [batch, sequence], int64,
     - ``past_key_values.N.decoder.key`` and ``.value`` [batch, heads, past, head size] of the earlier tokens,
@@ -98,40 +101,71 @@ def encoder_decoder_arguments(
     - ``encoder_outputs`` [batch, encoder length, width] of a step, which computes nothing from it,
     - ``logits`` [batch, sequence, vocabulary], both caches as ``present.…``, and ``encoder_last_hidden_state``.
 
-    The batch is dynamic, and of tokens that the encoder takes, and their ``attention_mask``, the length. The other axes
-    are those of ``encoder_inputs``.
+    The batch is dynamic. If the encoder takes tokens, and at most their ``attention_mask`` beside them, their length is
+    dynamic too. The other axes are those of ``encoder_inputs``.
 
     Args:
         model: a model of transformers with an encoder and a decoder, of any dtype, which is not changed.
-        encoder_inputs: what the encoder takes, by the names of forward's parameters, with a batch of 2 or more.
+        encoder_inputs: what the encoder takes, by the names of forward's parameters, with a batch of 2 or more, on the
+            device and in the dtype of the model.
 
     Raises:
-        InputError: the model has no config of transformers, does not run on the inputs, or does not return an
-            EncoderDecoderCache.
+        InputError: the inputs are not such tensors; the model has no config of transformers, does not run on the
+            inputs, or does not return an EncoderDecoderCache.
     """
     require_module("encoder_decoder_arguments", model)
-    _check_takes(model, "decoder_input_ids", "encoder_outputs", "past_key_values", *encoder_inputs)
-    ids = _tokens(model, len(next(iter(encoder_inputs.values()), ())), _PAST + _TOKENS)
+    _check_takes(model, "decoder_input_ids", "encoder_outputs", "past_key_values")
+    batch = _check_encoder_inputs(model, encoder_inputs)
+    ids = _tokens(model, batch, _PAST + _TOKENS)
     kwargs: dict[str, Any] = {**encoder_inputs, "decoder_input_ids": ids[:, :_PAST], "use_cache": True}
-    cache, hidden = _results_of(model, kwargs)
+    result, cache = _result_of(model, kwargs)
     if type(cache).__name__ != "EncoderDecoderCache":
         raise _other_cache(model, cache, "an EncoderDecoderCache")
-    has_length = {name: tensor.dim() > 1 and not tensor.is_floating_point() for name, tensor in encoder_inputs.items()}
-    length = torch.export.Dim("encoder_sequence", min=1) if any(has_length.values()) else None
-    shapes: dict[str, Any] = {name: {0: _ROWS, 1: length if has else None} for name, has in has_length.items()}
-    shapes |= {"decoder_input_ids": {0: _ROWS, 1: _SEQUENCE}, "use_cache": None}
+    if any(cache.self_attention_cache.is_sliding):
+        # As in _cache_of; the first file makes its cache of an empty one that it is given.
+        parts = cache.self_attention_cache, cache.cross_attention_cache
+        empty = [type(cache)(*(type(part)() for part in parts)) for _ in range(2)]
+        result, cache = _result_of(model, {**kwargs, "past_key_values": empty[0]})
+        kwargs["past_key_values"] = empty[1]
+    hidden = result.encoder_last_hidden_state
+    is_text = all(
+        tensor.dim() == 2 and not tensor.is_floating_point() and tensor.shape[1] == hidden.shape[1]
+        for tensor in encoder_inputs.values()
+    )
+    length = torch.export.Dim("encoder_sequence", min=1) if is_text else None
+    shapes: dict[str, Any] = {name: {0: _ROWS, **({1: length} if is_text else {})} for name in encoder_inputs}
+    shapes |= {"decoder_input_ids": {0: _ROWS, 1: _SEQUENCE}, "use_cache": None, "past_key_values": [[[], []]] * 2}
     layers = range(len(cache.self_attention_cache.layers))
     present = [*_names("present.{}.decoder.", layers), *_names("present.{}.encoder.", layers)]
-    outputs = ["logits", *present, "encoder_last_hidden_state"]
+    outputs = [name for key, value in result.items() for name in (present if value is cache else _parts(key, value))]
     first = _arguments(model, kwargs, shapes, [], outputs)
 
     of_step = {name: encoder_inputs[name] for name in ("attention_mask",) if name in encoder_inputs}
-    kwargs = {**of_step, "decoder_input_ids": ids[:, _PAST:], "encoder_outputs": (hidden,), "use_cache": True}
+    encoded = importlib.import_module("transformers.modeling_outputs").BaseModelOutput(last_hidden_state=hidden)
+    kwargs = {**of_step, "decoder_input_ids": ids[:, _PAST:], "encoder_outputs": encoded, "use_cache": True}
     kwargs["past_key_values"] = cache
-    shapes["encoder_outputs"] = ({0: _ROWS, 1: length},)
+    shapes["encoder_outputs"] = [{0: _ROWS, 1: length}]
     shapes["past_key_values"] = [_axes(layers, _EARLIER), _axes(layers, length)]
     past = [*_names("past_key_values.{}.decoder.", layers), *_names("past_key_values.{}.encoder.", layers)]
     return first, _arguments(model, kwargs, shapes, past, outputs)
+
+
+_OWN = ("decoder_input_ids", "encoder_outputs", "past_key_values", "use_cache")
+
+
+def _check_encoder_inputs(model: nn.Module, given: Mapping[str, Tensor]) -> int:
+    """The batch of the inputs, which are tensors with names of forward's parameters."""
+    name = type(model).__name__
+    values = list(given.values()) if isinstance(given, Mapping) else []
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        raise InputError(f"give the tensors that the encoder of {name} takes, by name: {{'input_features': features}}")
+    parameters = inspect.signature(model.forward).parameters
+    if wrong := [each for each in given if each not in parameters or each in _OWN]:
+        raise InputError(f"encoder_inputs has {wrong[0]}, which the encoder of {name} does not take; leave it out")
+    batches = {tensor.shape[0] if tensor.dim() else 0 for tensor in values}
+    if len(batches) > 1 or min(batches) < 2:
+        raise InputError(f"encoder_inputs have batches of {sorted(batches)}; give all one batch of 2 or more rows")
+    return batches.pop()
 
 
 def _check_takes(model: nn.Module, *names: str) -> None:
@@ -171,23 +205,28 @@ def _arguments(
 
 
 def _cache_of(model: nn.Module, prompt: dict[str, Tensor]) -> Any:
-    cache, _ = _results_of(model, {**prompt, "use_cache": True})
+    """The cache that ``model`` fills, of all keys."""
+    _, cache = _result_of(model, {**prompt, "use_cache": True})
     is_dynamic = type(cache).__name__ == "DynamicCache"
     if is_dynamic and any(cache.is_sliding):
         # It drops keys beyond a window, at a length that a file would fix. The mask leaves them out anyway.
-        cache, _ = _results_of(model, {**prompt, "use_cache": True, "past_key_values": type(cache)()})
+        _, cache = _result_of(model, {**prompt, "use_cache": True, "past_key_values": type(cache)()})
     layers = getattr(cache, "layers", None)
     if not is_dynamic or not layers or any(not hasattr(layer, "keys") for layer in layers):
         raise _other_cache(model, cache, "a DynamicCache of keys and values")
     return cache
 
 
-def _results_of(model: nn.Module, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The cache, and the last hidden states of an encoder if there is one, in eval mode."""
+def _parts(key: str, value: Any) -> list[str]:
+    return [key] if isinstance(value, Tensor) else [f"{key}_{number}" for number in range(len(value))]
+
+
+def _result_of(model: nn.Module, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """What ``model`` returns in eval mode, and the cache in it."""
     try:
         with torch.no_grad(), modes_kept(model):
             result = model.eval()(**kwargs)
-            return result.past_key_values, getattr(result, "encoder_last_hidden_state", None)
+            return result, result.past_key_values
     except Exception as error:  # forward is the user's: whatever it raises, the message says it, and what it was given
         given = ", ".join(name for name in kwargs if name != "use_cache")
         raise InputError(

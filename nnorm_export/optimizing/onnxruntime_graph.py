@@ -65,7 +65,7 @@ def carry_over(file: ModelFile, model: ir.Model, machine: Machine) -> None:
             node.metadata_props.update(notes.get(node.name, {}))
             op_types[node.name] = node.op_type
     about: dict[str, str] = {"version": __version__, "form": OPTIMIZED, METADATA_KEY: machine.to_json()}
-    if "layers" in file.metadata:
+    if "layers" in file.noted:
         layers = [{**entry, "op_type": op_types.get(entry["node"], entry["op_type"])} for entry in file.layers]
         about["layers"] = json.dumps(layers)
     model.metadata_props.update({METADATA_PREFIX + key: value for key, value in about.items()})

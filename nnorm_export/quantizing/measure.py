@@ -53,7 +53,7 @@ class Calibrated:
         entries = {"version": __version__, "quantization": about}
         if source.normalizations:
             entries["form"] = request.form
-        if "layers" in source.metadata:
+        if "layers" in source.noted:
             op_types = {node.name: node.op_type for node in model.graph}
             layers = [{**layer, "op_type": op_types.get(layer["node"], layer["op_type"])} for layer in source.layers]
             entries["layers"] = json.dumps(layers)

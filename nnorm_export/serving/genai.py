@@ -44,7 +44,7 @@ def write_genai_config(path: str | Path, model: nn.Module, *, kernels: bool = Fa
 
     Raises:
         ModelFileError: ``path`` is not an ONNX file.
-        InputError: it has other inputs, or ``model`` has no config.
+        InputError: it has other inputs, or the form ``custom`` without ``kernels``; or ``model`` has no config.
         ExportError: the folder cannot be written.
         RuntimeMissingError: with ``kernels``, the library is not installed.
     """
@@ -55,6 +55,10 @@ def write_genai_config(path: str | Path, model: nn.Module, *, kernels: bool = Fa
         raise ModelFileError(f"{path}: its format is {description.format}, and genai opens ONNX files; export one")
     if missing := [name for name in ("input_ids", "attention_mask", _KEY % 0, _VALUE % 0) if name not in inputs]:
         raise InputError(f"{path}: it has no input {missing[0]}; export it with nnorm_export.decoder_arguments(model)")
+    if description.form == "custom" and not kernels:
+        raise InputError(
+            f"{path}: its form is custom, whose nodes have no bodies; call write_genai_config(kernels=True)"
+        )
     text = text_config(model)
     _, heads, _, head_size = inputs[_KEY % 0].shape
     session: dict[str, Any] = {"provider_options": []}
@@ -94,6 +98,13 @@ def write_genai_config(path: str | Path, model: nn.Module, *, kernels: bool = Fa
     with staged(written) as new, writing(written):
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return written
+
+
+def check_genai(model: nn.Module, *, kernels: bool) -> None:
+    """Raises the errors of :func:`write_genai_config` that the file has no part in."""
+    _tokens(model, text_config(model))
+    if kernels:
+        get_library_path()
 
 
 def _tokens(model: nn.Module, text: Any) -> dict[str, Any]:

@@ -113,18 +113,16 @@ def test_recorded_layers_scripted(case: LayerCase, tmp_path: Path) -> None:
             torch.testing.assert_close(module(x[rows]), recorded[rows], rtol=2e-5, atol=2e-6 + extra)
 
 
+def _mark(name: str, kind: str) -> Any:
+    if name == "fc":
+        return () if kind == "aoti" else pytest.mark.core
+    return pytest.mark.long if name == "wideresnet" or kind == "pt2" else ()
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(
-            name,
-            kind,
-            marks=pytest.mark.core
-            if name == "fc"
-            else pytest.mark.long
-            if name == "wideresnet" or kind == "pt2"
-            else (),
-        )
+        pytest.param(name, kind, marks=_mark(name, kind))
         for kind in FORMATS
         for name in CHECKPOINTS
         # To compile the WideResNet or the ViT takes one or two minutes of a core.

@@ -163,6 +163,8 @@ def test_an_encoder_and_its_decoder_are_two_files(name: str, tmp_path: Path) -> 
     torch.manual_seed(0)
     model = convert_normal_norm(build_decoder(name), rms_norms=True).eval()
     *of_encoder, tokens = catalog()[f"decoders/{name}"].inputs(model).items()
+    if name == "whisper":  # a mask of all frames, of which the encoder keeps every other one
+        of_encoder.append(("attention_mask", torch.ones(2, 100, dtype=torch.int64)))
     both = encoder_decoder_arguments(model, dict(of_encoder))
     paths = tmp_path / "first.onnx", tmp_path / "step.onnx"
     for path, arguments in zip(paths, both, strict=True):
@@ -178,7 +180,7 @@ def test_an_encoder_and_its_decoder_are_two_files(name: str, tmp_path: Path) -> 
     logits = model(**given).logits[:, -13:-1]
     logits[..., END] = -torch.inf
     np.testing.assert_array_equal(found, logits.argmax(-1))
-    with pytest.raises(InputError, match="has an encoder too; call encoder_decoder_arguments"):
+    with pytest.raises(InputError, match=r"has an encoder too; call nnorm_export\.encoder_decoder_arguments"):
         decoder_arguments(model)
 
 
@@ -236,11 +238,14 @@ def test_the_command_line_compares_a_decoder(written_decoder: tuple[Any, Path]) 
         (("--dynamic", "input_ids:0=batch"), "--dynamic does not go with --decoder"),
         (("--output-names", "logits"), "--output-names does not go with --decoder"),
         (("--genai", "bodies", "-t", "pt2", "-o", "decoder.pt2"), "--genai goes with --decoder and an ONNX file"),
+        (("--genai", "bodies", "--form", "custom"), "--genai bodies does not go with --form custom"),
+        (("-t", "opencv"), "--decoder needs dynamic axes"),
     ],
 )
 def test_what_does_not_go_with_decoders_is_refused(options: tuple[str, ...], error: str, users_folder: Path) -> None:
     assert error in fails("export", *OF_USER, *options)
     assert not list(users_folder.glob("decoder.pt2"))
+    assert "or --decoder for a decoder of transformers" in fails("export", *OF_USER[:2])
 
 
 def test_the_mode_of_the_model_is_kept() -> None:
@@ -312,9 +317,8 @@ def test_onnxruntime_genai_generates_the_same_tokens(
     model, path = written_decoder
     path = change_form(path, tmp_path / "decoder.onnx", form="custom" if kernels else "portable").path
     if kernels:
-        write_genai_config(path, model)
-        with pytest.raises(Exception, match=r"nnorm:LayerNormalNorm.* is not a registered function"):
-            genai.Model(str(tmp_path))
+        with pytest.raises(InputError, match=r"its form is custom.*kernels=True"):
+            write_genai_config(path, model)
     write_genai_config(path, model, kernels=kernels)
     opened = genai.Model(str(tmp_path))
     parameters = genai.GeneratorParams(opened)
@@ -338,6 +342,26 @@ def test_the_sample_generates_the_same_tokens_in_every_runtime(
     assert "decoder.onnx: 171 nodes, 5 normalizations, equal to PyTorch" in printed
     ways = re.findall(r"^ *[\d,]+ tokens/s  (.*)$", printed, re.MULTILINE)
     assert {"nnorm_export.load, by kernels", "onnxruntime alone, by bodies", "onnxruntime-genai, by kernels"} < {*ways}
+
+
+FEATURES = torch.randn(2, 20, 100)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (FEATURES, "give the tensors that the encoder of WhisperForConditionalGeneration takes, by name"),
+        ({}, "give the tensors that the encoder"),
+        ({"input_features": FEATURES, "attention_mask": None}, "give the tensors that the encoder"),
+        ({"input_feature": FEATURES}, "has input_feature, which the encoder of WhisperForCond.* does not take"),
+        ({"input_features": FEATURES, "decoder_input_ids": IDS}, "has decoder_input_ids, which the encoder"),
+        ({"input_features": FEATURES[:1]}, r"batches of \[1\]; give all one batch of 2 or more rows"),
+        ({"input_features": torch.tensor(1.0)}, r"batches of \[0\]"),
+    ],
+)
+def test_what_no_encoder_takes_is_refused(given: Any, error: str) -> None:
+    with pytest.raises(InputError, match=error):
+        encoder_decoder_arguments(build_decoder("whisper"), given)
 
 
 def test_a_model_without_keys_and_values_is_refused() -> None:

@@ -66,7 +66,7 @@ def other_integers(pytorch: PyTorchModel, example: Mapping[str, Any], expected: 
                 ranges |= learnt
                 continue
             is_other = not all(map(torch.equal, changed, tensors))
-            if is_other and _is_sound(pytorch, inputs, results, expected, is_moved=limit is not given):
+            if is_other and _is_sound(pytorch, inputs, results, expected, is_beyond_given=limit is not given):
                 return [(inputs, results)]
             break
     return []
@@ -105,12 +105,12 @@ def _is_sound(
     results: Sequence[Array],
     expected: Sequence[Array],
     *,
-    is_moved: bool,
+    is_beyond_given: bool,
 ) -> bool:
     """Whether PyTorch's results are finite where ``expected`` is, and near those in float64.
 
-    If ``is_moved``, also whether random last bits leave them near: an angle of 2⁴⁰ times a frequency, in a model that
-    computes it in float32 also where the rest is float64, has no bit that two runtimes must share.
+    If ``is_beyond_given``, also whether random last bits leave them near: an angle of 2⁴⁰ times a frequency, in a
+    model that computes it in float32 also where the rest is float64, has no bit that two runtimes must share.
     """
     if len(results) != len(expected) or has_new_faults(results, expected):
         return False
@@ -118,8 +118,10 @@ def _is_sound(
     if not case.is_stable(pytorch.computed_in):
         return False
     centers = results if case.float64 is None else case.float64
-    moved = pytorch.perturbed_runs(inputs, results, seeds=range(1, 2)) if is_moved else []
-    return all(
+    if not is_beyond_given:
+        return True
+    moved = pytorch.perturbed_runs(inputs, results, seeds=range(1, 2))
+    return bool(moved) and all(
         bool(stable_runs([run], center.astype(np.float64), run.dtype.name))
         for runs in moved
         for run, center in zip(runs, centers, strict=True)

@@ -115,7 +115,7 @@ class OnnxRuntimeRunner(Runner):
         intra_op_num_threads = number_of_threads(intra_op_num_threads, "ONNX Runtime")
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads the weights itself
-        self.noted, self.lengths = self._file.metadata, self._file.lengths
+        self.noted, self.lengths = self._file.noted, self._file.lengths
         refuse_invalid(self._file)
         self._providers = checked(self.default_providers if providers is None else providers)
         self._devices = self._find_devices()
