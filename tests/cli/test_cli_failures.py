@@ -16,6 +16,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from sampled import long
 from torch import nn
 
 from nnorm_export import InputError, export, export_program, layers, load, verify
@@ -228,7 +229,7 @@ def test_a_pipe_that_nobody_reads(unbuffered: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full, which acts as a full disk")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", long("1")])
 @pytest.mark.parametrize(
     "command",
     [("inspect", "net.onnx", "--no-run"), ("inspect", "net.onnx", "--no-run", "--json"), ("--help",), ("--version",)],

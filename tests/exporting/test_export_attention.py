@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from sampled import long
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,7 +40,7 @@ class Windows(nn.Module):
 
 
 @pytest.mark.parametrize("mask", [None, torch.eye(5), "scores"], ids=["none", "one", "scores"])
-@pytest.mark.parametrize("axes", [(5,), (3, 5), (3, 4, 5), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("axes", [(5,), long((3, 5)), long((3, 4, 5)), (2, 3, 4, 5)], ids=str)
 def test_attention_of_any_rank_exports(axes: tuple[int, ...], mask: Tensor | str | None, tmp_path: Path) -> None:
     """torch's exporter translates rank 4 alone; Hiera, Nest and Twins have windows in a fifth axis."""
     torch.manual_seed(0)
@@ -129,7 +130,7 @@ def assert_file_computes(path: Path, model: nn.Module, inputs: tuple[Tensor, ...
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=["mask", "causal and mask"])
-@pytest.mark.parametrize("opset", [18, 20, 25])
+@pytest.mark.parametrize("opset", [18, long(20), 25])
 @pytest.mark.parametrize("kind", ["bool", "float", "least number"])
 def test_a_row_without_a_key_is_what_pytorch_gives(
     kind: str, opset: int, options: dict[str, Any], tmp_path: Path

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampled import long
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -115,7 +116,7 @@ def test_a_branch_on_lengths_is_refused_by_its_condition(name: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "name"), [("torchscript", "m.pt"), ("aoti", "m.pt2")])
+@pytest.mark.parametrize(("target", "name"), [("torchscript", "m.pt"), long("aoti", "m.pt2")])
 def test_formats_without_guards(target: str, name: str, tmp_path: Path) -> None:
     (model, x), shapes, _ = BRANCHES["taller"]
     with pytest.raises(ParityError, match="it would be right only where"):

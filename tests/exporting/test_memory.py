@@ -32,8 +32,9 @@ print((resident("VmHWM") - before) / sum(parameter.nbytes for parameter in model
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("weights", ["inside", pytest.param("data", marks=pytest.mark.long)])
+@pytest.mark.parametrize("weights", ["inside", "data"])
 def test_peak_memory_of_export(weights: str, tmp_path: object) -> None:
     """67 MB of weights; 3.3 times the weights were measured with 200 MB of them, and what does not grow with them."""
     run = [sys.executable, "-c", PROGRAM, weights]

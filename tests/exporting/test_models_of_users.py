@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from models_of_users import MODELS, REFUSED, Base, example
+from sampled import every_second
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -52,7 +53,7 @@ def test_a_program_takes_any_batch(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every_second(MODELS))
 def test_a_file_is_written_and_equal(name: str, tmp_path: Path) -> None:
     report = export(build(name), example(name, 5), tmp_path / "m.onnx")
     assert report.parity
@@ -140,6 +141,7 @@ def test_nothing_that_torch_exports_rightly_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is of PyTorch 2.13")
 @pytest.mark.parametrize("name", [*REFUSED, "expand_by_len", "dict_of_tensors"])
 def test_what_torch_does_with_them(name: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from compiled import compiled
 from pytorch_writers import GRAPHS, WRITERS, Branching
+from sampled import long
 from small_network import randomized
 from torch import Tensor, nn
 
@@ -64,7 +65,7 @@ def test_a_model_that_would_compute_something_else_is_not_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [None, "fp16", "bf16", "fp64"])
+@pytest.mark.parametrize("dtype", [None, "fp16", long("bf16"), long("fp64")])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nested_outputs_and_every_dtype(
     name: str, dtype: str | None, network: nn.Module, image: Tensor, tmp_path: Path

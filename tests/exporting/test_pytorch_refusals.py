@@ -112,6 +112,7 @@ def test_what_cannot_be_scripted_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_package_for_another_processor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export_aoti(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "m.pt2").path
     assert load(path).implementations == {}

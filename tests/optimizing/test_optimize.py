@@ -19,6 +19,7 @@ import pytest
 import torch
 from backends import open_with
 from conv_networks import CASES, HERE, SHAPE, SKIPS, Block, Case, Mean, conv_norm_relu, damaged
+from sampled import every_second
 from torch import nn
 
 import nnorm_export
@@ -68,7 +69,7 @@ def optimized(source: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every_second(CASES))
 def test_equal_to_the_portable_file_with_the_fewest_reorders(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     path = portable(case.network(), tmp_path / "net.onnx")

@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from sampled import long
 from small_network import Network, randomized
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -110,7 +111,7 @@ def half_variance(proto: onnx.ModelProto, layer: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("runtime", "implementation"), [("onnxruntime", "kernel"), ("onnxruntime", "body"), ("reference", "body")]
+    ("runtime", "implementation"), [("onnxruntime", "kernel"), ("onnxruntime", "body"), long("reference", "body")]
 )
 def test_a_sound_network(
     runtime: str, implementation: str, sound: Path, fifty: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +128,7 @@ def test_a_sound_network(
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     ("plant", "layer"),
-    [(wrong_lmbda, 0), (wrong_lmbda, 17), (wrong_lmbda, 49), (swapped_exponents, 30), (half_variance, ROWS)],
+    [(wrong_lmbda, 0), long(wrong_lmbda, 17), long(wrong_lmbda, 49), (swapped_exponents, 30), (half_variance, ROWS)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_planted_faults(

@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from sampled import long
 from small_network import Network, randomized
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -58,7 +59,7 @@ def image() -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("external_data", [None, True])
+@pytest.mark.parametrize("external_data", [None, long(True)])
 @pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
 def test_replay_without_pytorch(
     runtime: str, external_data: bool | None, network: nn.Module, image: Tensor, tmp_path: Path
