@@ -150,7 +150,7 @@ def custom(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.slow
 def test_a_file_without_bodies_is_run_by_kernels_alone(portable: Path, custom: Path) -> None:
     with_bodies, without = onnx_file.read(portable), onnx_file.read(custom)
-    assert without.metadata == {**with_bodies.metadata, "form": "custom"}
+    assert without.noted == {**with_bodies.noted, "form": "custom"}
     assert not without.proto.functions
     onnx.checker.check_model(custom)
     assert set(load(custom).implementations.values()) == {"kernel"}
