@@ -127,7 +127,7 @@ installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export
 .PHONY: test-zoo test-serving test-ray
 # One thread: on a busy machine those of PyTorch wait for each other.
 ZOO = OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" .venv-zoo/bin/python
-IN_ZOO = $(ZOO) -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo.py
+IN_ZOO = $(ZOO) -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo*.py
 test-zoo: $(VENV)/installed .venv-zoo/installed
 	$(IN_ZOO) -m "not long"
 

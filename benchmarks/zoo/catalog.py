@@ -210,14 +210,19 @@ def _transformers(name: str, cls: str, settings: dict[str, Any], shapes: dict[st
     return Architecture("transformers", name, build, inputs, rms_norms=True)
 
 
+def padding_mask(shape: tuple[int, ...]) -> Tensor:
+    """Half of the last row is padding, on the left."""
+    mask = torch.ones(shape, dtype=torch.int64)
+    mask[-1, : shape[1] // 2] = 0
+    return mask
+
+
 def _random(shapes: Mapping[str, tuple[int, ...]], first: int = 1) -> dict[str, Tensor]:
-    """Tokens from ``first`` on, a mask with padding on the left of the last row, and numbers."""
+    """Tokens from ``first`` on, a mask, and numbers."""
 
     def of(name: str, shape: tuple[int, ...]) -> Tensor:
         if name == "attention_mask":
-            mask = torch.ones(shape, dtype=torch.int64)
-            mask[-1, : shape[1] // 2] = 0
-            return mask
+            return padding_mask(shape)
         return torch.randint(first, 90, shape) if name.endswith("input_ids") else torch.randn(shape)
 
     return {name: of(name, shape) for name, shape in shapes.items()}

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 import nnorm_export
 from benchmarks.measure import open_session, session_options, time_in_turns
-from benchmarks.zoo.catalog import catalog
+from benchmarks.zoo.catalog import catalog, padding_mask
 from benchmarks.zoo.decoders import GENERATED, generate, step_of
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import first_line
@@ -107,8 +107,7 @@ def _right_tokens(model: Any, first: nnorm_export.Runner, step: nnorm_export.Run
     """How many tokens the file generates before one that ``model.generate`` does not, of GENERATED."""
     given = dict(inputs)
     if first is step:
-        given["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        given["attention_mask"][-1, : inputs["input_ids"].shape[1] // 2] = 0
+        given["attention_mask"] = padding_mask(inputs["input_ids"].shape)
     how = {"do_sample": False, "num_beams": 1, "max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
     expected = model.generate(**given, **how).numpy()[:, -GENERATED:]
     arrays = {name: tensor.numpy() for name, tensor in given.items()}

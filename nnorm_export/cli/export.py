@@ -203,17 +203,11 @@ def _dynamic_shapes(source: Source, args: Any, kwargs: dict[str, Any], options: 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:
     from nnorm_export.files.user_metadata import check_user_metadata
+    from nnorm_export.models.factory import parse_texts
 
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not (key and equals):
-            raise NnormExportError(f"--metadata {pair!r} is not key=text; write it as in: --metadata author=Ada")
-        if key in found:
-            raise NnormExportError(f"--metadata {key} is given twice; give it once")
-        found[key] = text
-    check_user_metadata(found)
-    return found
+    texts = parse_texts(pairs, "--metadata", "author=Ada")
+    check_user_metadata(texts)
+    return texts
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,30 @@ from nnorm_export.models.ambient import without_exit
 
 def parse_arguments(pairs: Sequence[str], what: str = "--model-arg", *, dotted: bool = False) -> dict[str, Any]:
     """``["depth=10", "act=relu"]`` -> ``{"depth": 10, "act": "relu"}``: Python literals, or text."""
+
+    def is_key(key: str) -> bool:
+        return all(part.isidentifier() for part in (key.split(".") if dotted else [key]))
+
     arguments: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not all(part.isidentifier() for part in (key.split(".") if dotted else [key])):
-            raise NnormExportError(f"{what} {pair!r} is not key=value; write it as in: {what} depth=10")
-        if key in arguments:
-            raise NnormExportError(f"{what} {key} is given twice; give it once")
+    for key, text in parse_texts(pairs, what, "depth=10", is_key).items():
         try:
             arguments[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             arguments[key] = text
     return arguments
+
+
+def parse_texts(pairs: Sequence[str], what: str, example: str, is_key: Callable[[str], bool] = bool) -> dict[str, str]:
+    """``["author=Ada"]`` -> ``{"author": "Ada"}``."""
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not is_key(key):
+            raise NnormExportError(f"{what} {pair!r} is not key=value; write it as in: {what} {example}")
+        if key in texts:
+            raise NnormExportError(f"{what} {key} is given twice; give it once")
+        texts[key] = text
+    return texts
 
 
 @without_exit()

@@ -92,7 +92,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(run("inspect", path, "--no-run", "--json").stdout)["metadata"] == {"author": "Ada", "note": "a=b"}
     assert re.search(r"^metadata +author: Ada$", run("inspect", path, "--no-run").stdout, re.MULTILINE)
     for options, error in (
-        (("author",), "is not key=text"),
+        (("author",), "is not key=value"),
         (("a=1", "--metadata", "a=2"), "a is given twice"),
         (("nnorm_export.form=x",), "does not begin with"),
     ):

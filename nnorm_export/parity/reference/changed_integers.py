@@ -117,9 +117,9 @@ def _is_sound(
     case = Case([], results, []).with_runs(pytorch.run_in_float64(inputs), ())
     if not case.is_stable(pytorch.computed_in):
         return False
-    centers = results if case.float64 is None else case.float64
     if not is_beyond_given:
         return True
+    centers = results if case.float64 is None else case.float64
     moved = pytorch.perturbed_runs(inputs, results, seeds=range(1, 2))
     return bool(moved) and all(
         bool(stable_runs([run], center.astype(np.float64), run.dtype.name))
