@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 def convert(
-    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A file in the form portable or custom.")],
+    path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A file that nnorm_export wrote.")],
     options: ConvertOptions,
     output: Output,
 ) -> None:
-    """Write an exported file in another form, without the model.
+    """Write an exported file in another form or an older opset, without the model.
 
     The form primitives has standard operators only, for runtimes that read no
     functions: OpenVINO, OpenCV, tract and others. The form portable also
     repairs files whose functions another tool has dropped or renamed, such as
-    onnx.version_converter and onnx.compose.
+    onnx.version_converter and onnx.compose. An older opset, from 11 on, is for
+    runtimes of the years before, and has the form primitives before 18.
 
     The new file is written only if both files agree, on random inputs or on
     those of --input.
@@ -34,12 +35,15 @@ def convert(
       nnorm-export convert net.onnx --form primitives
 
       nnorm-export convert converted.onnx --form portable -o net.onnx
+
+      nnorm-export convert net.onnx --opset 13
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.converting.change_form import change_form
     from nnorm_export.files.inspection import describe
 
-    destination = options.output or str(Path(path).with_suffix(f".{options.form}.onnx"))
+    suffix = options.form if options.opset is None else f"opset{options.opset}"
+    destination = options.output or str(Path(path).with_suffix(f".{suffix}.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
@@ -49,6 +53,7 @@ def convert(
             path,
             destination,
             options.form,
+            opset_version=options.opset,
             inputs=inputs or None,
             verify=not options.no_verify,
             external_data=options.external_data,
@@ -62,7 +67,7 @@ def _print(report: FormReport, verbose: bool) -> None:
         [
             ("file", str(report.path)),
             ("size", size_text(report.size)),
-            ("form", report.form),
+            ("form", f"{report.form}, opset {report.opset}"),
             ("normalizations", counted(report.normalizations)),
         ]
     )

@@ -135,8 +135,16 @@ class ConvertOptions:
             **panels.one_of("nnorm_export.names:FORMS"),
         ),
     ] = "primitives"
+    opset: Annotated[
+        int | None,
+        panels.onnx(
+            "--opset N", "An older ONNX opset, 11 or newer, for older runtimes: 15 for ONNX Runtime 1.10, say.", min=11
+        ),
+    ] = None
     input_specs: Inputs = None
-    output: Annotated[str | None, output_option("MODEL.FORM.onnx beside the model")] = None
+    output: Annotated[
+        str | None, output_option("MODEL.FORM.onnx, or MODEL.opsetN.onnx with --opset, beside the model")
+    ] = None
     external_data: ExternalData = None
     no_verify: NoVerify = False
 

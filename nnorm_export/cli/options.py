@@ -208,7 +208,11 @@ class ExportOptions:
     ] = None
     opset: Annotated[
         int | None,
-        panels.onnx("--opset N", "ONNX opset, 18 or newer; 20, the default, runs on ONNX Runtime 1.18 (bf16: 22)."),
+        panels.onnx(
+            "--opset N",
+            "ONNX opset, 11 or newer; 20, the default, runs on ONNX Runtime 1.18 (bf16: 22). Before 18, for older "
+            "runtimes, the form is primitives.",
+        ),
     ] = None
     method: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""change_form(): an exported ONNX file in another form, without the model that it was made from."""
+"""change_form(): an exported ONNX file in another form or opset, without the model that it was made from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import onnx
 import onnx_ir as ir
 
 from nnorm_export.domain.known_bodies import OLDEST_OPSET
-from nnorm_export.errors import InputError, ModelFileError, root_cause
+from nnorm_export.errors import ExportError, InputError, ModelFileError, root_cause
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import half_parameters, original_name, renamed
 from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_weights, refuse_unknown_types
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
 from nnorm_export.graphs.forms import apply_form, check_form
+from nnorm_export.graphs.older_opsets import check_opset, take_down
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.parity.compare_files import compare, refuse_differences
 from nnorm_export.parity.verdict.outcome import ParityReport
@@ -28,11 +29,12 @@ from nnorm_export.runtimes import load
 
 @dataclass(frozen=True)
 class FormReport(Report):
-    """A file in another form.
+    """A file in another form or opset.
 
     Attributes:
         path: the file; its external data, if any, lies beside it; see :mod:`nnorm_export.files.external_data`.
         form: its form.
+        opset: its version of the standard operators.
         normalizations: operator -> number of nodes of the original file that were brought into the form.
         size: its size in bytes, with external data.
         parity: the comparison with the original file; None with ``verify=False``.
@@ -40,37 +42,44 @@ class FormReport(Report):
 
     path: Path
     form: str
+    opset: int
     normalizations: dict[str, int]
     size: int
     parity: ParityReport | None
 
     def __str__(self) -> str:
         parity = "not verified" if self.parity is None else str(self.parity)
-        return f"{self.path}: {sum(self.normalizations.values())} normalizations in the form {self.form!r}; {parity}"
+        count = sum(self.normalizations.values())
+        return f"{self.path}: {count} normalizations in the form {self.form!r}, opset {self.opset}; {parity}"
 
 
 def change_form(
     path: str | Path,
     output: str | Path,
-    form: str,
+    form: str = "primitives",
     *,
+    opset_version: int | None = None,
     verify: bool = True,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     external_data: bool | None = None,
 ) -> FormReport:
-    """Writes the ONNX file ``path`` in another form, or repairs what other tools have removed from it.
+    """Writes the ONNX file ``path`` in another form or an older opset, or repairs what other tools removed from it.
 
     ``primitives`` is for runtimes that do not support ONNX functions (OpenVINO, OpenCV, tract). ``portable`` restores
     the bodies and names of nodes, which onnx.version_converter and onnx.compose remove. The weights and the other
-    nodes do not change; ``primitives`` folds constants in the inlined bodies, as :func:`nnorm_export.export` does.
+    nodes do not change; ``primitives`` folds constants in the inlined bodies, as :func:`nnorm_export.export` does. For
+    an older opset, operators that it lacks become others that compute the same.
 
     >>> report = nnorm_export.change_form("model.onnx", "model.primitives.onnx", "primitives")
     >>> compiled = openvino.Core().compile_model(report.path)
+    >>> nnorm_export.change_form("model.onnx", "model.opset13.onnx", opset_version=13)  # for ONNX Runtime 1.10
 
     Args:
-        path: a file with nodes of the domain ``nnorm``: in the form ``portable`` or ``custom``.
+        path: a file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``; for an older opset also
+            one in the form ``primitives``.
         output: the file to write; it may be ``path``.
         form: as for :func:`nnorm_export.export`.
+        opset_version: an opset from 11 to that of ``path``, which None keeps; before 18 the form is ``primitives``.
         verify: run both files and compare them before ``output`` is replaced.
         inputs: the inputs to compare them on, by position or by name, with a dynamic batch on other sizes too. None
             takes random inputs of the file's shapes.
@@ -83,15 +92,23 @@ def change_form(
         InputError: ``path`` does not run on the inputs, or an output shows nothing: it is empty, all NaN, or does not
             depend on the inputs, and no other does.
         ParityError: the results of the two files differ.
-        ExportError: the form is unknown, ``output`` cannot be written, or the file has an operator of ``nnorm`` that
-            this version lacks, without a body.
+        ExportError: the form is unknown, ``output`` cannot be written, the file has an operator that ``opset_version``
+            lacks, or one of ``nnorm`` that this version of nnorm_export lacks, without a body.
         After an error ``output`` is unchanged.
     """
     check_form(form)
+    if opset_version is not None:
+        check_opset(opset_version, form)
     source, output = read(Path(path).expanduser()), Path(output).expanduser()
     check_output(output)
     refuse_needed(output, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form}.onnx")
-    file = _restored(source)
+    written = _opset(source)
+    opset = written if opset_version is None else opset_version
+    if opset > written:
+        raise ExportError(
+            f"{path} has opset {written}, and convert takes files down only; for opset {opset} export the model again"
+        )
+    file = _restored(source, has_nodes=form != "primitives" or opset_version is None)
     nodes = dict(Counter(node.op_type for node in all_nodes(file.proto) if node.domain == DOMAIN))
     with staged(output) as staging:
         try:
@@ -101,7 +118,9 @@ def change_form(
                 for node in model.graph.all_nodes():
                     node.domain = "" if node.domain == "ai.onnx" else node.domain
             model.opset_imports[DOMAIN] = DOMAIN_VERSION
+            take_down(model, max(opset, OLDEST_OPSET))  # which has the bodies
             apply_form(model, form)
+            take_down(model, opset)
             model.metadata_props[METADATA_PREFIX + "form"] = form
             with writing(output):
                 save(model, staging, external_data)
@@ -113,11 +132,18 @@ def change_form(
         parity = _compare(source, staging, output, inputs) if verify else None
         refuse_differences(parity, output, path)
         size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    return FormReport(output, form, nodes, size, parity)
+    return FormReport(output, form, opset, nodes, size, parity)
 
 
-def _restored(source: ModelFile) -> ModelFile:
+def _opset(source: ModelFile) -> int:
+    return next((entry.version for entry in source.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def _restored(source: ModelFile, *, has_nodes: bool) -> ModelFile:
     """``source`` with its weights, and with the names of its operators given back.
+
+    Args:
+        has_nodes: whether it must have nodes of ``nnorm``, or may be in the form ``primitives``.
 
     Raises:
         ModelFileError: as :func:`change_form`.
@@ -128,6 +154,8 @@ def _restored(source: ModelFile) -> ModelFile:
             "from"
         )
     if not any(node.domain == DOMAIN for node in all_nodes(source.proto)):
+        if not has_nodes and source.form == "primitives":
+            return replace(source, proto=read_with_weights(source.path))
         inlined = " and has its bodies inlined" if source.form == "primitives" else ""
         raise ModelFileError(
             f"{source.path}: the file has no nnorm nodes (its form is {source.form!r}{inlined}); give the portable "
@@ -136,7 +164,7 @@ def _restored(source: ModelFile) -> ModelFile:
     if half := half_parameters(source):
         raise ModelFileError(f"{source.path}: {half}")
     refuse_unknown_types(source)
-    opset = next((entry.version for entry in source.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    opset = _opset(source)
     if opset < OLDEST_OPSET:
         raise ModelFileError(
             f"{source.path}: the file has opset {opset}, and the bodies of normalizations need {OLDEST_OPSET} or "

@@ -25,7 +25,7 @@ _PLAIN_VALUES = (
     onnx.AttributeProto.INTS,
 )
 
-OLDEST_OPSET = 18  # the bodies are the same from this opset of the standard operators on
+OLDEST_OPSET = 18  # the bodies are the same from this opset on; torch's exporter writes no older one either
 
 # Name of the operator -> arithmetic -> digests, in the order of Operator.statements.
 KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {

@@ -70,8 +70,9 @@ def export(
         kwargs: example keyword inputs.
         input_names, output_names: names in the file; by default the names of ``forward``'s parameters, and the keys of
             its result.
-        opset_version: the ONNX opset, from 18 to the newest of the installed onnx. None chooses 20, which runs on ONNX
-            Runtime 1.18 and later, or 22 for bfloat16, for which older opsets have no convolutions.
+        opset_version: the ONNX opset, from 11 to the newest of the installed onnx. None chooses 20, which runs on ONNX
+            Runtime 1.18 and later, or 22 for bfloat16, for which older opsets have no convolutions. Before 18, for
+            older runtimes, the form is ``primitives``, and the IR version is that of the opset.
         dynamic_shapes: as for ``torch.export.export``. None makes the batch dynamic: the first axis of every input
             that has the first input's length there. ``{}`` fixes every axis.
         dtype: ``fp32``, ``fp16``, ``bf16`` or ``fp64``, or PyTorch's dtypes and their names (``float16``, ``half``);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,11 +21,12 @@ from nnorm_export.exporting.passes.program import SQUARE_ROOT_OF_LENGTH
 from nnorm_export.exporting.trace import Traced
 from nnorm_export.graphs.exact_constants import exact_constants
 from nnorm_export.graphs.forms import nodes_of
+from nnorm_export.graphs.layer_paths import layer_path
+from nnorm_export.graphs.older_opsets import IR_VERSION
 from nnorm_export.names import DOMAIN, DOMAIN_VERSION, LAYER_PATH, NAME_SCOPES, length_by_names, node_names
 from nnorm_export.operators import NORMALIZATIONS
 
 NEWEST_CONVERTED_OPSET = 25  # the last that onnxscript's version converter reaches
-IR_VERSION = 10  # the newest that ONNX Runtime 1.18 reads
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(DOMAIN_VERSION)}
 
@@ -159,15 +159,6 @@ def _complete(node: ir.Node) -> None:
     for name, value in PLUGIN_ATTRIBUTES.items():
         node.attributes.add(ir.AttrString(name, value))
     node.metadata_props[LAYER_PATH] = layer_path(node)
-
-
-def layer_path(node: ir.Node) -> str:
-    """The path of the innermost module whose forward made ``node``; empty for the model itself."""
-    scopes: list[Any] = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))
-    if len(scopes) >= 2:  # ['', 'layer1', 'layer1.0', 'layer1.0.norm1', 'batch_normal_norm']
-        return str(scopes[-2])
-    parameter = next((value for value in node.inputs if value is not None and value.is_initializer()), None)
-    return str(parameter.name).rpartition(".")[0] if parameter is not None else ""
 
 
 def _drop_torch_metadata(node: ir.Node) -> None:

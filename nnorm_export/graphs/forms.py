@@ -32,6 +32,7 @@ from nnorm_export.domain.known_bodies import arithmetic_of
 from nnorm_export.domain.operator import Array
 from nnorm_export.errors import ExportError
 from nnorm_export.graphs.exact_constants import exact_constants
+from nnorm_export.graphs.older_opsets import ir_version_of
 from nnorm_export.graphs.split_means import split_means
 from nnorm_export.names import DOMAIN, FORMS, METADATA_PREFIX
 
@@ -54,6 +55,7 @@ def apply_form(model: ir.Model, form: str) -> None:
         _inline_and_fold(model)
         _drop_unknown_lengths(model)
         split_means(model)
+        model.ir_version = min(model.ir_version, ir_version_of(model.opset_imports[""]))
     else:
         _fix_shapes(model)
 

@@ -65,12 +65,26 @@ class Runtime:
         return entry["form"] in self.forms and entry["dtype"] in self.dtypes
 
 
+# Version of onnxruntime-node -> the opsets of :data:`everywhere.writing.OLDER_OPSETS` that it reads.
+_OLDER = {"1.10": (11, 13, 15), "1.12": (11, 13, 15, 17), "1.14": (11, 13, 15, 17), "1.16": (11, 13, 15, 17)}
+
 # Compilers take seconds for each file, so they are not asked for half precision.
 _FP32 = ("fp32",)
 RUNTIMES = (
     Runtime("onnxruntime-1.18", "ONNX Runtime, oldest", "python:onnxruntime", ".venv-onnxruntime-1.18"),
     Runtime("onnxruntime", "ONNX Runtime, newest", "python:onnxruntime", ".venv-everywhere-onnxruntime"),
-    Runtime("onnxruntime-node", "ONNX Runtime for Node.js", "node", NODE, is_quick=True),
+    Runtime("onnxruntime-node", "ONNX Runtime for Node.js", "node:onnxruntime-node", NODE, is_quick=True),
+    *(
+        Runtime(
+            f"onnxruntime-node-{version}",
+            f"ONNX Runtime {version} for Node.js",
+            f"node:onnxruntime-node-{version}",
+            NODE,
+            forms=tuple(f"opset{opset}" for opset in opsets),
+            dtypes=_FP32,
+        )
+        for version, opsets in _OLDER.items()
+    ),
     Runtime("onnxruntime-web-wasm", "ONNX Runtime Web, WebAssembly in Chromium", "browser:wasm", NODE),
     Runtime("onnxruntime-web-webgpu", "ONNX Runtime Web, WebGPU in Chromium", "browser:webgpu", NODE),
     Runtime(

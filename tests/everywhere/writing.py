@@ -28,7 +28,8 @@ class Kind:
     """One kind of file that is written of each case.
 
     Attributes:
-        form: ``portable`` or ``primitives`` of ONNX, ``torchscript``, ``pt2``, or the name of a target of ``export``.
+        form: ``portable`` or ``primitives`` of ONNX, ``opset11`` for an older opset of it, ``torchscript``, ``pt2``, or
+            the name of a target of ``export``.
         axes: ``fixed`` or ``dynamic``, which is the batch.
     """
 
@@ -41,10 +42,12 @@ class Kind:
         return f"{self.form}-{self.dtype}-{self.axes}"
 
 
+OLDER_OPSETS = {f"opset{opset}": opset for opset in (11, 13, 15, 17)}
 KINDS = (
     *(Kind(form, "fp32", axes) for form in ("portable", "primitives") for axes in ("fixed", "dynamic")),
     Kind("portable", "fp16", "dynamic"),
     Kind("primitives", "fp16", "fixed"),
+    *(Kind(form, "fp32", "dynamic") for form in OLDER_OPSETS),
     Kind("opencv", "fp32", "fixed"),
     Kind("tract", "fp32", "dynamic"),
     Kind("torchscript", "fp32", "dynamic"),
@@ -67,6 +70,7 @@ def _export(suffix: str, export: Callable[..., Any] | None, **options: Any) -> W
 WRITERS = {
     "portable": _export(".onnx", nnorm_export.export, form="portable"),
     "primitives": _export(".onnx", nnorm_export.export, form="primitives"),
+    **{form: _export(".onnx", nnorm_export.export, opset_version=opset) for form, opset in OLDER_OPSETS.items()},
     "opencv": _export(".onnx", nnorm_export.export, target="opencv"),
     "tract": _export(".onnx", nnorm_export.export, target="tract"),
     "torchscript": _export(".pt", nnorm_export.export_torchscript),

@@ -39,7 +39,12 @@ class Branching(nn.Module):
     ("change", "error", "message"),
     [
         ({"form": "onnx"}, ExportError, "unknown form 'onnx'; choose one of portable, primitives, custom"),
-        ({"opset_version": 17}, ExportError, "opset 17 cannot be written: choose one from 18"),
+        ({"opset_version": 10}, ExportError, "opset 10 cannot be written: choose one from 11"),
+        (
+            {"opset_version": 17, "form": "portable"},
+            ExportError,
+            r"opset 17 .* in the form 'portable', .*leave out form",
+        ),
         ({"opset_version": 999}, ExportError, "opset 999 cannot be written"),
         ({"dtype": "int8"}, ExportError, r"unknown dtype 'int8'.*; int8 files are made by nnorm_export\.quantize"),
         ({"args": ()}, InputError, r"do not fit Network\.forward: missing a required argument: 'image'"),

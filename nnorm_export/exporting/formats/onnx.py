@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from nnorm_export.domain.known_bodies import OLDEST_OPSET
 from nnorm_export.errors import ExportError
 from nnorm_export.exporting.metadata import layers_of_model, write_metadata
 from nnorm_export.exporting.passes.float16_numbers import with_numbers_of_float16
@@ -20,18 +21,19 @@ from nnorm_export.exporting.report import ExportReport
 from nnorm_export.exporting.request import Frozen, Request, freeze_source
 from nnorm_export.exporting.targets import Target, refuse_onnx, takes_dtype
 from nnorm_export.exporting.trace import Traced, exporting_state, trace
-from nnorm_export.exporting.translate import layer_path, translate
+from nnorm_export.exporting.translate import translate
 from nnorm_export.exporting.write_verified import write_verified
 from nnorm_export.files.formats import ONNX
 from nnorm_export.files.staging import save, writing
 from nnorm_export.graphs.forms import apply_form, check_form, strip_bodies
 from nnorm_export.graphs.fuse_epilogues import fuse_epilogues
+from nnorm_export.graphs.layer_paths import layer_path
+from nnorm_export.graphs.older_opsets import check_opset, take_down
 from nnorm_export.graphs.transposes import move_float16_transposes
 from nnorm_export.names import layer_name
 from nnorm_export.process import release_memory
 from nnorm_export.steps import step
 
-OLDEST_OPSET = 18  # the least that torch's exporter writes
 _BFLOAT16_OPSET = 22  # the oldest with convolutions of bfloat16
 _LARGE = 2**24  # bytes of weights
 
@@ -43,11 +45,14 @@ def write(
     target = request.target
     if form is not None:
         check_form(form)
-    _check_opset(opset_version)
     refuse_onnx(target, form=form, opset=opset_version)
+    opset_version = opset_version or target.opset
+    if opset_version is not None:
+        check_opset(opset_version, form)
+        form = "primitives" if opset_version < OLDEST_OPSET else form
     form = form or target.forms[0]
     frozen = freeze_source(request)
-    model, opset, beyond_float16 = _translated(frozen, opset_version or target.opset)
+    model, opset, beyond_float16 = _translated(frozen, opset_version)
     _refuse_computed_dtypes(target, model)
     layers = layers_of_model(model, frozen)
     frozen = frozen.without_module()
@@ -55,6 +60,7 @@ def write(
     compared_form = "portable" if request.verify and form == "custom" else form
     apply_form(model, compared_form)
     move_float16_transposes(model)
+    take_down(model, opset)
     write_metadata(model, form, target.name, layers, frozen)
     nodes = len(model.graph)
 
@@ -124,7 +130,7 @@ def _translated(frozen: Frozen, opset_version: int | None) -> tuple[ir.Model, in
         _warn_of_changed_inputs(traced)
         opset = opset_version or _default_opset(traced.program)
         step("translate to ONNX")
-        model = translate(traced, opset)
+        model = translate(traced, max(opset, OLDEST_OPSET))
     fuse_epilogues(model)
     return model, opset, list(dict.fromkeys(number.in_files for number in numbers))
 
@@ -153,12 +159,6 @@ def _warn_of_changed_inputs(traced: Traced) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _check_opset(opset: int | None) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and not OLDEST_OPSET <= opset <= newest:
-        raise ExportError(f"opset {opset} cannot be written: choose one from {OLDEST_OPSET} to {newest}")
 
 
 def _default_opset(program: torch.export.ExportedProgram) -> int:

@@ -1,13 +1,13 @@
-// Runs files of the matrix in onnxruntime-node: node node.mjs FOLDER OUT, names of files on stdin. The protocol is that
-// of python.py.
+// Runs files of the matrix in a version of onnxruntime-node: node node.mjs PACKAGE FOLDER OUT, names of files on stdin. The
+// protocol is that of python.py.
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const [folder, out] = process.argv.slice(2);
+const [library, folder, out] = process.argv.slice(2);
 const require = createRequire(join(process.env.NNORM_NODE_MODULES, "index.js"));
-const ort = require("onnxruntime-node");
-ort.env.logLevel = "fatal";
+const ort = require(library);
+if (ort.env) ort.env.logLevel = "fatal";
 
 const report = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 const TYPES = { float32: ["float32", Float32Array], float16: ["float16", globalThis.Float16Array ?? Uint16Array] };
@@ -31,12 +31,12 @@ async function run(entry) {
       return { file, dtype: type, shape: dims };
     }));
   }
-  await session.release();
+  await session.release?.();  // older versions have none
   return calls;
 }
 
 const entries = new Map(JSON.parse(readFileSync(join(folder, "index.json"))).map((entry) => [entry.name, entry]));
-report({ version: require("onnxruntime-node/package.json").version });
+report({ version: JSON.parse(readFileSync(join(process.env.NNORM_NODE_MODULES, library, "package.json"))).version });
 for (const name of readFileSync(0, "utf8").split(/\s+/).filter(Boolean)) {
   report({ begun: name });
   const started = performance.now();
