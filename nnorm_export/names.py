@@ -28,6 +28,12 @@ OTHER_BACKENDS = dict.fromkeys(
     ("pytorch", "libtorch", "torch"), "Triton's PyTorch backend is not written for; serve the ONNX file of the model"
 )
 
+# Runtimes that users ask for and no test has tried -> what to do.
+OTHER_TARGETS = {
+    "winml": "no file has been tried in Windows ML. Its newest version contains ONNX Runtime, which reads the default "
+    "target. That of Windows 11 reads opset 12: leave out the target, and write opset_version=12 (--opset 12)"
+}
+
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
 # Metadata of a node: the path of the layer that it came from.

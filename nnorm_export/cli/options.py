@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 from nnorm_export.cli import panels
 from nnorm_export.errors import NnormExportError
 from nnorm_export.exporting.targets import listed_targets
-from nnorm_export.names import dtype_spelled
+from nnorm_export.names import OTHER_TARGETS, dtype_spelled
 
 PROGRAM = "a .pt2 file, which carries its inputs and their shapes"
 DECODER = "--decoder, which gives the example, its axes and all names"
@@ -177,7 +177,7 @@ class ExportOptions:
             "--target -t NAME",
             "The runtime or the format that the file is for, which decides the form, opset and shapes: "
             f"{listed_targets()}.",
-            **panels.one_of("nnorm_export.exporting.targets:TARGETS"),
+            **panels.one_of("nnorm_export.exporting.targets:TARGETS", OTHER_TARGETS),
         ),
     ] = None
     dtype: Annotated[

@@ -13,6 +13,7 @@ from typing import Any
 
 from nnorm_export.errors import ExportError
 from nnorm_export.files.formats import FORMATS, ONNX, Format
+from nnorm_export.names import OTHER_TARGETS
 
 DEFAULT_TARGET = "onnxruntime"
 
@@ -44,6 +45,8 @@ class Target:
     inner_dtypes: tuple[str, ...] = ()
 
 
+# Older versions of ONNX Runtime -> the newest opset that each reads of those before 18.
+_OLDER_ONNXRUNTIMES = {"1.10": 15, "1.12": 17, "1.14": 17, "1.16": 17}
 _EVERY_FORM, _PRIMITIVES = ("portable", "primitives", "custom"), ("primitives",)
 _ROWS = (
     Target(name="onnxruntime", title="ONNX Runtime", forms=_EVERY_FORM),
@@ -67,6 +70,21 @@ _ROWS = (
         forms=("portable", "custom", "primitives"),
         opsets=(18, 24),
         dtypes=("fp32", "fp16", "bf16"),
+    ),
+    # TensorRT-RTX's parser, which tests have, reads these files; TensorRT 8.0 to 8.4 read up to opset 13, 8.5 up to 17.
+    Target(
+        name="tensorrt-8", title="TensorRT 8", forms=_PRIMITIVES, opsets=(11, 17), opset=13, dtypes=("fp32", "fp16")
+    ),
+    *(
+        Target(
+            name=f"onnxruntime-{version}",
+            title=f"ONNX Runtime {version}",
+            forms=_PRIMITIVES,
+            opsets=(11, newest),
+            opset=newest,
+            dtypes=("fp32", "fp16"),
+        )
+        for version, newest in _OLDER_ONNXRUNTIMES.items()
     ),
     *(
         Target(name=row.name, title=row.title, format=row, has_dynamic_axes=not row.is_fixed, dtypes=row.dtypes)
@@ -96,6 +114,8 @@ def target_named(name: str | None) -> Target:
     if name is None:
         name = DEFAULT_TARGET
     if name not in TARGETS:
+        if name in OTHER_TARGETS:
+            raise ExportError(f"{name} is no target: {OTHER_TARGETS[name]}")
         raise ExportError(f"unknown target {name!r}; choose one of {', '.join(TARGETS)}")
     return TARGETS[name]
 

@@ -219,6 +219,14 @@ def _reshape(rewrite: Rewrite) -> None:
         rewrite.take_attribute("allowzero", 0)
 
 
+@_before(18, "Gemm")
+def _gemm(rewrite: Rewrite) -> None:
+    """ONNX Runtime up to 1.12 fuses a Gemm without C with an activation, and then refuses the model for want of C."""
+    if rewrite.input(2) is None:
+        rewrite.node.resize_inputs(3)
+        rewrite.node.replace_input_with(2, rewrite.like(0, rewrite.x))
+
+
 @_before(15, "CastLike")
 def _cast_like(rewrite: Rewrite) -> Sequence[ir.Value]:
     other = rewrite.input(1)

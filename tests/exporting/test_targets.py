@@ -59,6 +59,10 @@ def test_a_target_of_onnx_gets_what_it_reads(name: str, tmp_path: Path) -> None:
             r"takes fp32 and fp16, and this is fp64: export with dtype='fp32' \(--dtype fp32\)",
         ),
         ("tensorrt", {"dtype": torch.float64}, "takes fp32 and fp16 and bf16, and this is fp64"),
+        ("onnxruntime-1.10", {"opset_version": 17}, "gets an opset from 11 to 15: leave out opset_version=17"),
+        ("tensorrt-8", {"form": "portable"}, "gets the form primitives: leave out form='portable'"),
+        ("tensorrt-8", {"dtype": "bf16"}, "takes fp32 and fp16, and this is bf16"),
+        ("winml", {}, r"no file has been tried in Windows ML.*--opset 12"),
         ("nowhere", {}, "unknown target 'nowhere'; choose one of onnxruntime, openvino"),
         (
             "opencv",

@@ -78,6 +78,7 @@ CASES = {
     "Reshape_constant": (
         20, f"{X} => float[A, B] y", "shape = Constant<value_ints = [-1, 24]>() y = Reshape<allowzero = 1>(x, shape)"
     ),
+    "Gemm": (20, "float[N, 4] x, float[5, 4] w => float[A, B] y", "y = Gemm<transB = 1>(x, w)"),
     "CastLike": (20, f"{X}, int64[M] other => int64[A, B, C] y", "y = CastLike(x, other)"),
     "GreaterOrEqual": (20, f"{X}, float[4, 6] other => bool[A, B, C] y", "y = GreaterOrEqual(x, other)"),
     "LessOrEqual_integers": (20, "int64[N, 6] x, int64[6] other => bool[A, B] y", "y = LessOrEqual(x, other)"),

@@ -10,7 +10,11 @@ const ort = require(library);
 if (ort.env) ort.env.logLevel = "fatal";
 
 const report = (line) => process.stdout.write(JSON.stringify(line) + "\n");
-const TYPES = { float32: ["float32", Float32Array], float16: ["float16", globalThis.Float16Array ?? Uint16Array] };
+const TYPES = {
+  float32: ["float32", Float32Array],
+  float16: ["float16", globalThis.Float16Array ?? Uint16Array],
+  int64: ["int64", BigInt64Array],
+};
 
 function read({ file, dtype, shape }) {
   const [type, Values] = TYPES[dtype];
