@@ -156,8 +156,9 @@ test-aoti: $(VENV)/installed
 	NNORM_ALL_OF_AOTI=1 $(PYTEST_PARALLEL) tests/exporting/test_pytorch_*.py tests/layers/test_family.py \
 		-k 'aoti or test_recorded_layers'
 
-test-everywhere: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
-	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" $(BIN)/python -m everywhere --jobs 2
+test-everywhere: $(VENV)/installed .venv-zoo/installed .venv-onnxruntime-$(OLDEST)/installed $(EVERYWHERE:%=.venv-everywhere-%/installed)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" OMP_NUM_THREADS=1 NNORM_EXPORT_LIBRARY="$(call installed_library)" \
+		.venv-zoo/bin/python -m everywhere --jobs 2
 	NNORM_EVERYWHERE="$(EVERYWHERE)" $(PYTEST) tests/runtimes/test_everywhere.py
 
 QUANTIZERS := modelopt nncf quark neural-compressor

@@ -1,4 +1,7 @@
-"""The models of the matrix: the authors' networks and layers, exponents at and near their edges, the related layers."""
+"""The models of the matrix: the authors' networks and layers, exponents at and near their edges, the related layers.
+
+Files of older opsets are written of twelve networks of timm, torchvision and transformers too (.venv-zoo).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ import numpy as np
 import torch
 from golden_data import GOLDEN, layer_case, layer_case_names
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from benchmarks.zoo.catalog import TWELVE, catalog, without_operators_of_torchvision
+from everywhere.runtimes import OLDER_OPSETS
 from nnorm_export import layers
 from nnorm_export.domain import OPERATORS
 from nnorm_export.parity.layer_by_layer.probe_inputs import Norm, probes_of
 
-GROUPS = ("golden", "lambda", "family")
+GROUPS = ("golden", "lambda", "family", "zoo")
 NETWORKS = ("fc", "vit", "wideresnet")
 # λ of all channels of a BatchNormalNorm2d: where an exponent vanishes, nearly vanishes, and where ψ is the identity.
 LAMBDAS = {"0": [0.0], "1": [1.0], "2": [2.0]}
@@ -54,6 +60,11 @@ class Case:
         return self.name in QUICK
 
 
+def belongs(group: str, form: str) -> bool:
+    """Whether files of ``form`` are written of the cases of ``group``."""
+    return group != "zoo" or form in OLDER_OPSETS
+
+
 def cases() -> Iterator[Case]:
     """All cases, in the order of the table's columns."""
     for name in NETWORKS:
@@ -65,6 +76,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"lambda_{name}", "lambda", lambda lmbdas=lmbdas: _with_lambdas(lmbdas))
     yield Case("lambda_rows", "lambda", lambda: _rows("LayerNormalNorm"))
     yield Case("lambda_groups", "lambda", lambda: _rows("GroupNormalNorm"))
+    for name in TWELVE:
+        yield Case(name.replace("/", "_"), "zoo", lambda name=name: _of_the_zoo(name))
     for name in family.CASES:
         yield Case(name.replace(", ", "_"), "family", lambda name=name: _related(name))
 
@@ -116,6 +129,27 @@ def _rows(operator: str) -> tuple[nn.Module, Tensor]:
         attributes["num_groups"] = 2
     (probe,) = probes_of(Norm(OPERATORS[operator], parameters, attributes), np.dtype(np.float32))
     return layer.eval(), torch.from_numpy(probe.feed[0])
+
+
+class _FirstOutput(nn.Module):
+    """A network of the zoo with one input and one output."""
+
+    def __init__(self, network: nn.Module, name: str) -> None:
+        super().__init__()
+        self.network, self.name = network, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.network(**{self.name: x})
+        return next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+
+
+def _of_the_zoo(name: str) -> tuple[nn.Module, Tensor]:
+    without_operators_of_torchvision()
+    architecture = catalog()[name]
+    torch.manual_seed(0)
+    twin = architecture.build()
+    ((argument, x),) = architecture.inputs(twin).items()
+    return _FirstOutput(layers.convert_normal_norm(twin), argument).eval(), x
 
 
 def _related(name: str) -> tuple[nn.Module, Tensor]:

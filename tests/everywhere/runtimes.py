@@ -20,6 +20,9 @@ RUNNERS = Path(__file__).parent / "runners"
 NODE = ".venv-everywhere-node"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 ONNX = ("portable", "primitives")
+# The form of a file in an older opset -> the opset.
+OLDER_OPSETS = {f"opset{opset}": opset for opset in (11, 13, 15, 17)}
+WITH_OLDER = (*ONNX, *OLDER_OPSETS)
 SECONDS_PER_FILE = 180  # compilers take up to 20
 
 
@@ -29,7 +32,7 @@ class Runtime:
 
     Attributes:
         title: its name in the table.
-        program: the runner and its first argument, ``python:tract`` or ``browser:wasm``.
+        program: the runner and its first arguments, ``python:tract`` or ``browser:wasm:onnxruntime-web``.
         environment: the folder in the repository that has its packages; "" is the environment of the tests.
         forms, dtypes: the files that are tried.
         is_quick: runs in ``make test-all`` too.
@@ -55,38 +58,54 @@ class Runtime:
         return ""
 
     def command(self, folder: Path, out: Path) -> list[str]:
-        runner, _, argument = self.program.partition(":")
+        runner, *arguments = self.program.split(":")
         if runner == "python":
             python = ROOT / self.environment / "bin" / "python" if self.environment else sys.executable
-            return [str(python), str(RUNNERS / "python.py"), argument, str(folder), str(out)]
-        return ["node", str(RUNNERS / f"{runner}.mjs"), *([argument] if argument else []), str(folder), str(out)]
+            return [str(python), str(RUNNERS / "python.py"), *arguments, str(folder), str(out)]
+        return ["node", str(RUNNERS / f"{runner}.mjs"), *arguments, str(folder), str(out)]
 
     def reads(self, entry: Mapping[str, Any]) -> bool:
         return entry["form"] in self.forms and entry["dtype"] in self.dtypes
 
 
-# Version of onnxruntime-node -> the opsets of :data:`everywhere.writing.OLDER_OPSETS` that it reads.
-_OLDER = {"1.10": (11, 13, 15), "1.12": (11, 13, 15, 17), "1.14": (11, 13, 15, 17), "1.16": (11, 13, 15, 17)}
+# Version of ONNX Runtime -> the newest of :data:`OLDER_OPSETS` that it reads.
+_OLDER = {"1.10": 15, "1.12": 17, "1.14": 17, "1.16": 17}
+
+
+def _forms(newest: int) -> tuple[str, ...]:
+    return tuple(form for form, opset in OLDER_OPSETS.items() if opset <= newest)
+
 
 # Compilers take seconds for each file, so they are not asked for half precision.
 _FP32 = ("fp32",)
 RUNTIMES = (
-    Runtime("onnxruntime-1.18", "ONNX Runtime, oldest", "python:onnxruntime", ".venv-onnxruntime-1.18"),
-    Runtime("onnxruntime", "ONNX Runtime, newest", "python:onnxruntime", ".venv-everywhere-onnxruntime"),
-    Runtime("onnxruntime-node", "ONNX Runtime for Node.js", "node:onnxruntime-node", NODE, is_quick=True),
+    Runtime("onnxruntime-1.18", "ONNX Runtime, oldest", "python:onnxruntime", ".venv-onnxruntime-1.18", WITH_OLDER),
+    Runtime("onnxruntime", "ONNX Runtime, newest", "python:onnxruntime", ".venv-everywhere-onnxruntime", WITH_OLDER),
+    Runtime("onnxruntime-node", "ONNX Runtime for Node.js", "node:onnxruntime-node", NODE, WITH_OLDER, is_quick=True),
     *(
         Runtime(
             f"onnxruntime-node-{version}",
             f"ONNX Runtime {version} for Node.js",
             f"node:onnxruntime-node-{version}",
             NODE,
-            forms=tuple(f"opset{opset}" for opset in opsets),
+            _forms(newest),
             dtypes=_FP32,
         )
-        for version, opsets in _OLDER.items()
+        for version, newest in _OLDER.items()
     ),
-    Runtime("onnxruntime-web-wasm", "ONNX Runtime Web, WebAssembly in Chromium", "browser:wasm", NODE),
-    Runtime("onnxruntime-web-webgpu", "ONNX Runtime Web, WebGPU in Chromium", "browser:webgpu", NODE),
+    Runtime("onnxruntime-web-wasm", "ONNX Runtime Web, WebAssembly in Chromium", "browser:wasm:onnxruntime-web", NODE),
+    Runtime("onnxruntime-web-webgpu", "ONNX Runtime Web, WebGPU in Chromium", "browser:webgpu:onnxruntime-web", NODE),
+    *(
+        Runtime(
+            f"onnxruntime-web-{version}",
+            f"ONNX Runtime Web {version}, WebAssembly in Chromium",
+            f"browser:wasm:onnxruntime-web-{version}",
+            NODE,
+            _forms(_OLDER[version]),
+            dtypes=_FP32,
+        )
+        for version in ("1.10", "1.16")
+    ),
     Runtime(
         "onnxruntime-openvino",
         "ONNX Runtime's OpenVINO provider",

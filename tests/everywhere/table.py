@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from everywhere.cases import GROUPS
+from everywhere.cases import GROUPS, belongs
 from everywhere.outcomes import OUTCOMES, TOLERANCES
 from everywhere.results import outcome_of
-from everywhere.runtimes import ROOT, RUNTIMES
+from everywhere.runtimes import OLDER_OPSETS, ROOT, RUNTIMES
 from nnorm_export.exporting.targets import TARGETS
 
 TABLE = ROOT / "results" / "everywhere.md"
@@ -24,11 +24,14 @@ in every element, with the frozen model in float64 as reference; the tolerance i
 words. Crashed: the process ended. Wrong: another answer, with the greatest error.
 
 Golden: the authors' {golden} networks and layers. λ: {lambda_} layers with λ at and near 0, 1 and 2. Family: the
-{family} related normalizations; most of them are standard operators in both forms.
+{family} related normalizations; most of them are standard operators in both forms. Zoo: {zoo} networks of timm,
+torchvision and transformers with normality normalization, in the older opsets, which have the form `primitives`.
 
-| runtime | version | form | dtype | axes | golden | λ | family | wrong | refused | crashed | why not |
-| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |"""
-_FORMS = {name: f"target={name}" for name, row in TARGETS.items() if row.format.package != "torch"}
+| runtime | version | form | dtype | axes | golden | λ | family | zoo | wrong | refused | crashed | why not |
+| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | --- |"""
+_TARGETS = {name: f"target={name}" for name, row in TARGETS.items() if row.format.package != "torch"}
+_OPSETS = {form: f"opset {opset}" for form, opset in OLDER_OPSETS.items()}
+_FORMS = {**_TARGETS, **_OPSETS}
 MARKS = ("<!-- runtimes: written by make test-everywhere -->", "<!-- end of runtimes -->")
 
 
@@ -46,12 +49,14 @@ def _rows(results: Mapping[str, Any]) -> Iterator[str]:
         if record is None:
             continue
         for kind in record["kinds"]:
-            outcomes = {case: _outcome(record, kind, case) for case in results["cases"]}
+            form, *rest = kind.split("-")
+            outcomes = {
+                case: _outcome(record, kind, case) for case, group in results["cases"].items() if belongs(group, form)
+            }
             right = [_share(results, outcomes, group) for group in GROUPS]
             counts = Counter(outcome for outcome, _ in outcomes.values())
             wrong = str(counts["wrong"]) + (f" ({_worst(outcomes)})" if counts["wrong"] else "")
             why = _why_not(outcomes)
-            form, *rest = kind.split("-")
             cells = [runtime.title, record["version"], _FORMS.get(form, form), *rest, *right, wrong]
             cells += [str(counts["refused"]), str(counts["crashed"]), why]
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -64,9 +69,9 @@ def _outcome(record: Mapping[str, Any], kind: str, case: str) -> tuple[str, str]
 
 
 def _share(results: Mapping[str, Any], outcomes: Mapping[str, tuple[str, str]], group: str) -> str:
-    members = [case for case, its_group in results["cases"].items() if its_group == group]
+    members = [case for case in outcomes if results["cases"][case] == group]
     right = sum(outcomes[case][0] == "right" for case in members)
-    return f"{right}/{len(members)}"
+    return f"{right}/{len(members)}" if members else ""
 
 
 def _worst(outcomes: Mapping[str, tuple[str, str]]) -> str:
@@ -88,19 +93,24 @@ def _why_not(outcomes: Mapping[str, tuple[str, str]]) -> str:
 
 def summary(results: Mapping[str, Any]) -> str:
     """The table of the README: how many files are right, in float32, with fixed axes and with a dynamic batch."""
-    counted = [case for case, group in results["cases"].items() if group != "family"]
+    counted = {case: group for case, group in results["cases"].items() if group != "family"}
     lines = [
-        "| runtime | version | `portable` | `primitives` | `target=` | wrong |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| runtime | version | `portable` | `primitives` | `target=` | opset 11 to 17 | wrong |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for runtime in RUNTIMES:
         record = results["runtimes"].get(runtime.name)
         if record is None:
             continue
         cells, wrong = [], 0
-        for forms in (("portable",), ("primitives",), tuple(_FORMS)):
+        for forms in (("portable",), ("primitives",), tuple(_TARGETS), tuple(_OPSETS)):
             kinds = [kind for kind in record["kinds"] if kind.split("-")[0] in forms and "-fp32-" in kind]
-            total = Counter(_outcome(record, kind, case)[0] for kind in kinds for case in counted)
+            total = Counter(
+                _outcome(record, kind, case)[0]
+                for kind in kinds
+                for case, group in counted.items()
+                if belongs(group, forms[0])
+            )
             cells.append(f"{total['right']} of {sum(total.values())}" if kinds else "")
             wrong += total["wrong"]
         lines.append(f"| {runtime.title} | {record['version']} | {' | '.join(cells)} | {wrong} |")

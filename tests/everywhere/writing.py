@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import nnorm_export
-from everywhere.cases import Case, case_named
+from everywhere.cases import Case, belongs, case_named
+from everywhere.runtimes import OLDER_OPSETS
 
 INDEX = "index.json"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -42,7 +43,6 @@ class Kind:
         return f"{self.form}-{self.dtype}-{self.axes}"
 
 
-OLDER_OPSETS = {f"opset{opset}": opset for opset in (11, 13, 15, 17)}
 KINDS = (
     *(Kind(form, "fp32", axes) for form in ("portable", "primitives") for axes in ("fixed", "dynamic")),
     Kind("portable", "fp16", "dynamic"),
@@ -105,7 +105,7 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
     in_float64 = copy.deepcopy(nnorm_export.freeze(model)).double()
     _check(case, in_float64, x)
     entries = []
-    for kind in kinds:
+    for kind in (kind for kind in kinds if belongs(case.group, kind.form)):
         name = f"{kind.name}/{case.name}"
         suffix, export, options = WRITERS[kind.form]
         shapes = {} if kind.axes == "fixed" else None
@@ -113,12 +113,12 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
         path = folder / f"{name}{suffix}"
         if export is not None:
             export(model, (x,), path, dynamic_shapes=shapes, dtype=dtype, verify=False, **options)
-        example = x.to(TORCH_DTYPES[kind.dtype])
+        example = x.to(TORCH_DTYPES[kind.dtype]) if x.is_floating_point() else x
         batches = [example] if kind.axes == "fixed" else [example, torch.cat([example.flip(0), example[:1]])]
         calls = []
         for number, batch in enumerate(batches):
             with torch.no_grad():
-                expected = in_float64(batch.double())
+                expected = in_float64(batch.double() if x.is_floating_point() else batch)
             stored = _store(folder, f"{name}.{number}.input", batch.numpy())
             calls.append({"inputs": [stored], "outputs": [_store(folder, f"{name}.{number}.output", expected.numpy())]})
         entries.append(

@@ -228,6 +228,12 @@ def test_attention_of_float32_is_decomposed(exported: Exporter, tmp_path: Path) 
     assert build(path, tmp_path).kernels <= max(KERNELS["vit", "fp32", True][:2])
 
 
+@pytest.mark.parametrize(("name", "opset"), [("vit", 13), ("wideresnet", 17)])
+def test_files_for_tensorrt_8_are_parsed(name: str, opset: int, exported: Exporter, tmp_path: Path) -> None:
+    """The target tensorrt-8 says so by this parser, which reads opset 13 and 17 as TensorRT 8 does."""
+    assert build(exported(name, "primitives", opset=opset), tmp_path).kernels > 0
+
+
 class Family(nn.Module):
     """A layer of each kind, one input and one output each, so that one engine covers them all."""
 

@@ -1,22 +1,25 @@
-// Runs files of the matrix in onnxruntime-web in headless Chromium: node browser.mjs PROVIDER FOLDER OUT, where PROVIDER is
-// wasm or webgpu; names of files on stdin. The protocol is that of python.py.
-import { readFileSync, writeFileSync } from "node:fs";
+// Runs files of the matrix in a version of onnxruntime-web in headless Chromium: node browser.mjs PROVIDER PACKAGE FOLDER OUT,
+// where PROVIDER is wasm or webgpu; names of files on stdin. The protocol is that of python.py.
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { launch, modules, serve } from "./chromium.mjs";
 
-const [provider, folder, out] = process.argv.slice(2);
+const [provider, library, folder, out] = process.argv.slice(2);
 const report = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 
-const server = await serve({ "/files": folder, "/ort": join(modules, "onnxruntime-web/dist"), "/": import.meta.dirname });
+const server = await serve({ "/files": folder, "/ort": join(modules, library, "dist"), "/": import.meta.dirname });
+// Versions up to 1.18 are no modules: a script that sets `ort`.
+const bundle = `ort.${provider}.bundle.min.mjs`;
+const entry = existsSync(join(modules, library, "dist", bundle)) ? bundle : "ort.min.js";
 const browser = await launch({ webgpu: provider === "webgpu" });
 const page = await browser.newPage();
 page.on("error", (error) => { process.stderr.write(`${error}\n`); process.exit(3); });
-await page.goto(`${server.url}/browser.html?provider=${provider}`);
+await page.goto(`${server.url}/browser.html?provider=${provider}&entry=${entry}`);
 await page.waitForFunction("window.ready !== undefined");
 if (!(await page.evaluate("window.ready"))) throw new Error("Chromium offers no WebGPU adapter");
 
 const entries = new Map(JSON.parse(readFileSync(join(folder, "index.json"))).map((entry) => [entry.name, entry]));
-const { version } = JSON.parse(readFileSync(join(modules, "onnxruntime-web/package.json")));
+const { version } = JSON.parse(readFileSync(join(modules, library, "package.json")));
 report({ version });
 for (const name of readFileSync(0, "utf8").split(/\s+/).filter(Boolean)) {
   report({ begun: name });
